@@ -36,6 +36,7 @@ from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
+from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.heads.extensions import ExtensionFile, Extensions
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
@@ -47,6 +48,8 @@ from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.peers.chain_adoption import ChainAdoption
+from gossamer.node.peers.chain_checkpoints import ChainCheckpoints
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.discovery import Discovery
 from gossamer.node.peers.entrance import Entrance
@@ -104,6 +107,7 @@ class _Core:
     choice: HeadChoice
     rollbacks: Rollbacks
     extensions: Extensions
+    checkpoint_keeper: CheckpointKeeper
 
 
 class Node:
@@ -313,6 +317,8 @@ class Node:
             open_commit=admission.open_commit,
             on_offence=swarm.offence,
         )
+        rollbacks = self._read_rollbacks()
+        keeper = self._build_checkpoints(committed, choice, rollbacks, chain_sync, swarm, admission)
         known = self.known_peers
         discovery = Discovery(
             self._transport, known, settings.bootstrap, membership, self.metrics, self._randomness,
@@ -323,7 +329,33 @@ class Node:
         )
         return _Core(
             trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks,
-            rounds, choice, self._read_rollbacks(), self._read_extension(committed),
+            rounds, choice, rollbacks, self._read_extension(committed), keeper,
+        )  # fmt: skip
+
+    def _build_checkpoints(
+        self,
+        committed: CommittedState,
+        choice: HeadChoice,
+        rollbacks: Rollbacks,
+        chain_sync: ChainSync,
+        swarm: Swarm,
+        admission: Admission,
+    ) -> CheckpointKeeper:
+        """Builds what serves, follows and makes signed checkpoints of the chain."""
+        manifest, state_dir, roll = self.manifest, self._state_dir, self.entrance.roll
+        checkpoints = ChainCheckpoints(
+            manifest, self._transport, state_dir.chain_path, state_dir.health,
+            None if roll is None else roll.branch_of, self.entrance.require_known, swarm.offence,
+        )  # fmt: skip
+        adoption = ChainAdoption(
+            committed, chain_sync, checkpoints, admission.open_commit, choice,
+            self._runtime.run_in_thread,
+        )  # fmt: skip
+        adoption.rolled_back = lambda: [each.round for each in rollbacks]
+        chain_sync.adopt = adoption.adopt
+        return CheckpointKeeper(
+            manifest, self._identity, self._transport, committed, choice, rollbacks, checkpoints,
+            swarm.offence, self.pinned_head,
         )  # fmt: skip
 
     def _read_rollbacks(self) -> Rollbacks:
@@ -384,6 +416,7 @@ class Node:
         nursery.start_soon(
             core.extensions.run, swarm.gossip, participant.notify, self._runtime.run_in_thread
         )
+        nursery.start_soon(core.checkpoint_keeper.run, self._runtime.run_in_thread)
         nursery.start_soon(reporter.run)
         notices = Notices(self._settings.notices, participant, self._state_dir)
         nursery.start_soon(notices.run)

@@ -33,6 +33,7 @@ from gossamer.node.telemetry.status import (
 )
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.chain_checkpoint import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 
@@ -43,8 +44,8 @@ DISK_SECONDS = 30.0
 there are a few hundred of them."""
 
 SETTLED_ROUNDS = UNDO_ROUNDS_MAX
-"""A head that so many rounds follow is not undone any more. Links name one whose round this number
-divides, so that a link stays the same for as many rounds."""
+"""A head that so many rounds follow is not undone any more. Links name the newest of them that the
+summary of a checkpoint keeps (`is_mark`): they lead into the run for as long as it lasts."""
 
 log = structlog.get_logger("node")
 
@@ -286,8 +287,9 @@ def settled_head(chain: ChainStore, head: Digest) -> Digest | None:
     """Returns the ancestor of a head that links name, see `SETTLED_ROUNDS`; None if there is none
     yet."""
     round_number = chain.entry(head).round
-    settled_round = (round_number // SETTLED_ROUNDS - 1) * SETTLED_ROUNDS
-    if settled_round <= 0:
+    settled = range(round_number - SETTLED_ROUNDS, 0, -1)
+    settled_round = next((each for each in settled if is_mark(each)), 0)
+    if not settled_round:
         return None
     num_after = round_number - settled_round
     ancestors = chain.ancestors(head, num_after)

@@ -149,23 +149,30 @@ class Heads:
 
     def has_pin(self, head: Digest) -> bool:
         """Returns whether the chain of a known head contains the pinned head."""
-        pin = self._pinned_head
-        return pin is None or (
-            pin in self._committed.chain and self._choice.fork_of(pin, head) == pin
-        )
+        pin, chain = self._pinned_head, self._committed.chain
+        if pin is None or pin in chain.passed:
+            return True
+        return pin in chain and self._choice.fork_of(pin, head) == pin
 
     def is_void(self, head: Digest) -> bool:
         """Returns whether the founder has taken back a round on the way to a known head."""
         chain = self._committed.chain
+        first = chain.entry(chain.root).round
         return any(
-            each.undone in chain and self._choice.fork_of(Digest(each.undone), head) == each.undone
+            self._choice.fork_of(Digest(each.undone), head) == each.undone
+            if each.undone in chain
+            # Members keep the rounds since each rollback that they obey. So a chain that begins
+            # later is one of those that do not.
+            else each.round < first
             for each in self._rollbacks
         )
 
     def may_stand(self, head: Digest) -> bool:
         """Returns whether a node may be at a known head: it has the pinned head in its chain, and
-        no round that was taken back."""
-        return self.has_pin(head) and not self.is_void(head)
+        no round that was taken back, and it follows the start of the chain."""
+        return (
+            self._committed.chain.is_linked(head) and self.has_pin(head) and not self.is_void(head)
+        )
 
     def is_beyond_end(self, head: Digest) -> bool:
         """Returns whether the run was over before the round of a known head, so that no node goes
@@ -406,7 +413,7 @@ class Heads:
 
     def _forget_side_rounds(self) -> None:
         chain, entry = self._committed.chain, self._committed.entry
-        num_beside = len(chain) - entry.round - 1
+        num_beside = chain.rounds_beside(entry.head)
         is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
         if not is_much and not self._needs_room:
             return

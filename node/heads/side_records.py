@@ -25,8 +25,8 @@ KNOWN = RecordLimits(64 * MIB, 256 * MIB)
 """Of branches that peers with standing began: some 15,000 rounds of eight members."""
 
 NEWCOMER = RecordLimits(256 * MIB, 1024 * MIB)
-"""While this node's own chain has fewer than `NEWCOMER_ROUNDS` rounds: it has to learn the run's
-whole chain, and knows nobody."""
+"""While this node's own chain has fewer than `NEWCOMER_ROUNDS` rounds, or was left for one that
+begins at a signed checkpoint: it has to learn the run's chain, and knows nobody there."""
 
 NEWCOMER_ROUNDS = STANDING_ROUNDS
 """Rounds of the own chain from which on its signers say who is known."""
@@ -73,7 +73,7 @@ class SideRecords:
 
     def _quota_of(self, commit: Commit, parent: Digest) -> RecordQuota:
         chain, mine = self._committed.chain, self._committed.entry
-        if mine.round < NEWCOMER_ROUNDS:
+        if mine.round < NEWCOMER_ROUNDS or not chain.is_linked(mine.head):
             return self._newcomer
         if parent in self._known:
             return self._known
@@ -92,6 +92,6 @@ class SideRecords:
         if mine == self._settled:
             return
         self._settled = mine
-        own = set(chain.path_between(chain.genesis, mine) or ())
+        own = set(chain.path_between(chain.root, mine) or ())
         for quota in (self._strangers, self._known, self._newcomer):
             quota.keep(lambda head: head in chain and head not in own)

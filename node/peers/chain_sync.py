@@ -3,9 +3,10 @@
 `protocol.wire.chain_messages` has the messages.
 
 First the commit records on the way to the wanted head, each checked with its votes, back to a round
-that is known here. Then the state: from the present one or an own checkpoint by replaying averaged
-chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. Fetched blocks
-stay in the block store, so a node that is killed meanwhile goes on where it stopped.
+that is known here, or to a signed checkpoint of the chain (`chain_adoption`). Then the state: from
+the present one or an own checkpoint by replaying averaged chunks, or from the blocks of a newer
+checkpoint, fetched from several peers at once. Fetched blocks stay in the block store, so a node
+that is killed meanwhile goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ AdmitsRecord = Callable[[PeerId, Commit, Header], bool]
 """Returns whether a record of (bringer, record, its header) is kept."""
 
 
+async def _adopt_nothing(_peer: PeerId) -> bool:
+    return False
+
+
 class BehindError(Exception):
     """The wanted head could not be reached now; the text says why."""
 
@@ -109,6 +114,8 @@ class ChainSync:
         self.kept_states: Callable[[], Collection[Digest]] = tuple
         """Returns heads whose whole state is kept by the nodes that come to them, besides the
         regular checkpoints."""
+        self.adopt: Callable[[PeerId], Awaitable[bool]] = _adopt_nothing
+        """Begins the chain at a checkpoint of a peer. Returns False if it has no newer one."""
         self.unfinished: set[Digest] = set()
         """Rounds on the way to a head, up to which the records have come. Their states are no goal:
         for old ones, no peer has them any more."""
@@ -137,15 +144,21 @@ class ChainSync:
         after_round = max(chain.entry(tip).round for tip in chain.tips())
         after_round = max(after_round, self._committed.entry.round)
         step = limits.HEADERS_PER_REPLY_MAX
+        has_asked = False
         for _ in range(PAGES_MAX):
             if chain.is_whole(head):
                 return
-            records = await self._request(peer, ChainRequest(head, after_round))
-            if not records and after_round == 0:
-                raise UnknownHeadError(f"{short(peer)} does not know the way to {short(head)}")
+            first_round = 0 if chain.start is None else chain.start.round
+            after_round = max(after_round, first_round)
+            records = await self.request(peer, ChainRequest(head, after_round))
+            if not records and after_round == first_round:
+                if has_asked or not await self.adopt(peer):
+                    raise UnknownHeadError(f"{short(peer)} does not know the way to {short(head)}")
+                has_asked = True
+                continue
             if not records:
                 # Of two branches the heavier one may have no more rounds than mine.
-                after_round = max(0, after_round - step)
+                after_round = max(first_round, after_round - step)
                 step *= 2
                 continue
             commits = [decode_commit(record) for record in records]
@@ -153,10 +166,16 @@ class ChainSync:
             for commit in commits:
                 headers.append(self._open_commit(commit))
                 await trio.lowlevel.checkpoint()  # up to 256 signatures each
-            if headers[0].parent not in chain:
+            if not chain.may_follow(Digest(headers[0].parent)):
                 if after_round == 0:
                     raise MalformedError("chain that does not begin at the run")
-                after_round = max(0, after_round - step)
+                if after_round == first_round:
+                    raise BehindError(
+                        f"{short(head)} parts from this node's chain before round {first_round}: "
+                        "older headers are gone. If the others are the run, stop this node and "
+                        "join again with a new --state-dir"
+                    )
+                after_round = max(first_round, after_round - step)
                 step *= 2
                 continue
             self._take(peer, commits, headers, head)
@@ -185,7 +204,13 @@ class ChainSync:
         if parent != head:
             self.unfinished.add(parent)
 
-    async def _request(self, peer: PeerId, request: ChainRequest) -> list[bytes]:
+    async def request(self, peer: PeerId, request: ChainRequest) -> list[bytes]:
+        """Encoded commit records of a peer.
+
+        Raises:
+            BehindError: it does not answer.
+            RemoteProtocolError: it sends something else.
+        """
         try:
             with trio.fail_after(REQUEST_SECONDS):
                 stream = await self._transport.open_stream(peer, CHAIN_PROTOCOL)
@@ -256,10 +281,10 @@ class ChainSync:
         others' checkpoints."""
         committed = self._committed
         chain = committed.chain
-        path = chain.path_between(chain.genesis, head)
+        path = chain.path_between(chain.root, head)
         if path is None:
             return []
-        heads = [chain.genesis, *path]
+        heads = [*([] if chain.start else [chain.genesis]), *path]
         every = self._manifest.rounds.checkpoint_rounds
         bases: list[Digest] = []
         last_resort: list[Digest] = []

@@ -145,7 +145,7 @@ class ActiveRounds:
         chain, parent = self._committed.chain, Digest(header.parent)
         bringer = PeerId(min((vote.author for vote in commit.votes), default=""))
         if (
-            parent in chain
+            chain.may_follow(parent)
             and chain.entry(parent).is_parent_of(header)
             and self._side_records.admits(bringer, commit, header)
         ):

@@ -207,6 +207,9 @@ class Joiner:
         elif not self._follower.heads.has_pin(self._committed.head):
             log.info("no peer has the head that the link names yet: this node waits for one")
             await self._trainings.orders.wait(RETRY_SECONDS)
+        elif not self._committed.chain.is_linked(self._committed.head):
+            # Its chain begins at a checkpoint, and no peer with a later state is here now.
+            await self._trainings.orders.wait(RETRY_SECONDS)
         else:
             await self._begin_at_genesis()
 

@@ -102,7 +102,7 @@ class Settlement:
         newest = self._committed.head
         while newest in self._averages:
             newest = chain.entry(newest).parent
-        if newest == since or since not in chain:
+        if newest == since or not chain.is_linked(since):
             return []  # nearly always: the rest would walk through the whole chain
         offered = {offer.head for offer in self._work.account.state.offers}
         headers = [
@@ -133,7 +133,7 @@ class Settlement:
             work.moved_to(head)  # a new node: no round has taken any of its work
             return False
         since = since or chain.genesis
-        if since not in chain:
+        if not chain.is_linked(since):
             log.warning("an old header is gone: what the rounds since took is not known")
             work.moved_to(head)
             return False

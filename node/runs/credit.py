@@ -1,7 +1,9 @@
 """The credit of each member: the tokens that committed rounds took of it, from the signed headers.
 
-The headers lie on the disk of every node of the run, from its first round on. So the totals hold
-over restarts, and are the same on every node that stands at the same head.
+The newest headers lie on the disk of every node of the run, and with them a summary of what the
+older ones took (`protocol.policy.chain_checkpoint`). So the totals hold over restarts, and are the
+same on every node that stands at the same head. A summary names 4,096 members: in a larger run,
+those that gave least before may be missing or begin anew.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.state.chain import Header, credits_of
+from gossamer.protocol.policy.chain_checkpoint import ChainSummary, extended
+from gossamer.protocol.state.chain import Header
 
 Order = Literal["tokens", "rounds", "last", "peer"]
 
@@ -89,13 +92,14 @@ def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
     head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]
     headers = _headers(chain, head)
     entry = chain.entry(head)
+    before, missing = _table_before(chain, headers, head)
     return Credits(
         manifest=manifest,
         round=entry.round,
         head=head,
         tokens_total=entry.tokens_total,
-        missing_rounds=entry.round - len(headers),
-        rows=_rows(headers, entry.tokens_total, _own_id(state_dir)),
+        missing_rounds=missing,
+        rows=_rows(before, headers, entry.tokens_total, _own_id(state_dir)),
     )
 
 
@@ -114,9 +118,11 @@ def _own_id(state_dir: StateDir) -> PeerId | None:
 
 
 def _headers(chain: ChainStore, head: Digest) -> list[Header]:
-    """Returns the headers on the way to a head that are here without a gap, newest first."""
+    """Returns the headers on the way to a head that are here without a gap, newest first, back to
+    the start of the chain."""
     headers: list[Header] = []
-    while head in chain and head != chain.genesis:
+    first = chain.genesis if chain.start is None else chain.start.head
+    while head in chain and head != first:
         try:
             headers.append(chain.header(head))
         except (KeyError, OSError, RemoteProtocolError):
@@ -125,26 +131,37 @@ def _headers(chain: ChainStore, head: Digest) -> list[Header]:
     return headers
 
 
-def _rows(headers: list[Header], tokens_total: int, own_id: PeerId | None) -> tuple[Credit, ...]:
-    tokens: dict[PeerId, int] = {}
-    rounds: dict[PeerId, list[int]] = {}
-    for header in headers:
-        for peer, taken in credits_of(header).items():
-            tokens[peer] = tokens.get(peer, 0) + taken
-            rounds.setdefault(peer, []).append(header.round)
+def _table_before(
+    chain: ChainStore, headers: list[Header], head: Digest
+) -> tuple[ChainSummary, int]:
+    """Returns the credit before the headers that are here, and the number of the rounds that
+    neither has."""
+    oldest = headers[-1].round if headers else chain.entry(head).round + 1
+    start = chain.start
+    if start is not None and oldest == start.round + 1:
+        return start.decoded_summary(), 0
+    return ChainSummary(oldest - 1, (), 0, b""), oldest - 1
+
+
+def _rows(
+    before: ChainSummary, headers: list[Header], tokens_total: int, own_id: PeerId | None
+) -> tuple[Credit, ...]:
+    ranked = sorted(
+        extended(before, reversed(headers)).rows, key=lambda row: (-row.tokens, row.peer_id)
+    )
     rows: list[Credit] = []
-    for place, peer in enumerate(sorted(tokens, key=lambda each: (-tokens[each], each)), start=1):
-        is_equal = rows and rows[-1].tokens == tokens[peer]
+    for place, row in enumerate(ranked, start=1):
+        is_equal = rows and rows[-1].tokens == row.tokens
         rows.append(
             Credit(
                 rank=rows[-1].rank if is_equal else place,
-                peer_id=peer,
-                tokens=tokens[peer],
-                share=tokens[peer] / tokens_total,
-                rounds=len(rounds[peer]),
-                first_round=min(rounds[peer]),
-                last_round=max(rounds[peer]),
-                is_you=peer == own_id,
+                peer_id=PeerId(row.peer_id),
+                tokens=row.tokens,
+                share=row.tokens / tokens_total,
+                rounds=row.rounds,
+                first_round=row.first_round,
+                last_round=row.last_round,
+                is_you=row.peer_id == own_id,
             )
         )
     return tuple(rows)

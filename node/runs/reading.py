@@ -95,7 +95,11 @@ def _head_after(committed: CommittedState, newest: Digest | None, round_number: 
     """Returns the head of a round on the way to the newest one. Raises StateDirError if it has
     none."""
     chain = committed.chain
-    path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
-    if not 0 <= round_number <= len(path):
-        raise StateDirError(f"there is no round {round_number} here: the newest one is {len(path)}")
-    return [chain.genesis, *path][round_number]
+    path = [] if newest is None else chain.path_between(chain.root, newest) or []
+    first = chain.entry(chain.root).round
+    if not 0 <= round_number - first <= len(path):
+        raise StateDirError(
+            f"there is no round {round_number} here: the disk has the rounds {first} to "
+            f"{first + len(path)}"
+        )
+    return [chain.root, *path][round_number - first]

@@ -16,6 +16,7 @@ from gossamer.node.storage.restoring import open_read_only, rebuild
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.chain_checkpoint import signing_depth
 from gossamer.protocol.wire.statements import Rollback, seal
 
 
@@ -79,17 +80,26 @@ class FoundersRun:
         """
         committed, _ = open_read_only(self.manifest, self._state_dir, self._cache_bytes)
         chain, newest = committed.chain, committed.head_on_disk()
-        path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
-        heads = [chain.genesis, *path]
-        if not 0 <= round_number < len(path):
+        path = [] if newest is None else chain.path_between(chain.root, newest) or []
+        heads = [chain.root, *path]
+        first = chain.entry(chain.root).round
+        newest_round = first + len(path)
+        if not 0 <= round_number < newest_round:
             raise RollbackError(
-                f"round {round_number} is none to go back to: the newest round here is {len(path)}"
+                f"round {round_number} is none to go back to: the newest round here is "
+                f"{newest_round}"
             )
-        target, undone = heads[round_number], heads[round_number + 1]
+        oldest_round = newest_round - signing_depth(self.manifest.rounds.checkpoint_rounds)
+        if round_number < max(first, oldest_round):
+            raise RollbackError(
+                f"round {round_number} is too old to go back to: members have signed that it "
+                f"stays. Name a round from {max(first, oldest_round)} on"
+            )
+        target, undone = heads[round_number - first], heads[round_number - first + 1]
         if not rebuild(committed, target) or committed.head != target:
             raise RollbackError(self._why_not(committed, heads, round_number))
         total = chain.entry(heads[-1]).tokens_total - chain.entry(target).tokens_total
-        return Plan(Rollback(undone, target, round_number), len(path), total)
+        return Plan(Rollback(undone, target, round_number), newest_round, total)
 
     def roll_back(self, plan: Plan) -> None:
         """Leaves a signed rollback for the node. Raises DiskError."""
@@ -104,7 +114,10 @@ class FoundersRun:
 
     @staticmethod
     def _why_not(committed: CommittedState, heads: list[Digest], round_number: int) -> str:
-        whole = [place for place, head in enumerate(heads) if committed.blocks.has_state(head)]
+        first = committed.chain.entry(heads[0]).round
+        whole = [
+            first + place for place, head in enumerate(heads) if committed.blocks.has_state(head)
+        ]
         problem = f"the state after round {round_number} cannot be rebuilt from this disk"
         if not whole:
             return f"{problem}: it holds no whole state. Start the node, and try again"

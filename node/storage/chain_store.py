@@ -3,6 +3,9 @@
 Every commit record is a file of its own, ``chain/<round>-<head>``, behind its own BLAKE3 digest; an
 entry in memory holds what the head rule and the way from one head to another need. A file that is
 damaged is left out with a warning: its round can be fetched again from any peer.
+
+Old rounds go. The chain then begins at its *start* (`chain_start`): a checkpoint, with so many
+rounds before it as say who has stake there.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from pathlib import Path
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth, disk_error, remove_quietly
+from gossamer.node.storage.chain_start import FILE_NAMES, ChainStart, read_start, write_start
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
+from gossamer.protocol.policy.chain_checkpoint import marks_of
 from gossamer.protocol.state.chain import (
     Commit,
     Header,
@@ -27,6 +32,9 @@ from gossamer.protocol.state.chain import (
     decode_header,
     encode_commit,
 )
+
+_NO_STATE = Digest(bytes(DIGEST_BYTES))
+"""State digest of the head before the kept chain: no block has it."""
 
 log = structlog.get_logger("chain")
 
@@ -77,6 +85,14 @@ class ChainStore:
         self._health = health or DiskHealth()
         self.problem: DiskError | None = None
         self.genesis = genesis
+        self.root = genesis
+        """The head that the oldest round of the kept chain follows."""
+        self.start: ChainStart | None = None
+        """The start of the kept chain; None while it begins with the run."""
+        self.passed: frozenset[Digest] = frozenset()
+        """Heads before the start of which it is known that they are on the way to it."""
+        self._leftover: list[Path] = []
+        """Files of rounds before the start, to be removed."""
         self._entries = {genesis: Entry(genesis, 0, genesis, 0, genesis_state)}
         # These follow the entries, so that no question takes longer the older the run is.
         self._children: dict[Digest, list[Digest]] = {}
@@ -93,7 +109,14 @@ class ChainStore:
         if not read_only:
             directory.mkdir(exist_ok=True)
         for path in sorted(directory.iterdir()) if directory.exists() else ():
-            self._load(path)
+            if path.name not in FILE_NAMES:
+                self._load(path)
+        # After the records: a daemon beside a reader removes records when it has written this.
+        start = read_start(directory)
+        if start is not None and self._has_rounds_before(start):
+            self._begin_at(start, ())
+        elif start is not None:
+            log.warning("the first rounds of the kept chain are damaged; peers are asked for them")
 
     def _load(self, path: Path) -> None:
         if path.name.startswith("."):
@@ -104,6 +127,8 @@ class ChainStore:
             record = _read(path)
             commit = decode_commit(record)
             header = decode_header(commit.header)
+        except FileNotFoundError:
+            return  # the daemon beside this reader has just removed it
         except (OSError, RemoteProtocolError) as error:
             log.warning(
                 "a committed header on disk is damaged and left out; peers may have it",
@@ -114,7 +139,7 @@ class ChainStore:
         self._remember(digest_of(commit.header), header, len(record))
 
     def _remember(self, head: Digest, header: Header, num_bytes: int) -> None:
-        self._entries[head] = Entry(
+        entry = Entry(
             head,
             header.round,
             Digest(header.parent),
@@ -122,12 +147,17 @@ class ChainStore:
             Digest(header.state_digest),
             num_bytes,
         )
-        parent = Digest(header.parent)
+        self._entries[head] = entry
+        self._link(entry)
+
+    def _link(self, entry: Entry) -> None:
+        """Brings what follows the entries up to date with a new one."""
+        head, parent = entry.head, entry.parent
         self._children.setdefault(parent, []).append(head)
         self._tips.pop(parent, None)
         if head not in self._children:
             self._tips[head] = None
-        self._num_bytes += num_bytes
+        self._num_bytes += entry.num_bytes
         new = [head] if parent in self._path_bytes else []
         while new:
             entry = self._entries[new.pop()]
@@ -185,6 +215,99 @@ class ChainStore:
             remove_quietly(temporary)
             raise disk_error(path, len(data), error) from error
 
+    # The start
+
+    def _way_before(self, start: ChainStart) -> list[Digest]:
+        """Returns the heads after that before a start and up to its checkpoint, the newest first;
+        nothing if one of them is not here."""
+        way: list[Digest] = []
+        entry = self._entries.get(Digest(start.head))
+        while entry is not None and entry.head != start.before:
+            if entry.round <= start.before_round:
+                return []
+            way.append(entry.head)
+            if entry.parent == start.before:
+                return way
+            entry = self._entries.get(entry.parent)
+        return []
+
+    def _has_rounds_before(self, start: ChainStart) -> bool:
+        return bool(self._way_before(start))
+
+    def write_start(self, start: ChainStart) -> None:
+        """Puts a start on the disk, whose rounds are there. `begin_at` makes it count now. Raises
+        DiskError."""
+        write_start(self._directory, start)
+
+    def begin_at(self, start: ChainStart, kept_heads: Iterable[Digest] = ()) -> None:
+        """Forgets the rounds that do not follow a start, whose own rounds are known. Only the event
+        loop calls it, as it does `forget_all_but`.
+
+        Args:
+            kept_heads: they and the rounds on the way to them stay in memory. A node may stand on
+                a head that it is about to leave.
+        """
+        assert self._has_rounds_before(start)
+        with self._adding:
+            self._begin_at(start, kept_heads)
+
+    def _begin_at(self, start: ChainStart, kept_heads: Iterable[Digest]) -> None:
+        kept = {*self._way_before(start)}
+        following = [Digest(start.head)]
+        while following:
+            children = self._children.get(following.pop(), ())
+            kept.update(children)
+            following += children
+        root = Digest(start.before)
+        own: set[Digest] = set()
+        for head in kept_heads:
+            while head in self._entries and head not in (*own, self.genesis, self.root):
+                own.add(head)
+                head = self._entries[head].parent
+        entries = {self.genesis: self._entries[self.genesis]}
+        before = Entry(root, start.before_round, self.genesis, start.before_tokens, _NO_STATE)
+        old = self._entries
+        entries[root] = before
+        for head, entry in old.items():
+            if head in kept or (head in own and head != root):
+                entries[head] = entry
+            elif head not in (self.genesis, self.root):
+                self._leftover.append(self._file(entry))
+                self._unwritten.pop(head, None)
+        self.start, self.root = start, root
+        self.passed = marks_of(start.decoded_summary()) | {Digest(each) for each in start.passed}
+        # All of it at once: threads read it meanwhile.
+        self._children, self._tips, self._path_bytes = {}, {root: None}, {root: 0}
+        self._num_bytes = 0
+        self._entries = entries
+        for head, entry in entries.items():
+            if head not in (self.genesis, root):
+                self._link(entry)
+
+    @property
+    def has_unlinked(self) -> bool:
+        """Whether rounds are here that do not follow the start, as after a long absence."""
+        return self.start is not None and len(self._entries) > len(self._path_bytes) + 1
+
+    def remove_leftover(self) -> int:
+        """Removes the files of the rounds before the start. Returns their number."""
+        leftover, self._leftover = self._leftover, []
+        for path in leftover if not self._read_only else ():
+            remove_quietly(path)
+        return len(leftover)
+
+    def may_follow(self, parent: Digest) -> bool:
+        """Returns whether a new round of this parent is taken: it is known, and no round before the
+        start, of which the chain has one way only."""
+        entry = self._entries.get(parent)
+        if entry is None or self.start is None:
+            return entry is not None
+        return self.is_whole(parent) and entry.round >= self.start.round
+
+    def is_linked(self, head: Digest) -> bool:
+        """Returns whether the way from a known head to the newer ones can be told."""
+        return head in self._entries and (self.start is None or self.is_whole(head))
+
     def __contains__(self, head: bytes) -> bool:
         return head in self._entries
 
@@ -209,6 +332,8 @@ class ChainStore:
         first = self._entries.get(ancestor)
         entry = self._entries.get(head)
         while first is not None and entry is not None and entry.round > first.round:
+            if entry.head == self.root:
+                return None
             path.append(entry.head)
             entry = self._entries.get(entry.parent)
         return path[::-1] if entry is not None and entry is first else None
@@ -225,6 +350,8 @@ class ChainStore:
         while mine is not None and mine.head != theirs.head:
             if theirs.round >= mine.round:
                 theirs = self._entries[theirs.parent]
+            elif mine.head == self.root:
+                break  # the two have no known round in common
             else:
                 found.append(mine.head)
                 mine = self._entries.get(mine.parent)
@@ -235,7 +362,7 @@ class ChainStore:
         found = [head]
         while len(found) <= num_rounds:
             entry = self._entries.get(found[-1])
-            if entry is None or entry.round == 0:
+            if entry is None or entry.head in (self.genesis, self.root):
                 break
             found.append(entry.parent)
         return found
@@ -250,7 +377,9 @@ class ChainStore:
         Records cost their author nothing: without this one peer could fill memory and disk with
         rounds of its own. A round that is forgotten wrongly can be fetched again.
         """
-        kept = {self.genesis}
+        kept = {self.genesis, self.root}
+        if self.start is not None:
+            heads = [*heads, Digest(self.start.head)]
         with self._adding:
             for head in heads:
                 while head in self._entries and head not in kept:
@@ -258,6 +387,11 @@ class ChainStore:
                     head = self._entries[head].parent
             for head in [head for head in self._entries if head not in kept]:
                 self._forget(head)
+
+    def rounds_beside(self, head: Digest) -> int:
+        """Number of the rounds that are not on the way to a known head."""
+        num_on_way = self._entries[head].round - self._entries[self.root].round
+        return len(self._entries) - len({self.genesis, self.root}) - num_on_way
 
     def bytes_beside(self, head: Digest) -> int:
         """Bytes of the records that are not on the way to a known head."""
@@ -270,13 +404,15 @@ class ChainStore:
         """Known heads whose chain is complete, the one with the most tokens first."""
         leaves = [self._entries[head] for head in self.tips() if self.is_whole(head)]
         leaves.sort(key=lambda entry: (-entry.tokens_total, entry.head))
-        return [entry.head for entry in leaves] or [self.genesis]
+        return [entry.head for entry in leaves] or [self.root]
 
     def records_after(self, head: Digest, after_round: int) -> list[bytes]:
         """Encoded commit records on the way to `head` after a round, at most one reply's worth."""
         entry = self._entries.get(head)
         wanted: list[Digest] = []
         while entry is not None and entry.round > after_round:
+            if entry.head == self.root:
+                return []  # the rounds before are gone: `chain_checkpoint` leads here
             wanted.append(entry.head)
             entry = self._entries.get(entry.parent)
         if entry is None:

@@ -53,10 +53,10 @@ def rebuild(committed: CommittedState, head: Digest) -> bool:
         False if no checkpoint on the way to it is whole. Then the present state is unchanged.
     """
     chain = committed.chain
-    path = chain.path_between(chain.genesis, head)
+    path = chain.path_between(chain.root, head)
     if path is None:
         return False
-    for base in [*reversed(path), chain.genesis]:
+    for base in [*reversed(path), chain.root]:
         if not committed.blocks.has_state(base):
             continue
         is_loaded = False

@@ -140,10 +140,10 @@ class HeadChoice:
 
     def weight(self, fork: Digest, head: Digest) -> HeadWeight:
         """The weight of a known head that descends from `fork`, as seen there."""
-        support = self.stake_of(fork, self._signers_since(fork, head))
+        support = self.stake_of(fork, self.signers_since(fork, head))
         return HeadWeight(support, self._rounds.tokens_total_of(head))
 
-    def _signers_since(self, fork: Digest, head: Digest) -> frozenset[PeerId]:
+    def signers_since(self, fork: Digest, head: Digest) -> frozenset[PeerId]:
         """The peers that signed a round after `fork` on the way to `head`."""
         way: list[Digest] = []
         signers: frozenset[PeerId] = frozenset()
@@ -246,7 +246,7 @@ class HeadChoice:
         self, fork: Digest, best: Digest, heads: Sequence[Digest]
     ) -> tuple[int, int, bytes]:
         """All signers of a branch support it; its tokens are those of its best head."""
-        signers = frozenset().union(*(self._signers_since(fork, head) for head in heads))
+        signers = frozenset().union(*(self.signers_since(fork, head) for head in heads))
         return self.stake_of(fork, signers), self._rounds.tokens_total_of(best), _low_first(best)
 
     # A chain that goes on from this peer's head
@@ -272,7 +272,7 @@ class HeadChoice:
         """
         if is_of_my_ring or self.fork_of(head, mine) != mine:
             return True  # of two branches `best` has compared the stake
-        signers = self._signers_since(mine, head)
+        signers = self.signers_since(mine, head)
         support = self.stake_of(mine, signers)
         if not support:
             return not self.stakes_at(mine).keys() & frozenset(at_work)

@@ -18,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.transport import ConnectError, StreamClosed
 from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError
 from gossamer.node.peers.chain_sync import BehindError, ChainSync
 from gossamer.node.peers.fetching import FetchLimits
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, Gossip, decode_statement_store
@@ -40,6 +42,16 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
+from gossamer.protocol.policy.chain_checkpoint import (
+    ChainCheckpoint,
+    ChainSummary,
+    CreditRow,
+    Stake,
+    decode_checkpoint,
+    decode_summary,
+    encode_checkpoint,
+    encode_summary,
+)
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.rounds.ring import Send
@@ -50,6 +62,18 @@ from gossamer.protocol.wire.chain_messages import (
     ChainRequest,
     decode_chain_reply,
     decode_chain_request,
+)
+from gossamer.protocol.wire.checkpoint_messages import (
+    CHECKPOINT_PROTOCOL,
+    CheckpointSignature,
+    PathRequest,
+    SignaturesRequest,
+    SignedCheckpoint,
+    SummaryRequest,
+    decode_checkpoint_request,
+    decode_path,
+    decode_signatures,
+    decode_summary_reply,
 )
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
@@ -100,10 +124,25 @@ STATEMENT_STORE = encode(STATEMENTS)
 RECORDS = encode([encode_commit(COMMIT)])
 MANIFEST = encode(SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64)))
 
+SUMMARY = encode_summary(
+    ChainSummary(256, (CreditRow(ROGUE.peer_id, 10, 3, 1, 256),), 0, bytes(HEAD))
+)
+SIGNED_CHECKPOINT = SignedCheckpoint(
+    encode_checkpoint(
+        ChainCheckpoint(1, RUN_ID, 256, HEAD, 10, (Stake(ROGUE.peer_id, 10),), digest_of(SUMMARY))
+    ),
+    (CheckpointSignature(ROGUE.peer_id, bytes(64)),),
+)
+
 Decoder = Callable[[bytes], object]
 DECODERS: dict[str, tuple[Decoder, bytes]] = {
     "chain request": (decode_chain_request, encode(ChainRequest(HEAD, 7))),
     "chain reply": (decode_chain_reply, RECORDS),
+    "checkpoint request": (decode_checkpoint_request, encode(SignaturesRequest(HEAD))),
+    "path": (decode_path, encode([SIGNED_CHECKPOINT])),
+    "signatures": (decode_signatures, encode([CheckpointSignature(ROGUE.peer_id, bytes(64))])),
+    "summary": (lambda data: decode_summary(decode_summary_reply(data)), encode(SUMMARY)),
+    "checkpoint": (lambda data: decode_checkpoint(data, RUN_ID), SIGNED_CHECKPOINT.checkpoint),
     "statements": (decode_statement_store, STATEMENT_STORE),
     "admission": (decode_admitted, encode(Admitted(True))),
     "run": (lambda data: open_signed_manifest(decode_signed_manifest(data)), MANIFEST),
@@ -192,6 +231,10 @@ class Node:
             open_commit=_open_commit,
             on_offence=self.offences.note,
         )
+        self.checkpoints = ChainCheckpoints(
+            manifest(), self.transport, folder / "chain", DiskHealth(), None, lambda _: None,
+            self.offences.note,
+        )  # fmt: skip
         serve_admission(self.transport, lambda _peer: True)
         serve_manifest(self.transport, SignedManifest(manifest=b"", signature=b""))
 
@@ -200,6 +243,11 @@ QUESTIONS: dict[str, list[tuple[bytes, bytes]]] = {
     STATEMENTS_PROTOCOL: [(b"", HEAD * 3)],
     BLOCKS_PROTOCOL: [(encode_request(digest_of(BLOCK)), b"")],
     CHAIN_PROTOCOL: [(encode(ChainRequest(HEAD, 0)), b"")],
+    CHECKPOINT_PROTOCOL: [
+        (encode(PathRequest(0)), b""),
+        (encode(SignaturesRequest(HEAD)), b""),
+        (encode(SummaryRequest(HEAD)), b""),
+    ],
     RUN_PROTOCOL: [(b"", b"")],
     ADMIT_PROTOCOL: [(b"", b"")],
 }
@@ -231,6 +279,11 @@ async def _learn(node: Node) -> None:
     await node.sync.learn(HEAD, ROGUE.peer_id)
 
 
+async def _ask_path(node: Node) -> None:
+    with contextlib.suppress(NoAnswerError):
+        await node.checkpoints.ask_path(ROGUE.peer_id)
+
+
 async def _fetch(node: Node) -> None:
     await node.blocks.fetch([digest_of(BLOCK)], lambda: [ROGUE.peer_id])
     # Only what is right is taken.
@@ -249,6 +302,7 @@ async def _ask_to_join(node: Node) -> None:
 ANSWERS: dict[str, tuple[Callable[[Node], Awaitable[None]], list[tuple[bytes, bytes]]]] = {
     "statements": (_reconcile, [(STATEMENT_STORE, b"")]),
     "chain": (_learn, [(RECORDS, b""), (encode([]), b"")]),
+    "path": (_ask_path, [(encode([SIGNED_CHECKPOINT]), b""), (encode([]), b"")]),
     "blocks": (
         _fetch,
         [

@@ -33,6 +33,15 @@ from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
 from gossamer.protocol.manifest import ImportedShape, Manifest, RopeScaling, encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
+from gossamer.protocol.policy.chain_checkpoint import (
+    ChainCheckpoint,
+    ChainSummary,
+    CreditRow,
+    Stake,
+    encode_checkpoint,
+    encode_summary,
+)
+from gossamer.protocol.policy.chain_checkpoint import signing_bytes as checkpoint_signing_bytes
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
@@ -156,6 +165,21 @@ def _imported(run: Manifest) -> Manifest:
     return change(run, model=change(run.model, imported=shape), data=data)
 
 
+def checkpoint_vector() -> dict[str, str]:
+    """A summary of two members, and a checkpoint with the signature of the first."""
+    rows = (CreditRow(PEERS[0], 500, 256, 1, 256), CreditRow(PEERS[1], 300, 9, 4, 200))
+    summary = ChainSummary(256, tuple(sorted(rows, key=lambda row: row.peer_id)), 0, bytes(HEAD))
+    stakes = tuple(Stake(peer, 64) for peer in sorted(PEERS[:2]))
+    checkpoint = ChainCheckpoint(1, RUN_ID, 256, HEAD, 800, stakes, summary.digest)
+    signature = KEYS[0].sign(checkpoint_signing_bytes(RUN_ID, checkpoint.digest))
+    return {
+        "summary": encode_summary(summary).hex(),
+        "checkpoint": encode_checkpoint(checkpoint).hex(),
+        "digest": checkpoint.digest.hex(),
+        "signature of key 0": signature.hex(),
+    }
+
+
 def vectors() -> dict[str, Any]:
     """All vectors, bytes as hex."""
     readies: dict[PeerId, Signed] = {
@@ -204,6 +228,7 @@ def vectors() -> dict[str, Any]:
             "extend": statement_vector(Extension(2, 40_000_000_000, 8_000_000_000)),
             "proof": statement_vector(equivocation()),
         },
+        "chain checkpoint": checkpoint_vector(),
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {
             "chunks": ["a", "b", "c"],

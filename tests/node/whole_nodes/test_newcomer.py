@@ -39,13 +39,13 @@ SLOW_STEP_SECONDS = 5.0
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ChainRequest]:
     """Requests for the chain; replies have few records."""
     asked: list[ChainRequest] = []
-    request = ChainSync._request
+    request = ChainSync.request
 
     async def noted(self: ChainSync, peer: PeerId, wanted: ChainRequest) -> list[bytes]:
         asked.append(wanted)
         return await request(self, peer, wanted)
 
-    monkeypatch.setattr(ChainSync, "_request", noted)
+    monkeypatch.setattr(ChainSync, "request", noted)
     monkeypatch.setattr(limits, "HEADERS_PER_REPLY_MAX", 4)
     return asked
 

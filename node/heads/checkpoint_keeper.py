@@ -1,0 +1,271 @@
+"""Makes the checkpoints of this node's chain, collects signatures under them, and lets old headers
+go.
+
+`protocol.policy.chain_checkpoint` has the rules. Nothing here is urgent: a checkpoint lies far
+behind the head, and headers that are not removed today are removed tomorrow.
+
+After a rollback the members sign no checkpoint of a later round than the one from which the run
+went on, and keep all headers since. So a newcomer can always tell whether a chain obeys.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import structlog
+import trio
+
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.rollbacks import Rollbacks
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import OffenceHandler, Transport
+from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError, Pending
+from gossamer.node.storage.chain_start import ChainStart, start_after
+from gossamer.node.storage.committed import CommittedState
+from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.chain_checkpoint import (
+    CHECKPOINT_PERIOD,
+    NO_SUMMARY,
+    ChainSummary,
+    checkpoint_of,
+    due_round,
+    extended,
+    kept_round,
+    signing_bytes,
+)
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
+from gossamer.protocol.state.chain import Header
+from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature
+
+LOOK_SECONDS = 30.0
+"""Time between two looks. A checkpoint is due every 256 rounds."""
+
+ASKED_MAX = 8
+"""Peers that are asked in one look: with 64 members a checkpoint has its signatures in a few
+minutes, and fewer where others have collected them."""
+
+log = structlog.get_logger("chain")
+
+
+class CheckpointKeeper:
+    """Keeps the checkpoints of one node's chain."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        identity: Identity,
+        transport: Transport,
+        committed: CommittedState,
+        choice: HeadChoice,
+        rollbacks: Rollbacks,
+        checkpoints: ChainCheckpoints,
+        on_offence: OffenceHandler,
+        pinned_head: Digest | None,
+    ) -> None:
+        """`pinned_head`: the head that the link named by which this node joined."""
+        self._manifest = manifest
+        self._identity = identity
+        self._transport = transport
+        self._committed = committed
+        self._choice = choice
+        self._rollbacks = rollbacks
+        self._checkpoints = checkpoints
+        self._on_offence = on_offence
+        self._pinned_head = pinned_head
+        self._turn = 0
+        """Number of the next peer to be asked: all have their turn."""
+        self._known: tuple[Digest, ChainSummary] | None = None
+        """The newest summary that was computed, and its head."""
+
+    async def run(self, run_in_thread: RunInThread) -> None:
+        """Looks until cancelled."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            await self.look(run_in_thread)
+
+    async def look(self, run_in_thread: RunInThread) -> None:
+        """Does what is due."""
+        committed = self._committed
+        if not committed.is_loaded or not committed.chain.is_linked(committed.head):
+            return
+        await self._make(run_in_thread)
+        if self._checkpoints.pending is not None:
+            await self._collect(run_in_thread)
+        await self._let_go(run_in_thread)
+
+    # The checkpoint
+
+    def _bounded(self, round_number: int) -> int:
+        """Returns the newest checkpoint's round up to a round and to all rollbacks."""
+        bounded = min([round_number, *(each.round for each in self._rollbacks)])
+        return bounded - bounded % CHECKPOINT_PERIOD
+
+    async def _make(self, run_in_thread: RunInThread) -> None:
+        checkpoints, entry = self._checkpoints, self._committed.entry
+        rounds = self._manifest.rounds
+        due = self._bounded(due_round(entry.round, rounds.checkpoint_rounds))
+        head = self._ancestor(entry.head, due)
+        if head is None or due <= checkpoints.last_round:
+            return
+        pending = checkpoints.pending
+        if pending is not None and pending.checkpoint.head == head:
+            return
+        summary = await run_in_thread(lambda: self._summary_at(head))
+        header = await run_in_thread(lambda: self._header(head))
+        if summary is None or header is None or head not in self._committed.chain:
+            return
+        checkpoint = checkpoint_of(header, self._choice.stakes_at(head), summary)
+        if checkpoint is None:
+            log.warning("too many peers have stake: there is no chain checkpoint", round=due)
+            return
+        me, run_id = self._identity.peer_id, self._manifest.run_id
+        signature = self._identity.sign(signing_bytes(run_id, checkpoint.digest))
+        mine = {me: CheckpointSignature(me, signature)}
+        checkpoints.pending = Pending(checkpoint, summary, mine)
+
+    def _ancestor(self, head: Digest, round_number: int) -> Digest | None:
+        """Returns the head of a round of a checkpoint on the way to a head; None if there is none,
+        or if the chain that is kept begins later."""
+        chain = self._committed.chain
+        first = 0 if chain.start is None else chain.start.round
+        if not max(1, first) <= round_number <= chain.entry(head).round:
+            return None
+        return chain.ancestors(head, chain.entry(head).round - round_number)[-1]
+
+    def _summary_at(self, head: Digest) -> ChainSummary | None:
+        """The summary up to a head, from the newest one that is known on the way to it. None if a
+        record on the way cannot be read."""
+        chain = self._committed.chain
+        base, summary = chain.genesis, NO_SUMMARY
+        if chain.start is not None:
+            base, summary = Digest(chain.start.head), chain.start.decoded_summary()
+        way = [head] if base == head else chain.path_between(base, head)
+        if way is None:
+            return None
+        if self._known is not None and self._known[0] in way:
+            base, summary = self._known
+        path = chain.path_between(base, head)
+        try:
+            result = extended(summary, self._headers(path or ()))
+        except _UnreadableError:
+            return None
+        self._known = head, result
+        return result
+
+    def _headers(self, heads: Iterable[Digest]) -> Iterable[Header]:
+        for head in heads:
+            header = self._header(head)
+            if header is None:
+                raise _UnreadableError
+            yield header
+
+    def _header(self, head: Digest) -> Header | None:
+        try:
+            return self._committed.chain.header(head)
+        except (KeyError, OSError, RemoteProtocolError) as error:
+            log.warning("an old header cannot be read", head=short(head), error=str(error))
+            return None
+
+    # Signatures
+
+    async def _collect(self, run_in_thread: RunInThread) -> None:
+        checkpoints = self._checkpoints
+        is_new = checkpoints.take_if_proven()
+        for peer in self._next_peers():
+            if is_new:
+                break
+            try:
+                await checkpoints.ask_signatures(peer)
+                is_new = checkpoints.take_if_proven() or await self._take_path_of(peer)
+            except (NoAnswerError, UnprovenError) as error:
+                # Nodes whose rolls differ may count differently for a while.
+                log.debug("no signatures of a chain checkpoint", problem=str(error))
+            except RemoteProtocolError as error:
+                self._on_offence(peer, error)
+        if is_new:
+            await run_in_thread(checkpoints.write)
+            log.info("a checkpoint of the chain is signed", round=checkpoints.last_round)
+
+    def _next_peers(self) -> list[PeerId]:
+        peers = sorted(self._transport.peers())
+        chosen = list(itertools.islice(itertools.cycle(peers), self._turn, self._turn + ASKED_MAX))
+        self._turn = (self._turn + ASKED_MAX) % max(1, len(peers))
+        return list(dict.fromkeys(chosen))
+
+    async def _take_path_of(self, peer: PeerId) -> bool:
+        """Takes the path of a peer whose newest checkpoint is on this node's chain and newer than
+        its own: this node missed one on the way."""
+        checkpoints = self._checkpoints
+        path, opened = await checkpoints.ask_path(peer)
+        if not path or opened[-1].checkpoint.round <= checkpoints.last_round:
+            return False
+        last = opened[-1].checkpoint
+        if self._ancestor(self._committed.head, last.round) != last.head:
+            return False
+        checkpoints.take_path(
+            path, await checkpoints.ask_summary(peer, Digest(last.summary_digest))
+        )
+        checkpoints.pending = None
+        return True
+
+    # Old headers
+
+    async def _let_go(self, run_in_thread: RunInThread) -> None:
+        """Removes the headers that nobody needs any more, if there is a checkpoint for those that
+        would."""
+        committed, chain = self._committed, self._committed.chain
+        if chain.start is not None and chain.has_unlinked:
+            chain.begin_at(chain.start)  # the head that was left is not needed any more
+        await run_in_thread(chain.remove_leftover)
+        round_number = self._round_to_keep()
+        first = 0 if chain.start is None else chain.start.round
+        head = self._ancestor(committed.head, round_number)
+        if round_number <= first or head is None or chain.problem is not None:
+            return
+        start = await run_in_thread(lambda: self._start_at(head))
+        # Only from a head that follows the start, or a round under way would lose its parent.
+        if start is None or self._ancestor(committed.head, round_number) != head:
+            return
+        try:
+            await run_in_thread(lambda: chain.write_start(start))
+        except DiskError as error:
+            log.warning("old headers stay on the disk", problem=str(error))
+            return
+        if self._ancestor(committed.head, round_number) != head:
+            return  # it counts from the next start on, or is replaced
+        chain.begin_at(start)
+        num_removed = await run_in_thread(chain.remove_leftover)
+        log.info("old headers are removed", round=round_number, removed=num_removed)
+
+    def _round_to_keep(self) -> int:
+        committed, manifest = self._committed, self._manifest
+        rounds = manifest.rounds
+        kept = kept_round(committed.entry.round, rounds.checkpoint_rounds, manifest.stale_rounds)
+        bounds = [kept, self._checkpoints.last_round]
+        bounds += [entry.round for entry in committed.checkpoints[:1]]
+        return self._bounded(min(bounds))
+
+    def _start_at(self, head: Digest) -> ChainStart | None:
+        """The start at a checkpoint of the own chain; in a thread."""
+        chain = self._committed.chain
+        summary = self._summary_at(head)
+        before = chain.ancestors(head, STANDING_ROUNDS)
+        if summary is None or len(before) <= STANDING_ROUNDS:
+            return None
+        entry = chain.entry(before[-1])
+        start = start_after(summary.round, head, entry.head, entry.tokens_total, summary)
+        passed = () if chain.start is None else chain.start.passed
+        pin = self._pinned_head
+        if pin is not None and pin in chain and pin in chain.ancestors(head, len(chain)):
+            passed = (pin,)
+        return ChainStart(
+            start.round, start.head, start.before, start.before_tokens, start.summary, passed
+        )
+
+
+class _UnreadableError(Exception):
+    """A header on the way cannot be read."""

@@ -1,0 +1,211 @@
+"""Begins a chain at a signed checkpoint, where the headers before it are gone.
+
+A node that is new, or was away for longer than headers are kept, finds no round that a peer's chain
+follows. Then it asks this peer for its checkpoints. They are proven from the stakes at this node's
+own head: for a newcomer, the founder's (`protocol.policy.chain_checkpoint`). A node that was led
+astray compares its own chain with the path, where they part. The headers that the checkpoint needs
+are fetched and checked like all others.
+
+A node that stands on an older head keeps it until it has the state of a newer one. Nothing changes
+if anything of this fails, and after a crash the disk has the chain before or after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+import trio
+
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError
+from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.storage.chain_start import ChainStart, start_after
+from gossamer.node.storage.committed import CommittedState
+from gossamer.protocol.errors import MalformedError, UnprovenError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.policy.chain_checkpoint import (
+    ChainCheckpoint,
+    ChainSummary,
+    OpenedCheckpoint,
+    follow_path,
+    is_mark,
+    marks_of,
+)
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
+from gossamer.protocol.state.chain import Commit, Header, check_follows, decode_commit
+from gossamer.protocol.wire.chain_messages import ChainRequest
+
+log = structlog.get_logger("sync")
+
+
+class ChainAdoption:
+    """Begins the chain of one node at a checkpoint."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        chain_sync: ChainSync,
+        checkpoints: ChainCheckpoints,
+        open_commit: Callable[[Commit], Header],
+        choice: HeadChoice,
+        run_in_thread: RunInThread,
+    ) -> None:
+        """
+        Args:
+            open_commit: checks a commit record.
+        """
+        self._committed = committed
+        self._checkpoints = checkpoints
+        self._chain_sync = chain_sync
+        self._open_commit = open_commit
+        self._choice = choice
+        self._run_in_thread = run_in_thread
+        self.rolled_back: Callable[[], Iterable[int]] = tuple
+        """Returns the rounds from which the run went on after rollbacks."""
+        self._adopting = trio.Lock()
+
+    async def adopt(self, peer: PeerId) -> bool:
+        """Begins this node's chain at the newest checkpoint of a peer.
+
+        Returns:
+            False if the peer has none that is newer than the start of this node's own chain, or
+            its newest is on that chain: then the peer has the headers that this node asked for, if
+            they exist.
+
+        Raises:
+            BehindError: it does not answer, or its checkpoint is none for this node.
+            RemoteProtocolError: it sent something malformed or forged.
+        """
+        async with self._adopting:
+            try:
+                return await self._adopt(peer)
+            except NoAnswerError as error:
+                raise BehindError(str(error)) from error
+            except DiskError as error:
+                raise BehindError(
+                    f"the disk does not take the chain's checkpoint: {error}"
+                ) from error
+
+    async def _adopt(self, peer: PeerId) -> bool:
+        chain = self._committed.chain
+        try:
+            path, opened = await self._checkpoints.ask_path(peer)
+            first_round = 0 if chain.start is None else chain.start.round
+            newest = opened[-1].checkpoint if opened else None
+            if newest is None or newest.round <= first_round:
+                return False
+            if chain.is_whole(Digest(newest.head)):
+                return False
+            summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
+            checkpoint = self._proven(opened, summary)
+        except UnprovenError as error:
+            raise BehindError(
+                f"{short(peer)} does not keep old headers, and too few members that this node "
+                "knows have signed what came before. If the others are the run, stop this node "
+                "and join again with a new --state-dir"
+            ) from error
+        if any(rolled_back < checkpoint.round for rolled_back in self.rolled_back()):
+            raise BehindError("the founder took back rounds before the checkpoint of this chain")
+        commits, headers = await self._fetch_rounds(peer, checkpoint)
+        oldest = headers[0]
+        before_tokens = oldest.tokens_total - oldest.tokens
+        before = Digest(oldest.parent)
+        head = Digest(checkpoint.head)
+        start = start_after(checkpoint.round, head, before, before_tokens, summary)
+        await self._begin(start, commits, headers)
+        try:
+            self._checkpoints.take_path(path, summary)
+        except UnprovenError:
+            # It is proven from this node's own rounds. Other newcomers ask other members.
+            log.info("the chain's checkpoint is proven here, and not from the run's beginning")
+        else:
+            await self._run_in_thread(self._checkpoints.write)
+        log.info(
+            "the chain begins at a signed checkpoint here; older headers are gone",
+            round=checkpoint.round,
+            head=short(Digest(checkpoint.head)),
+        )
+        return True
+
+    def _proven(self, path: Sequence[OpenedCheckpoint], summary: ChainSummary) -> ChainCheckpoint:
+        """The last checkpoint of a path, if it wins over this node's own chain.
+
+        The path may go on from this node's head. Or it parts from its chain after a round that the
+        summary names. Then the stakes there decide, as between any two branches.
+
+        Raises:
+            UnprovenError: neither.
+        """
+        choice, branch_of = self._choice, self._checkpoints.branch_of
+        chain, mine = self._committed.chain, self._committed.entry
+        try:
+            return follow_path(path, choice.stakes_at(mine.head), mine.round, branch_of)
+        except UnprovenError:
+            if chain.start is not None or not mine.round:
+                raise
+        marks = marks_of(summary)
+        way = chain.ancestors(mine.head, mine.round)
+        common = next((head for head in way if head in marks), chain.genesis)
+        round_number = chain.entry(common).round
+        # They part before the next round that the summary would name. Up to there this node's chain
+        # may be the others' as well.
+        apart = next(n for n in itertools.count(round_number + 1) if is_mark(n))
+        parted = way[max(0, mine.round - apart)]
+        signers = frozenset().union(
+            *(each.signers for each in path if each.checkpoint.round > round_number)
+        )
+        own = choice.signers_since(parted, mine.head)
+        if choice.stake_of(common, signers) <= choice.stake_of(common, own):
+            raise UnprovenError("no more stake than this node's own chain has where they part")
+        return follow_path(path, choice.stakes_at(common), round_number, branch_of)
+
+    async def _fetch_rounds(
+        self, peer: PeerId, checkpoint: ChainCheckpoint
+    ) -> tuple[list[Commit], list[Header]]:
+        """The `STANDING_ROUNDS` up to a checkpoint, checked.
+
+        Raises:
+            BehindError: the peer does not have them any more.
+            RemoteProtocolError: they do not prove themselves, or do not lead to the checkpoint.
+        """
+        commits: list[Commit] = []
+        headers: list[Header] = []
+        for _ in range(STANDING_ROUNDS):  # each reply brings one at least
+            after = headers[-1].round if headers else checkpoint.round - STANDING_ROUNDS
+            if after >= checkpoint.round:
+                break
+            records = await self._chain_sync.request(peer, ChainRequest(checkpoint.head, after))
+            if not records:
+                raise BehindError(f"{short(peer)} has not the rounds before its checkpoint")
+            for record in records:
+                commit = decode_commit(record)
+                header = self._open_commit(commit)
+                if headers:
+                    last = headers[-1]
+                    check_follows(header, last.digest, last.round, last.tokens_total)
+                elif header.round != after + 1:
+                    raise MalformedError("the rounds before a checkpoint begin too late")
+                commits.append(commit)
+                headers.append(header)
+                await trio.lowlevel.checkpoint()  # up to 256 signatures each
+        if len(headers) != STANDING_ROUNDS or headers[-1].digest != checkpoint.head:
+            raise MalformedError("rounds that do not lead to the chain's checkpoint")
+        if headers[-1].tokens_total != checkpoint.tokens_total:
+            raise MalformedError("a chain checkpoint with other tokens than its header")
+        return commits, headers
+
+    async def _begin(
+        self, start: ChainStart, commits: Sequence[Commit], headers: Sequence[Header]
+    ) -> None:
+        """Puts the rounds on the disk, then the start, and begins there."""
+        chain = self._committed.chain
+        for commit, header in zip(commits, headers, strict=True):
+            chain.add(commit, header)
+        if chain.problem is not None:
+            raise chain.problem
+        await self._run_in_thread(lambda: chain.write_start(start))
+        # All that is known stays for now: this node may be committing a round on its old head.
+        chain.begin_at(start, chain.tips())

@@ -1,0 +1,234 @@
+"""The start of the kept chain: what goes, what stays, and what a crash at any point leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.storage import chain_start
+from gossamer.node.storage.chain_start import ChainStart, read_start, start_after
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.policy.chain_checkpoint import NO_SUMMARY, extended
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.state.chain import Commit, Header
+from tests.node.storage.test_chain_store import PEER
+from tests.support.long_chains import rounds_after
+
+RUN_ID = digest_of(b"run")
+START_ROUND = 256
+NUM_ROUNDS = 300
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(scope="module")
+def rounds() -> list[tuple[Commit, Header]]:
+    return list(rounds_after([PEER], NUM_ROUNDS, RUN_ID))
+
+
+@pytest.fixture(scope="module")
+def whole(rounds: list[tuple[Commit, Header]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all rounds."""
+    directory = tmp_path_factory.mktemp("whole") / "chain"
+    store = opened(directory)
+    for commit, header in rounds:
+        store.add(commit, header)
+    return directory
+
+
+@pytest.fixture
+def directory(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "chain"))
+
+
+def opened(directory: Path, *, read_only: bool = False) -> ChainStore:
+    return ChainStore(directory, RUN_ID, Digest(bytes(32)), read_only=read_only)
+
+
+def start_of(rounds: list[tuple[Commit, Header]], number: int = START_ROUND) -> ChainStart:
+    headers = [header for _, header in rounds]
+    before = headers[number - STANDING_ROUNDS - 1]
+    summary = extended(NO_SUMMARY, headers[:number])
+    head = headers[number - 1].digest
+    return start_after(number, head, before.digest, before.tokens_total, summary)
+
+
+def kept_rounds(directory: Path) -> list[int]:
+    return sorted(int(p.name.split("-")[0]) for p in directory.iterdir() if "-" in p.name)
+
+
+def assert_begins_at_start(store: ChainStore, rounds: list[tuple[Commit, Header]]) -> None:
+    head = rounds[-1][1].digest
+    assert store.start == start_of(rounds)
+    assert store.tips() == [head]
+    assert store.heads_by_weight() == [head]
+    path = store.path_between(store.root, head)
+    assert path == [header.digest for _, header in rounds[START_ROUND - STANDING_ROUNDS :]]
+    assert store.path_between(RUN_ID, head) is None
+    assert store.rounds_beside(head) == store.bytes_beside(head) == 0
+    assert store.ancestors(head, 1000)[-1] == store.root
+    assert rounds[START_ROUND - STANDING_ROUNDS - 2][1].digest not in store
+
+
+def test_old_rounds_go_and_the_rest_is_as_before(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    store = opened(directory)
+    start = start_of(rounds)
+    store.write_start(start)
+    store.begin_at(start)
+    assert_begins_at_start(store, rounds)
+    assert store.remove_leftover() == START_ROUND - STANDING_ROUNDS
+    first = START_ROUND - STANDING_ROUNDS + 1
+    assert kept_rounds(directory) == list(range(first, NUM_ROUNDS + 1))
+    assert_begins_at_start(opened(directory), rounds)
+    head = rounds[-1][1].digest
+    assert len(store.records_after(head, first - 1)) > 0
+    assert store.records_after(head, first - 2) == [], "those before are gone"
+    for commit, header in rounds_after([PEER], 3, head, round_number=NUM_ROUNDS, run_id=RUN_ID):
+        assert store.may_follow(Digest(header.parent))
+        head = store.add(commit, header)
+    assert store.is_whole(head)
+
+
+def test_no_branch_parts_before_the_start(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    """Of those rounds a node knows no stakes any more, and the founder's of the beginning are no
+    measure: a chain that really was the run's, and is out of date, would win with them."""
+    store = opened(directory)
+    branches = []
+    for number in (0, 200, START_ROUND - 1, START_ROUND + 5):
+        parent = RUN_ID if number == 0 else rounds[number - 1][1].digest
+        commit, header = next(
+            iter(rounds_after([PEER], 1, parent, round_number=number, run_id=digest_of(b"other")))
+        )
+        branches.append(store.add(commit, header))
+    store.begin_at(start_of(rounds))
+    assert [branch in store for branch in branches] == [False, False, False, True]
+    assert not store.may_follow(RUN_ID)
+    assert not store.may_follow(store.root)
+    assert not store.may_follow(rounds[START_ROUND - 2][1].digest)
+    assert store.may_follow(rounds[START_ROUND - 1][1].digest)
+    assert not store.is_whole(RUN_ID)
+
+
+def test_a_head_that_is_left_stays_until_the_next_start(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    store = opened(directory)
+    parent = rounds[99][1].digest
+    left = [
+        store.add(commit, header)
+        for commit, header in rounds_after(
+            [PEER], 5, parent, round_number=100, run_id=digest_of(b"other")
+        )
+    ]
+    start = start_of(rounds)
+    store.begin_at(start, [left[-1]])
+    assert store.entry(left[-1]).round == 105
+    assert store.header(left[-1]).round == 105
+    assert not store.is_linked(left[-1])
+    assert store.has_unlinked
+    newest = rounds[-1][1].digest
+    assert store.only_in(newest, left[-1])[-1] == rounds[START_ROUND - STANDING_ROUNDS][1].digest
+    store.begin_at(start)
+    assert left[-1] not in store
+    assert not store.has_unlinked
+
+
+def steps_of_a_prune(directory: Path, rounds: list[tuple[Commit, Header]]) -> Iterator[None]:
+    store, start = opened(directory), start_of(rounds)
+    yield
+    store.write_start(start)
+    yield
+    store.begin_at(start)
+    yield
+    while store._leftover:
+        os.unlink(store._leftover.pop(len(store._leftover) // 2))
+        yield
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 60, 150, 191])
+def test_a_crash_at_any_step_leaves_a_whole_chain(
+    directory: Path, rounds: list[tuple[Commit, Header]], num_steps: int
+) -> None:
+    steps = steps_of_a_prune(directory, rounds)
+    for _ in range(num_steps + 1):
+        next(steps)
+    again = opened(directory)
+    if num_steps == 0:
+        assert again.start is None
+        assert again.path_between(RUN_ID, rounds[-1][1].digest) is not None
+        return
+    assert_begins_at_start(again, rounds)
+    again.remove_leftover()
+    assert len(kept_rounds(directory)) == NUM_ROUNDS - START_ROUND + STANDING_ROUNDS
+
+
+def test_a_crash_while_the_start_is_written_leaves_the_old_one(
+    directory: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(directory)
+
+    def killed(*_args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(Killed):
+            store.write_start(start_of(rounds))
+    again = opened(directory)
+    assert again.start is None
+    assert again.path_between(RUN_ID, rounds[-1][1].digest) is not None
+
+
+def test_a_damaged_start_or_first_round_is_no_start(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    """The node then knows nothing that follows from the run, and asks its peers."""
+    store = opened(directory)
+    store.write_start(start_of(rounds))
+    store.begin_at(start_of(rounds))
+    store.remove_leftover()
+    path = directory / chain_start.START_NAME
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert read_start(directory) is None
+    assert opened(directory).heads_by_weight() == [RUN_ID]
+    path.write_bytes(data)
+    assert_begins_at_start(opened(directory), rounds)
+    (directory / sorted(p.name for p in directory.iterdir() if "-" in p.name)[3]).unlink()
+    again = opened(directory)
+    assert again.start is None
+    assert again.heads_by_weight() == [RUN_ID]
+
+
+def test_a_reader_beside_a_daemon_finds_a_whole_chain(
+    directory: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon removes the old rounds while the reader is among them."""
+    store, load = opened(directory), ChainStore._load
+    is_pruned = False
+
+    def prune_before(self: ChainStore, path: Path) -> None:
+        nonlocal is_pruned
+        if not is_pruned:
+            is_pruned = True
+            store.write_start(start_of(rounds))
+            store.begin_at(start_of(rounds))
+            store.remove_leftover()
+        load(self, path)
+
+    monkeypatch.setattr(ChainStore, "_load", prune_before)
+    reader = opened(directory, read_only=True)
+    assert_begins_at_start(reader, rounds)
+    reader.remove_leftover()
+    assert len(kept_rounds(directory)) == NUM_ROUNDS - START_ROUND + STANDING_ROUNDS

@@ -1,0 +1,246 @@
+"""What a checkpoint of the chain holds, and which signatures prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from gossamer.node.network.identity import Identity, verify
+from gossamer.protocol.errors import ForgedError, MalformedError, UnprovenError
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.policy import chain_checkpoint
+from gossamer.protocol.policy.chain_checkpoint import (
+    CHECKPOINT_PERIOD,
+    KEPT_ROUNDS,
+    NO_SUMMARY,
+    ChainCheckpoint,
+    OpenedCheckpoint,
+    checkpoint_of,
+    decode_checkpoint,
+    decode_summary,
+    due_round,
+    encode_checkpoint,
+    encode_summary,
+    extended,
+    follow_path,
+    is_mark,
+    is_proven,
+    kept_round,
+    marks_of,
+    open_checkpoint,
+    shortened,
+    signing_bytes,
+    signing_depth,
+)
+from gossamer.protocol.wire.checkpoint_messages import (
+    PATH_MAX,
+    CheckpointSignature,
+    SignedCheckpoint,
+    decode_path,
+    encode_path,
+)
+from tests.support.long_chains import TOKENS, rounds_after
+
+RUN_ID = digest_of(b"run")
+IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(8)]
+PEERS = [identity.peer_id for identity in IDENTITIES]
+FOUNDER = PEERS[0]
+
+
+def made(places: Iterable[int], period: int = 1) -> ChainCheckpoint:
+    """A checkpoint at which these peers have equal stakes."""
+    members = [PEERS[place] for place in places]
+    headers = [header for _, header in rounds_after(members, CHECKPOINT_PERIOD, RUN_ID)]
+    header = msgspec.structs.replace(headers[-1], round=period * CHECKPOINT_PERIOD)
+    summary = msgspec.structs.replace(extended(NO_SUMMARY, headers), round=header.round)
+    checkpoint = checkpoint_of(header, dict.fromkeys(members, TOKENS), summary)
+    assert checkpoint is not None
+    return checkpoint
+
+
+def signed(checkpoint: ChainCheckpoint, signers: Iterable[int]) -> SignedCheckpoint:
+    message = signing_bytes(RUN_ID, checkpoint.digest)
+    return SignedCheckpoint(
+        encode_checkpoint(checkpoint),
+        tuple(
+            CheckpointSignature(PEERS[place], IDENTITIES[place].sign(message)) for place in signers
+        ),
+    )
+
+
+def opened(checkpoint: ChainCheckpoint, signers: Iterable[int]) -> OpenedCheckpoint:
+    return open_checkpoint(signed(checkpoint, signers), RUN_ID, verify)
+
+
+def stakes(*places: int) -> dict:  # type: ignore[type-arg]
+    return {PEERS[place]: TOKENS for place in places}
+
+
+# The summary
+
+
+def test_a_summary_is_the_same_in_one_go_and_in_parts() -> None:
+    headers = [header for _, header in rounds_after(PEERS[:3], 600, RUN_ID)]
+    whole = extended(NO_SUMMARY, headers)
+    parts = extended(extended(NO_SUMMARY, headers[:256]), headers[256:])
+    assert whole == parts == decode_summary(encode_summary(whole))
+    assert whole.round == 600
+    assert {row.peer_id: row.tokens for row in whole.rows} == dict.fromkeys(PEERS[:3], 6000)
+    assert {(row.rounds, row.first_round, row.last_round) for row in whole.rows} == {(600, 1, 600)}
+    marks = {header.digest for header in headers if is_mark(header.round)}
+    assert marks_of(whole) == marks
+    assert len(marks) == 17
+
+
+def test_a_full_summary_loses_those_that_gave_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_checkpoint, "CREDITS_MAX", 2)
+    headers = [header for _, header in rounds_after(PEERS[:2], 255, RUN_ID)]
+    headers += [
+        header for _, header in rounds_after(PEERS[:3], 1, headers[-1].digest, round_number=255)
+    ]
+    summary = extended(NO_SUMMARY, headers)
+    assert {row.peer_id for row in summary.rows} == set(PEERS[:2])
+    assert summary.others == TOKENS
+    assert sum(row.tokens for row in summary.rows) + summary.others == sum(
+        header.tokens for header in headers
+    )
+
+
+def test_a_summary_of_headers_with_a_gap_is_a_mistake_here() -> None:
+    headers = [header for _, header in rounds_after(PEERS[:1], 3, RUN_ID)]
+    with pytest.raises(AssertionError, match="do not follow"):
+        extended(NO_SUMMARY, [headers[0], headers[2]])
+
+
+# Signatures
+
+
+def test_signatures_of_others_or_for_others_are_refused() -> None:
+    checkpoint = made([0, 1])
+    good = signed(checkpoint, [0, 1])
+    assert open_checkpoint(good, RUN_ID, verify).signers == set(PEERS[:2])
+    other = made([0, 2])
+    with pytest.raises(ForgedError, match="did not sign"):
+        open_checkpoint(SignedCheckpoint(encode_checkpoint(other), good.signatures), RUN_ID, verify)
+    with pytest.raises(MalformedError, match="another run"):
+        open_checkpoint(good, digest_of(b"another run"), verify)
+    swapped = (CheckpointSignature(PEERS[2], good.signatures[0].signature),)
+    with pytest.raises(ForgedError, match="did not sign"):
+        open_checkpoint(SignedCheckpoint(good.checkpoint, swapped), RUN_ID, verify)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": 255},
+        {"round": 0},
+        {"head": b"short"},
+        {"tokens_total": 0},
+        {"stakes": ()},
+        {"version": 2},
+    ],
+)
+def test_values_out_of_range_are_refused(change: dict) -> None:  # type: ignore[type-arg]
+    wrong = msgspec.structs.replace(made([0, 1]), **change)
+    with pytest.raises(MalformedError):
+        decode_checkpoint(encode_checkpoint(wrong), RUN_ID)
+
+
+def test_too_few_signers_and_strangers_prove_nothing() -> None:
+    checkpoint = made([0, 1, 2, 3])
+    known = stakes(0, 1, 2, 3)
+    assert is_proven(known, opened(checkpoint, [0, 1, 2]))
+    assert not is_proven(known, opened(checkpoint, [0, 1])), "half is no majority"
+    assert not is_proven(known, opened(checkpoint, [4, 5, 6, 7]))
+    invented = made([4, 5, 6, 7])
+    assert not is_proven(known, opened(invented, [4, 5, 6, 7])), "a private history"
+    assert not is_proven(known, opened(invented, [0, 1, 2, 3])), "nobody there signed it"
+
+
+def test_members_of_one_branch_of_the_roll_have_no_majority() -> None:
+    """Five of eight members are one person's. That branch counts for a quarter."""
+
+    def branch_of(peer):  # type: ignore[no-untyped-def]
+        return PEERS[3] if PEERS.index(peer) >= 3 else peer
+
+    checkpoint, known = made(range(8)), stakes(*range(8))
+    assert is_proven(known, opened(checkpoint, [3, 4, 5, 6, 7]))
+    assert not is_proven(known, opened(checkpoint, [3, 4, 5, 6, 7]), branch_of)
+    assert is_proven(known, opened(checkpoint, [0, 1, 2]), branch_of)
+
+
+# Paths
+
+
+def test_a_newcomer_follows_a_path_from_the_founder() -> None:
+    first = opened(made([0, 1, 2]), [0, 1])
+    second = opened(made([1, 2, 3], 2), [1, 2])
+    newcomer = {FOUNDER: 1}
+    assert follow_path([first, second], newcomer, 0) == second.checkpoint
+    for path in ([second], [opened(made([0, 1, 2]), [1, 2]), second], []):
+        with pytest.raises(UnprovenError):
+            follow_path(path, newcomer, 0)
+
+
+def test_a_peer_that_was_away_follows_from_its_own_head_and_only_to_newer_rounds() -> None:
+    first = opened(made([0, 1, 2]), [0, 1])
+    second = opened(made([1, 2, 3], 2), [1, 2])
+    assert follow_path([first, second], stakes(1, 2), 300) == second.checkpoint
+    assert follow_path([second], stakes(1, 5), 300) == second.checkpoint, "half is enough here"
+    with pytest.raises(UnprovenError):
+        follow_path([second], stakes(1, 5, 6), 300)
+    with pytest.raises(UnprovenError):
+        follow_path([first, second], stakes(1, 2), 2 * CHECKPOINT_PERIOD)
+
+
+def test_a_path_is_as_short_as_its_signers_allow() -> None:
+    first = opened(made([0, 1, 2]), [0, 1, 2])
+    second = opened(made([1, 2, 3], 2), [1, 2])
+    assert shortened([first], second, FOUNDER) == 1
+    with_founder = opened(made([0, 1, 2, 3], 3), [0, 1, 2])
+    assert shortened([first, second], with_founder, FOUNDER) == 0
+    of_strangers = opened(made([4, 5, 6], 3), [4, 5, 6])
+    assert shortened([first, second], of_strangers, FOUNDER) is None
+
+
+def test_a_path_has_an_end() -> None:
+    path = [opened(made([0, 1, 2]), [0, 1, 2])] + [opened(made([3], 2), [3])] * (PATH_MAX - 1)
+    # Only the last one's member signs, so nothing before it can be left out.
+    path[-1] = opened(made([4], 2), [4])
+    assert shortened(path, opened(made([4], 3), [4]), FOUNDER) is None
+
+
+def test_a_long_path_comes_in_pages() -> None:
+    one = signed(made(range(8)), range(8))
+    page = decode_path(encode_path([one] * PATH_MAX))
+    assert page == [one] * PATH_MAX
+    large = SignedCheckpoint(bytes(200_000), ())
+    assert decode_path(encode_path([large] * 3)) == [large]
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("checkpoint_rounds", [1, 5, 300, 1000])
+def test_what_is_signed_lies_behind_a_whole_state_and_every_rollback(
+    checkpoint_rounds: int,
+) -> None:
+    depth = signing_depth(checkpoint_rounds)
+    for head_round in range(0, 20_000, 77):
+        due = due_round(head_round, checkpoint_rounds)
+        assert due % CHECKPOINT_PERIOD == 0
+        if due:
+            assert depth <= head_round - due < depth + CHECKPOINT_PERIOD
+            next_state = -(-due // checkpoint_rounds) * checkpoint_rounds
+            assert next_state <= head_round
+        kept = kept_round(head_round, checkpoint_rounds, 5)
+        assert kept <= due
+        assert not kept or head_round - kept >= KEPT_ROUNDS
+
+
+def test_digests_are_those_of_the_bytes() -> None:
+    checkpoint = made([0, 1])
+    assert checkpoint.digest == Digest(digest_of(encode_checkpoint(checkpoint)))
+    assert decode_checkpoint(encode_checkpoint(checkpoint), RUN_ID) == checkpoint
