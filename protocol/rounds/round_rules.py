@@ -43,6 +43,8 @@ class RoundHints(NamedTuple):
     """Whether the others committed without this peer, or this peer is new."""
     replay_seconds: float = 0.0
     """Time that a peer needs to fetch such a round instead."""
+    doubted: frozenset[PeerId] = frozenset()
+    """Members whose accusations the accused may answer (`doubts`)."""
 
 
 NO_HINTS = RoundHints()

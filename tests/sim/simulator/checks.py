@@ -34,7 +34,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import (
     RingRules,
     check_contributors,
