@@ -197,6 +197,7 @@ class RoundOpener:
             rounds.attempt_seconds,
             in_ring.by_manifest,
             in_ring.as_measured,
+            rounds.num_accusers,
         )
 
     def _driver(self, machine: Round, round_work: RoundWork, plan: ChunkPlan) -> RoundDriver:

@@ -135,7 +135,9 @@ class CommittedState:
     def ring_rules(self) -> RingRules:
         """The values that the manifest demands of every roster."""
         payloads, chunk_elements = self.payloads, self._manifest.outer.chunk_elements
-        return RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
+        members_max = payloads.members_max(chunk_elements)
+        accusers = self._manifest.rounds.num_accusers
+        return RingRules(payloads.name, chunk_elements, members_max, accusers)
 
     @property
     def shared_parameters(self) -> SharedParameters | None:

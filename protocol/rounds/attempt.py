@@ -19,6 +19,8 @@ Rules
   one more does so `KEPT_STEP_SECONDS` later.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
+- Where a commit needs two accusers of each member that is out, the last one of a ring of three or
+  more accuses itself after `LONE_SECONDS` without a quorum, and begins its round again.
 - A member that is out only listens: it takes averages, and learns the commit from the others.
 - A commit needs the votes of most members, so a member may still wait for averages then. If the
   member that should pass them on dies, its predecessor passes them on although it has committed
@@ -32,7 +34,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gossamer.protocol import limits
-from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Accusations
 from gossamer.protocol.rounds.actions import (
@@ -50,6 +51,7 @@ from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
 from gossamer.protocol.rounds.ring import Average, RingReduce
 from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
 from gossamer.protocol.wire.statements import (
@@ -73,6 +75,9 @@ KEPT_STEP_SECONDS = 4.0
 """Further patience for each member that the sum lacks. An accusation has reached every member by
 then, and its effects are under way."""
 
+LONE_SECONDS = 2.0
+"""Time in which votes of members that died may still come, as gossip takes."""
+
 SLOW = "slow"
 """The reason of an accusation that follows from `RingLinkRates`."""
 
@@ -94,7 +99,7 @@ class Attempt:
         identity: Self,
         parent: Parent,
         ring: Ring,
-        payloads: Payloads,
+        rules: RoundRules,
         reduce: RingReduce,
         link_rate: RingLinkRates,
         doubts: Doubts,
@@ -105,13 +110,13 @@ class Attempt:
         self._parent = parent
         self.ring = ring
         self.state: AttemptState = ATTEMPT.initial
-        self._payloads = payloads
+        self._payloads = rules.payloads
         self.reduce = reduce
         self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
         self._doubts = doubts
         self._removed_by: dict[PeerId, Removed] = {}
-        self._commitment = Commitment(ring, self._me)
+        self._commitment = Commitment(ring, self._me, rules.accusers)
         self._generation = 0
         self._computed_averages: list[Average] = []
         self._proposal: Proposal | None = None
@@ -388,6 +393,9 @@ class Attempt:
 
     def _urge(self, now: float) -> list[Action]:
         """Sends averages to a successor with a different vote, and accuses members that delay."""
+        is_hopeless = not self._commitment.can_succeed(self.reduce.living)
+        if is_hopeless and now >= self._progress_seconds + LONE_SECONDS:
+            return self.accuse(now, self._me, "too few are left to commit")
         actions: list[Action] = []
         successor = self.successor
         if self._commitment.to_reconcile(now, successor):

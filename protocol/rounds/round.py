@@ -286,9 +286,7 @@ class Round(RoundView):
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)
         doubts = Doubts(self._hints.doubted)
-        return Attempt(
-            self._self, self._parent, ring, rules.payloads, reduce, link_rate, doubts, now
-        )
+        return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)
 
     # The rules: the ring
 

@@ -319,6 +319,7 @@ def found(
     is_by_invitation: bool = False,
     trust: Trust = "members",
     last_round: int | None = None,
+    accusers: int = 1,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -368,6 +369,7 @@ def found(
             attempt_seconds=1.0,
             stale_rounds=5,
             checkpoint_rounds=checkpoint_rounds,
+            accusers=accusers,
         ),
         data=replace(
             example.data,
@@ -418,6 +420,7 @@ class World:
     is_by_invitation: bool = False
     """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
     trust: Trust = "members"
+    accusers: int = 1
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
     serve_after: str = "forever"
@@ -450,6 +453,7 @@ class World:
             is_by_invitation=self.is_by_invitation,
             trust=self.trust,
             last_round=self.last_round,
+            accusers=self.accusers,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

@@ -422,3 +422,10 @@ def test_sources_can_be_added_to_a_written_file() -> None:
 def test_wrong_sources_are_explained(sources: str, expected: str) -> None:
     (problem,) = problems_of(f'preset = "tiny"\n[corpus]\nsources = {sources}')
     assert expected in problem
+
+
+def test_the_number_of_accusers_is_the_founders_choice(tmp_path: Path) -> None:
+    text = render(draft_of_preset("tiny"))
+    assert parse_manifest_file(text, tmp_path).rounds.num_accusers == 1
+    chosen = text.replace("# accusers = 2", "accusers = 2")
+    assert parse_manifest_file(chosen, tmp_path).rounds.num_accusers == 2

@@ -23,7 +23,7 @@ from gossamer.protocol.rounds.actions import (
     Publish,
     Removed,
 )
-from gossamer.protocol.rounds.attempt import STALL_SECONDS
+from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALL_SECONDS
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.doubts import ANSWER_SECONDS, BASELESS
@@ -48,12 +48,13 @@ def machine(
     began: float = -100.0,
     payloads: Payloads = SUMS,
     hints: RoundHints = NO_HINTS,
+    accusers: int = 1,
 ) -> Round:
     return Round(
         me=me,
         run_id=RUN_ID,
         parent=Parent(HEAD, 4, 1000, Ledger()),
-        rules=RoundRules(payloads, 1024, 1, GATHER, 0.3, ATTEMPT),
+        rules=RoundRules(payloads, 1024, 1, GATHER, 0.3, ATTEMPT, accusers=accusers),
         sign=sign_as(me),
         verify=verify,
         now=began,
@@ -340,6 +341,32 @@ def test_a_member_that_one_alone_put_out_may_be_at_work_all_the_same() -> None:
     round_, ring_id = in_ring()
     actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
     assert of(Contested, actions) == [Contested(NEXT, ME, 3)]
+
+
+@pytest.mark.parametrize("accusers", [1, 2])
+def test_the_last_of_a_ring_begins_again_where_two_accusers_are_needed(accusers: int) -> None:
+    round_ = machine(accusers=accusers)
+    round_.expect(0.0, [NEXT, LAST])
+    round_.ready(0.0, ready())
+    round_.statement(0.0, *roster(MEMBERS))
+    assert round_.ring is not None
+    ring_id = round_.ring.ring_id
+    round_.contributed(1.0, ring_id, 0, b"sum")
+    round_.link_failed(2.0, ring_id, NEXT, "reset")
+    round_.link_failed(2.0, ring_id, LAST, "reset")
+    round_.expect(2.0, [])
+    (compute,) = of(Compute, round_.average_finished(2.0, ring_id, 0, b"f", digest_of(b"f")))
+    assert isinstance(compute, Compute)
+    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    assert [type(each) for each in of(Committed, actions)] == [Committed] * (accusers == 1)
+    if accusers == 1:
+        return
+    assert published(round_.tick(3.0 + LONE_SECONDS - 0.1)) == []
+    said = published(round_.tick(3.0 + LONE_SECONDS))
+    assert said[0] == Accusation(ring_id, ME, "too few are left to commit")
+    rosters = [each for each in said if isinstance(each, Roster)]
+    rosters += [each for each in published(round_.tick(99.0)) if isinstance(each, Roster)]
+    assert [[member.author for member in each.members] for each in rosters] == [[ME]]
 
 
 def test_a_member_that_is_out_says_so_and_listens() -> None:

@@ -74,6 +74,8 @@ class Scenario:
     commit record saves each peer it reaches, and would hide what the rules of the ring lack."""
     doubt: float = 0.0
     """Of a round, that a peer doubts another one in it, each by itself."""
+    accusers: int = 1
+    """Votes that call a member removed before a commit counts it as out."""
     rounds_after: int = 2
     """Rounds that everybody has to commit after everything healed."""
 
@@ -99,7 +101,8 @@ def draw(seed: int) -> Scenario:
         scenario = replace(_draw_run(seed, random), fragments=random.choice((1, 1, 2, 3)))
     number, mode = divmod(seed, len(MODES))
     doubt = DOUBT if number % 4 in (1, 2) else 0.0
-    return replace(scenario, mode=MODES[mode], overlap=number % 2 == 1, doubt=doubt)
+    scenario = replace(scenario, mode=MODES[mode], overlap=number % 2 == 1, doubt=doubt)
+    return replace(scenario, accusers=2 if number % 5 in (1, 3) else 1)
 
 
 def _draw_ring(seed: int, random: Random) -> Scenario:

@@ -104,6 +104,7 @@ class Turn:
                 scenario.gather_seconds,
                 scenario.gather_fraction,
                 scenario.attempt_seconds,
+                accusers=scenario.accusers,
             ),
             sign=peer.sign,
             verify=checks.verify,
