@@ -301,6 +301,13 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Every peer keeps the whole state of the rounds that this divides, for newcomers."""
     gather_fraction: float = 0.3
     """Longest wait for the others, as a part of the time that the first peer took."""
+    accusers: int | msgspec.UnsetType = msgspec.UNSET
+    """Votes that must call a member of a ring of three or more removed before a commit counts it as
+    out, 1 or 2. A manifest without it, as all from before, keeps its id and means 1."""
+
+    @property
+    def num_accusers(self) -> int:
+        return 1 if self.accusers is msgspec.UNSET else self.accusers
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

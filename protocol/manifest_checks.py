@@ -275,6 +275,7 @@ class _Checks:
         self.within("rounds.attempt_seconds", rounds.attempt_seconds, 0.1, 3_600.0)
         self.within("rounds.stale_rounds", rounds.stale_rounds, 1, 1000)
         self.within("rounds.checkpoint_rounds", rounds.checkpoint_rounds, 1, 1000)
+        self.within("rounds.accusers", rounds.num_accusers, 1, 2)
 
     def data(self, data: DataConfig, model: ModelConfig) -> None:
         vocabulary = model.vocabulary

@@ -17,7 +17,7 @@ from gossamer.node.modes.contribution import Contribution
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.sync_sets import SyncSet

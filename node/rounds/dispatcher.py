@@ -32,11 +32,12 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import (
+from gossamer.protocol.rounds.actions import (
     Action,
     BeginRing,
     Committed,
     Compute,
+    Contested,
     Publish,
     Removed,
 )
@@ -339,6 +340,8 @@ class RoundDispatcher:
                 self._take_outer_step(action)
             case Removed():
                 self._do.removed(action)
+            case Contested():
+                self._do.contested(action)
             case Committed():
                 self._phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + LINGER_SECONDS

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.attempt import Committed, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, Removed
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
@@ -92,6 +92,9 @@ class Effects(Protocol):
 
     def removed(self, removed: Removed) -> None:
         """A member is out of the ring."""
+
+    def contested(self, contested: Contested) -> None:
+        """A member that one other alone put out of the ring is at work."""
 
     def notify_committed(self, committed: Committed) -> None:
         """The round is committed here. Links live on until `notify_delivered` or `ends_seconds`."""

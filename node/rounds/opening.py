@@ -15,7 +15,8 @@ from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import SLOW, Removed
+from gossamer.protocol.rounds.actions import Contested, Removed
+from gossamer.protocol.rounds.attempt import SLOW
 from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -135,8 +136,15 @@ class NodeHost:
             removed.peer,
             removed.order,
             is_voting=removed.is_voting,
-            is_slow=removed.reason == SLOW,
+            is_slow=SLOW in (removed.reason, removed.answers),
             is_gone=not swarm.is_connected(removed.peer),
+            is_answer=removed.answers is not None,
+        )
+
+    def contested(self, contested: Contested) -> None:
+        """See `RoundHost`."""
+        self._context.swarm.admission.conduct.contested(
+            self._parent.round + 1, contested.accuser, contested.peer, contested.num_members
         )
 
 
@@ -163,6 +171,7 @@ class RoundOpener:
         since_seconds = self._mode.training_since_seconds
         if since_seconds is None:
             since_seconds = trio.current_time()
+        doubted = context.swarm.admission.conduct.doubted(committed.entry.round + 1)
         machine = Round(
             me=context.me,
             run_id=context.manifest.run_id,
@@ -171,7 +180,7 @@ class RoundOpener:
             sign=context.identity.sign,
             verify=verify,
             now=since_seconds,
-            hints=hints,
+            hints=hints._replace(doubted=doubted),
         )
         round_work = self._mode.new_round(machine, sync_set, self._spawn)
         driver = self._driver(machine, round_work, sync_set.plan)
@@ -191,6 +200,7 @@ class RoundOpener:
             rounds.attempt_seconds,
             in_ring.by_manifest,
             in_ring.as_measured,
+            rounds.num_accusers,
         )
 
     def _driver(self, machine: Round, round_work: RoundWork, plan: ChunkPlan) -> RoundDriver:

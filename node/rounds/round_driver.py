@@ -29,7 +29,7 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Committed, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, Removed
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
 from gossamer.protocol.rounds.roster import Ring, ring_id_of
 from gossamer.protocol.rounds.round import Round
@@ -77,6 +77,9 @@ class RoundHost(Protocol):
 
     def removed(self, removed: Removed) -> None:
         """A member is out of the ring."""
+
+    def contested(self, contested: Contested) -> None:
+        """A member that one other alone put out of the ring is at work."""
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """A link was busy for that time and transferred so many bytes."""
@@ -314,6 +317,10 @@ class RoundDriver:
             detail=removed.detail,
         )
         self._node.removed(removed)
+
+    def contested(self, contested: Contested) -> None:
+        """See `Effects`."""
+        self._node.contested(contested)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`: `run` finds it when it wakes."""

@@ -26,7 +26,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
 from gossamer.protocol.ids import short
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.trainer.ipc.messages import Evaluated
 

@@ -17,7 +17,7 @@ from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.accounting.work_records import ROLLED_BACK, Offered, mask_of, offered_by
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.state.chain import ChunkAverage, Header, spans_taken
 
 LISTS_SECONDS = 15.0

@@ -25,7 +25,7 @@ from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.round_end import RoundEnd
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import HeadWeight
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 
 LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk as residual."""

@@ -156,6 +156,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "attempt_seconds": "Time without a roster after which the next organiser is asked.",
         "stale_rounds": "Number of missed rounds after which work is dropped instead of carried.",
         "checkpoint_rounds": "Rounds between two whole states that each peer keeps for newcomers.",
+        "accusers": "Members that must say that another one is out before their round counts "
+        "without its vote: 1, or 2 so that no member of a ring of three or more can prove a round "
+        "alone. With 2 the last survivor of a ring begins its round again.",
     },
 }
 
@@ -170,6 +173,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     hints["inner"]["optimizer"] = InnerOptimizer
     del hints["inner"]["schedule"]  # the section `schedule` says it
     hints["outer"]["widening"] = bool
+    hints["rounds"]["accusers"] = int
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]

@@ -60,7 +60,9 @@ def ring_rules_of(manifest: Manifest, payloads: AveragedPayloads | SignPayloads)
         payloads: those of the manifest (`payloads_for`).
     """
     chunk_elements = manifest.outer.chunk_elements
-    return RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
+    members_max = payloads.members_max(chunk_elements)
+    accusers = manifest.rounds.num_accusers
+    return RingRules(payloads.name, chunk_elements, members_max, accusers)
 
 
 class NextState:

@@ -23,6 +23,11 @@ Rules
 - A slow line is no fault, so a peer that is put out as slow gets no mark. As long as one accuser
   alone found it slow within `MEMORY_ROUNDS`, the two are no neighbours either. A line that is slow
   is slow to the next neighbour as well, and then it is in rings again next to everybody.
+- A member that a single other one put out may say that it is at work all the same. Unless others
+  put it out as well within `MEMORY_ROUNDS` rounds, its accuser is doubted for so long: what it
+  says against a member counts only if that one does not answer (`rounds.doubts`). So a peer has
+  one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
+- An answer is a mark for the one that it answers. If the two are not neighbours, it sits out.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
@@ -75,6 +80,8 @@ class _Record:
     """Neighbours that put it out as slow."""
     wrong: deque[int] = field(default_factory=lambda: deque(maxlen=WRONG_MAX))
     """Rounds of its accusations of members that are not its neighbours."""
+    contested: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
+    """Its accusations of members that were at work all the same, with these as accusers."""
     avoided_until: int = 0
     """The last round for which it is no neighbour of this peer, which it accused."""
     found_until: int = 0
@@ -100,6 +107,7 @@ class RingConduct:
         is_voting: bool,
         is_slow: bool = False,
         is_gone: bool = False,
+        is_answer: bool = False,
     ) -> None:
         """A member is newly out of a ring of this round.
 
@@ -108,13 +116,19 @@ class RingConduct:
             is_voting: whether this peer has all averages: then the votes say who delays the ring.
             is_slow: whether its line is said to be far slower than the others'.
             is_gone: whether this peer has no connection to it any more.
+            is_answer: whether it had accused its accuser, perhaps as slow, and this peer doubts it.
         """
         if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
             return
-        if is_slow and _are_neighbours(order, accuser, accused):
-            self._record(accused).slow.append(_Mark(round_number, accuser))
+        are_neighbours = _are_neighbours(order, accuser, accused)
+        if is_answer and not are_neighbours:
+            self._sit_out(self._record(accused), round_number)
             return
-        if is_voting or _are_neighbours(order, accuser, accused):
+        if is_slow and are_neighbours:
+            if not is_answer:
+                self._record(accused).slow.append(_Mark(round_number, accuser))
+            return
+        if is_voting or are_neighbours:
             record = self._record(accused)
             record.marks.append(_Mark(round_number, accuser))
             recent = [each.accuser for each in record.marks if _counts(each.round, round_number)]
@@ -134,6 +148,38 @@ class RingConduct:
         wrong = sum(_counts(number, round_number) for number in record.wrong)
         if wrong >= WRONG_MAX or _sat_out_lately(record, round_number):
             self._sit_out(record, round_number)
+
+    def contested(
+        self, round_number: int, accuser: PeerId, accused: PeerId, num_members: int
+    ) -> None:
+        """A member that only `accuser` put out of a ring of so many members is at work."""
+        if num_members >= MEMBERS_MIN and accuser != self._me:
+            self._record(accuser).contested.append(_Mark(round_number, accused))
+
+    def doubted(self, round_number: int) -> frozenset[PeerId]:
+        """Returns the peers whose accusations the accused may answer in a round."""
+        return frozenset(
+            peer
+            for peer, record in self._records.items()
+            if peer != self._me and self._is_doubted(round_number, peer, record)
+        )
+
+    def _is_doubted(self, round_number: int, peer: PeerId, record: _Record) -> bool:
+        return _sat_out_lately(record, round_number) or any(
+            _counts(mark.round, round_number)
+            and not self._is_shared(round_number, peer, mark.accuser)
+            for mark in record.contested
+        )
+
+    def _is_shared(self, round_number: int, accuser: PeerId, accused: PeerId) -> bool:
+        """Returns whether others lately found the same fault as an accuser."""
+        record = self._records.get(accused)
+        if record is None:
+            return False
+        return _sat_out_lately(record, round_number) or any(
+            mark.accuser != accuser and _counts(mark.round, round_number)
+            for mark in (*record.marks, *record.slow)
+        )
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer ended: what this peer found wrong with it may be gone too."""

@@ -50,6 +50,10 @@ class Accusations:
         self.out |= {accused}
         return True
 
+    def accusers_of(self, peer: PeerId) -> frozenset[PeerId]:
+        """The others that accuse a member."""
+        return frozenset(self._accusers.get(peer, ())) - {peer}
+
     def to_repeat(self) -> list[PeerId]:
         """Members that are out and that this peer has to accuse once in its own name."""
         if self._me in self.out:

@@ -19,6 +19,8 @@ Rules
   one more does so `KEPT_STEP_SECONDS` later.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
+- Where a commit needs two accusers of each member that is out, the last one of a ring of three or
+  more accuses itself after `LONE_SECONDS` without a quorum, and begins its round again.
 - A member that is out only listens: it takes averages, and learns the commit from the others.
 - A commit needs the votes of most members, so a member may still wait for averages then. If the
   member that should pass them on dies, its predecessor passes them on although it has committed
@@ -30,29 +32,34 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from gossamer.protocol import limits
-from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.actions import (
+    Action,
+    Committed,
+    Compute,
+    Contested,
+    Publish,
+    Removed,
+    Self,
+)
 from gossamer.protocol.rounds.commit import Commitment
+from gossamer.protocol.rounds.doubts import BASELESS, Doubts, Heard
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
-from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, RingReduce, Send
+from gossamer.protocol.rounds.ring import Average, RingReduce
 from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
 from gossamer.protocol.wire.statements import (
     Accusation,
     LinkRate,
     RingStatement,
-    Sign,
     Signed,
-    Statement,
     Vote,
-    seal,
 )
 
 STALL_SECONDS = 120.0
@@ -68,73 +75,17 @@ KEPT_STEP_SECONDS = 4.0
 """Further patience for each member that the sum lacks. An accusation has reached every member by
 then, and its effects are under way."""
 
+LONE_SECONDS = 2.0
+"""Time in which votes of members that died may still come, as gossip takes."""
+
 SLOW = "slow"
 """The reason of an accusation that follows from `RingLinkRates`."""
 
+REPEATED = "is out"
+"""The reason of an accusation that this peer repeats (`Accusations.to_repeat`)."""
 
-@dataclass(frozen=True)
-class Self:
-    """This peer's identity in the run, with its signature."""
-
-    me: PeerId
-    run_id: Digest
-    sign: Sign
-
-    def seal(self, statement: Statement) -> Publish:
-        return Publish(seal(statement, self.me, self.run_id, self.sign), statement)
-
-
-@dataclass(frozen=True)
-class Publish:
-    """Gossip this statement."""
-
-    signed: Signed
-    statement: Statement
-
-
-@dataclass(frozen=True)
-class BeginRing:
-    """This peer follows a ring from now on. Work for an earlier ring is void."""
-
-    ring: Ring
-    envelope: Signed
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Take the outer step with these averages, then call `computed`."""
-
-    generation: int
-    averages: list[Average] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Committed:
-    """The round is committed."""
-
-    commit: Commit
-    proposal: Proposal
-    averages: list[Average] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Removed:
-    """A member is out of the ring (for logs, metrics and `policy.ring_conduct`)."""
-
-    peer: PeerId
-    reason: str
-    detail: str
-    """Why this peer believes it: the accuser, or what this peer measured."""
-    accuser: PeerId
-    order: tuple[PeerId, ...] = field(repr=False)
-    """The members that were in until then, in ring order."""
-    is_voting: bool = False
-    """Whether this peer had all averages."""
-
-
-Action: TypeAlias = (
-    Publish | BeginRing | Contribute | FinishAverage | Send | Compute | Committed | Removed
-)
+ACCUSED_BY = "accused by"
+"""The reason of a member that leaves because another one accuses it begins so."""
 
 
 class Attempt:
@@ -148,9 +99,10 @@ class Attempt:
         identity: Self,
         parent: Parent,
         ring: Ring,
-        payloads: Payloads,
+        rules: RoundRules,
         reduce: RingReduce,
         link_rate: RingLinkRates,
+        doubts: Doubts,
         now: float,
     ) -> None:
         self._self = identity
@@ -158,11 +110,13 @@ class Attempt:
         self._parent = parent
         self.ring = ring
         self.state: AttemptState = ATTEMPT.initial
-        self._payloads = payloads
+        self._payloads = rules.payloads
         self.reduce = reduce
         self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
-        self._commitment = Commitment(ring, self._me)
+        self._doubts = doubts
+        self._removed_by: dict[PeerId, Removed] = {}
+        self._commitment = Commitment(ring, self._me, rules.accusers)
         self._generation = 0
         self._computed_averages: list[Average] = []
         self._proposal: Proposal | None = None
@@ -235,7 +189,7 @@ class Attempt:
         """This peer accuses a member, or leaves by accusing itself; nothing once it is out."""
         if self.is_out or accused not in self.ring.members or accused in self.removed:
             return []
-        found = self._accused(now, self._me, accused, reason, detail)
+        found = self._accused(now, Heard(self._me, accused, reason), detail)
         return [self._accuse(accused, reason), *found]
 
     def link_measured(
@@ -269,8 +223,8 @@ class Attempt:
             return []
         match statement:
             case Accusation():
-                accused = PeerId(statement.accused)
-                return self._accused(now, author, accused, statement.reason, f"says {author}")
+                heard = Heard(author, PeerId(statement.accused), statement.reason)
+                return self._heard(now, heard)
             case LinkRate():
                 self.link_rate.said(author, statement.sequence, statement.bytes_per_second)
                 return []
@@ -310,7 +264,7 @@ class Attempt:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: accuse members that delay the votes, or leave."""
-        actions: list[Action] = []
+        actions = self._count(now, self._doubts.due(now))
         if self.state == "voting" and not self.is_out:
             actions += self._urge(now)
         if now >= self._progress_seconds + KEPT_SECONDS and now >= self._kept_seconds():
@@ -335,25 +289,42 @@ class Attempt:
         reason = reason[: limits.TEXT_CHARACTERS_MAX]
         return self._self.seal(Accusation(self.ring.ring_id, accused, reason))
 
-    def _accused(
-        self, now: float, author: PeerId, accused: PeerId, reason: str, detail: str
-    ) -> list[Action]:
+    def _heard(self, now: float, heard: Heard) -> list[Action]:
+        """A member accuses a member: this peer answers, or takes what counts now (`doubts`)."""
+        are_both_in = not {heard.author, heard.accused} & self.removed
+        if heard.accused == self._me and heard.author in self._doubts and are_both_in:
+            answer = Heard(self._me, heard.author, BASELESS, heard.reason)
+            return [self._accuse(heard.author, BASELESS), *self._accused(now, answer, "answers")]
+        if self.state == "committed":
+            return self._accused(now, heard, f"says {heard.author}")
+        return self._count(now, self._doubts.heard(now, heard))
+
+    def _count(self, now: float, accusations: Sequence[Heard]) -> list[Action]:
+        """Accusations that count from now on."""
+        actions: list[Action] = []
+        for heard in accusations:
+            actions += self._accused(now, heard, f"says {heard.author}")
+        return actions
+
+    def _accused(self, now: float, heard: Heard, detail: str) -> list[Action]:
         """A member of the ring, perhaps this peer, accused a member."""
+        author, accused = heard.author, heard.accused
         order = tuple(peer for peer in self.ring.members if peer not in self.removed)
         if not self.accusations.accuse(author, accused):
-            return self._repeat()
+            return [*self._contested(heard), *self._repeat()]
         is_voting = self.state != "reducing"
-        actions: list[Action] = [
-            Removed(accused, reason, detail, author, order, is_voting),
-            *self.reduce.member_removed(accused),
-        ]
+        removed = Removed(accused, heard.reason, detail, author, order, is_voting, heard.answers)
+        self._removed_by[accused] = removed
+        actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
         self._progress_seconds = now
-        if reason == SLOW:
+        if heard.reason == SLOW:
             self.link_rate.put_out(author, accused)
         if self.is_out:
             if accused == self._me != author:
-                actions.append(self._accuse(self._me, f"accused by {author}"))
+                leaves = Heard(self._me, self._me, f"{ACCUSED_BY} {author}")
+                actions.append(self._accuse(self._me, leaves.reason))
                 self.accusations.accuse(self._me, self._me)
+                actions += self._contested(leaves)
             return actions
         actions += self._repeat()
         if self.state == "voting":
@@ -361,12 +332,30 @@ class Attempt:
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_averages()]
 
+    def _contested(self, heard: Heard) -> list[Action]:
+        """What a member that is out says of itself: that it is at work, and who accused it.
+
+        Only one that was put out by a single member contests that, while chunks went round. A
+        member that delays the votes is accused by many at once.
+        """
+        removed = self._removed_by.get(heard.accused)
+        if (
+            heard.author != heard.accused
+            or not heard.reason.startswith(ACCUSED_BY)
+            or removed is None
+            or removed.is_voting
+            or removed.reason == REPEATED
+            or self.accusations.accusers_of(heard.accused) != {removed.accuser}
+        ):
+            return []
+        return [Contested(removed.accuser, heard.accused, len(removed.order))]
+
     def _repeat(self) -> list[Action]:
         """Accusations that this peer has to repeat in its own name."""
         actions: list[Action] = []
         for peer in self.accusations.to_repeat():
             self.accusations.accuse(self._me, peer)
-            actions.append(self._accuse(peer, "is out"))
+            actions.append(self._accuse(peer, REPEATED))
         return actions
 
     # The rules: averages and votes
@@ -398,10 +387,15 @@ class Attempt:
 
     def _commit(self, event: AttemptEvent, commit: Commit, proposal: Proposal) -> list[Action]:
         self._go(event)
-        return [Committed(commit, proposal, self._computed_averages)]
+        # Nobody waits for an answer any more, but for the votes of those that are dead.
+        held = self._count(self._progress_seconds, self._doubts.due(float("inf")))
+        return [Committed(commit, proposal, self._computed_averages), *held]
 
     def _urge(self, now: float) -> list[Action]:
         """Sends averages to a successor with a different vote, and accuses members that delay."""
+        is_hopeless = not self._commitment.can_succeed(self.reduce.living)
+        if is_hopeless and now >= self._progress_seconds + LONE_SECONDS:
+            return self.accuse(now, self._me, "too few are left to commit")
         actions: list[Action] = []
         successor = self.successor
         if self._commitment.to_reconcile(now, successor):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.states import COMMIT, CommitState
-from gossamer.protocol.state.chain import Commit, quorum_reached
+from gossamer.protocol.state.chain import Commit, accusers_needed, quorum_reached
 from gossamer.protocol.wire.statements import Signed, Vote
 
 VOTE_SECONDS = 30.0
@@ -50,8 +50,13 @@ class _Heard:
 class Commitment:
     """One member's view of the votes of one ring. Events carry the local clock in seconds."""
 
-    def __init__(self, ring: Ring, me: PeerId) -> None:
+    def __init__(self, ring: Ring, me: PeerId, accusers: int = 1) -> None:
+        """
+        Args:
+            accusers: see `quorum_reached`.
+        """
         self._ring_id = ring.ring_id
+        self._accusers = accusers
         self._roster = ring.envelope
         self.state: CommitState = COMMIT.initial
         self._members = ring.members
@@ -105,12 +110,17 @@ class Commitment:
         }
         if self._header is None or self._me not in mine:
             return None
-        if not quorum_reached(self._members, {a: heard.vote for a, heard in mine.items()}):
+        votes: dict[str, Vote] = {author: heard.vote for author, heard in mine.items()}
+        if not quorum_reached(self._members, votes, self._accusers):
             return None
         if self.state != "decided":
             self.state = COMMIT.after(self.state, "quorum")
-        votes = tuple(heard.signed for heard in mine.values())
-        return Commit(self._header, self._roster, votes)
+        signed = tuple(heard.signed for heard in mine.values())
+        return Commit(self._header, self._roster, signed)
+
+    def can_succeed(self, living: Sequence[PeerId]) -> bool:
+        """Returns whether these members are enough to call all the others removed."""
+        return len(living) >= accusers_needed(len(self._members), self._accusers)
 
     def has_my_header(self, peer: PeerId) -> bool:
         """Returns whether a member's newest vote is for this peer's header: then the member has all

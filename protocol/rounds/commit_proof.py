@@ -40,6 +40,8 @@ class RingRules(NamedTuple):
     codec: str
     chunk_elements: int
     members_max: int
+    accusers: int = 1
+    """See `RoundConfig.accusers`."""
 
 
 def open_commit(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules) -> Header:
@@ -56,7 +58,8 @@ def open_commit(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules
         raise MalformedError("commit record with more votes than members")
     check_roster(header, open_ring(commit, run_id, verify, rules))
     votes = _open_votes(commit, header, run_id, verify)
-    if not quorum_reached([member.peer_id for member in header.members], votes):
+    members = [member.peer_id for member in header.members]
+    if not quorum_reached(members, votes, rules.accusers):
         raise ForgedError(f"header of round {header.round} without the votes of its members")
     return header
 
@@ -71,7 +74,8 @@ def open_ring(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules) 
     roster = open_signed(commit.roster, run_id, verify)
     if not isinstance(roster, Roster):
         raise MalformedError("commit record without a roster")
-    return open_roster(commit.roster, roster, run_id, verify, *rules)
+    of_roster = rules.codec, rules.chunk_elements, rules.members_max
+    return open_roster(commit.roster, roster, run_id, verify, *of_roster)
 
 
 def check_roster(header: Header, ring: Ring) -> None:

@@ -34,7 +34,9 @@ from collections.abc import Collection
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.attempt import Action, Attempt, BeginRing
+from gossamer.protocol.rounds.actions import Action, BeginRing
+from gossamer.protocol.rounds.attempt import Attempt
+from gossamer.protocol.rounds.doubts import Doubts
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
@@ -283,7 +285,8 @@ class Round(RoundView):
             is_in_steps=rules.payloads.are_steps,
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)
-        return Attempt(self._self, self._parent, ring, rules.payloads, reduce, link_rate, now)
+        doubts = Doubts(self._hints.doubted)
+        return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)
 
     # The rules: the ring
 

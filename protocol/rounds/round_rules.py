@@ -24,6 +24,8 @@ class RoundRules:
     """Time that a ring works beside its transfers: with shared steps its members train in it."""
     steps_seconds: float = 0.0
     """Duration of the shared steps of the round before."""
+    accusers: int = 1
+    """Votes that call a member removed before a commit counts it as out."""
 
     @property
     def members_max(self) -> int:
@@ -43,6 +45,8 @@ class RoundHints(NamedTuple):
     """Whether the others committed without this peer, or this peer is new."""
     replay_seconds: float = 0.0
     """Time that a peer needs to fetch such a round instead."""
+    doubted: frozenset[PeerId] = frozenset()
+    """Members whose accusations the accused may answer (`doubts`)."""
 
 
 NO_HINTS = RoundHints()

@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.attempt import Attempt, Self
+from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.proposal import Parent

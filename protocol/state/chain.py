@@ -5,7 +5,7 @@ Rules
 - A *header* records what one round did to the state. Its digest is the *head* after that round. The
   parent of the first header is the run id.
 - A header is *committed* when enough members of its ring signed votes for it (`quorum_reached`):
-  more than half of the members that no signer counts as out of the ring.
+  more than half of the members that are not out of the ring, as the signers say.
 - Of several committed heads every peer chooses by the same rule (`policy.head_choice`), so a swarm
   that was split joins again without a coordinator.
 - The tokens of a member count in proportion to the chunks whose average contains it. Its spans of
@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -212,21 +213,30 @@ def check_header_spans(header: Header) -> None:
         raise MalformedError("header with more spans than its members may have")
 
 
-def quorum_reached(members: Sequence[str], votes: dict[str, Vote]) -> bool:
+def quorum_reached(members: Sequence[str], votes: dict[str, Vote], accusers: int = 1) -> bool:
     """Returns whether the votes for one header commit it.
 
-    A member counts as out of the ring when the vote of a signer names it in `removed` and it did
-    not sign itself. More than half of the other members must have signed. So the last member of a
-    ring commits alone, and two members that cannot reach each other both go on. The head rule joins
-    them later.
+    A member counts as out of the ring when the votes of so many signers as the manifest demands
+    name it in `removed`, and it did not sign itself. More than half of the other members must have
+    signed. So with one accuser the last member of a ring commits alone, with two only that of a
+    ring of two. Two members that cannot reach each other both go on. The head rule joins them
+    later.
 
     Args:
         votes: the vote of each signer.
+        accusers: `RoundConfig.num_accusers`.
     """
     signers = {author for author in votes if author in members}
-    removed = {peer for author in signers for peer in votes[author].removed} - signers
+    named = Counter(peer for author in signers for peer in {*votes[author].removed})
+    enough = accusers_needed(len(members), accusers)
+    removed = {peer for peer, count in named.items() if count >= enough} - signers
     living = [member for member in members if member not in removed]
     return 2 * len(signers) > len(living)
+
+
+def accusers_needed(num_members: int, accusers: int) -> int:
+    """Returns how many signers must name a member of a ring of this size in `removed`."""
+    return min(accusers, max(num_members - 1, 1))
 
 
 def credits_of(header: Header) -> dict[PeerId, int]:

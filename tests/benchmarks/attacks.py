@@ -40,6 +40,8 @@ ROWS = (
         (
             f"{CATALOGUE}test_the_swarm_goes_on[heads_of_invented_members]",
             f"{HARM}test_rounds_that_one_member_made_in_secret_undo_none_of_the_others",
+            "tests/rogue/test_lone_commit.py"
+            "::test_its_record_is_no_proof_where_two_accusers_are_needed",
         ),
     ),
     Row(

@@ -265,6 +265,20 @@ def test_a_run_of_own_data_lists_none_and_another_some() -> None:
     )
 
 
+def test_a_manifest_without_accusers_keeps_its_bytes_and_means_one() -> None:
+    old = manifest()
+    assert b"accusers" not in encode_manifest(old)
+    assert old.rounds.num_accusers == 1
+    for accusers in (1, 2):
+        new = changed("rounds.accusers", accusers)
+        assert decode_manifest(encode_manifest(new)) == new
+        assert new.run_id != old.run_id
+        assert new.rounds.num_accusers == accusers
+    for wrong in (0, 3):
+        (problem,) = problems_of(changed("rounds.accusers", wrong))
+        assert "rounds.accusers" in problem
+
+
 def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:
     outer = changed("outer.fragments", 2).outer
     assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 25]

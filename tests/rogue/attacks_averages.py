@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import trio
+from msgspec.structs import replace
 
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import payloads_of
@@ -13,10 +14,12 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.state.chain import Commit, Member, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, ChunkMessage, Hello
-from gossamer.protocol.wire.statements import Roster, Signed
+from gossamer.protocol.wire.statements import Ready, Roster, Signed, open_signed
 from tests.rogue.attacks_claims import acknowledge_all, as_member
+from tests.rogue.attacks_gossip import claim_of, next_header, vote_for
 from tests.rogue.rogue import Rogue, encode, frame
 
 FORGED_VALUE = 1000.0
@@ -77,3 +80,27 @@ async def _send_to_all(rogue: Rogue, victims: list[PeerId], *, is_average: bool)
 
     rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
     await as_member(rogue, victims, send)
+
+
+async def member_that_commits_alone(rogue: Rogue, victims: list[PeerId]) -> None:
+    """A header of the ring that it is in, with a state that nobody has, which it signs alone: it
+    calls all the others removed."""
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+
+    async def commit(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
+        head = await rogue.head(victims[0])
+        if head.head != roster.head:
+            return  # the round is over
+        members = []
+        for each in roster.members:
+            ready = open_signed(each, rogue.run_id, lambda *_: True)
+            assert isinstance(ready, Ready)
+            members.append(Member(each.author, 1, ready.norm))
+        peers = [PeerId(each.author) for each in roster.members]
+        header = replace(next_header(rogue, head, peers, signed, 1), members=tuple(members))
+        others = [peer for peer in peers if peer != rogue.me]
+        record = Commit(encode_header(header), signed, (vote_for(rogue, header, others),))
+        await rogue.publish(rogue.topics()[1], b"\x01" + encode_commit(record))
+        await rogue.gossip(claim_of(rogue, head, header))
+
+    await as_member(rogue, victims, commit)

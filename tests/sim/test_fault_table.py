@@ -184,9 +184,10 @@ def test_the_next_organiser_takes_over(point: CrashPoint) -> None:
         assert late < scenario.attempt_seconds + RESET_MARGIN_SECONDS, f"seed {seed}"
 
 
-def test_half_of_the_peers_die_at_once_and_the_others_finish_the_round() -> None:
+@pytest.mark.parametrize("accusers", [1, 2])
+def test_half_of_the_peers_die_at_once_and_the_others_finish_the_round(accusers: int) -> None:
     for seed, moment in enumerate(ROUND):
-        world = run(with_faults(calm(seed, 8), Fault(moment, "half")))
+        world = run(with_faults(calm(seed, 8, accusers=accusers), Fault(moment, "half")))
         late = seconds_of_round(world) - undisturbed_seconds(seed, 8)
         # Who hears of the commit from those that died with it fetches the round.
         margin_seconds = RESET_MARGIN_SECONDS + OVERTAKEN_SECONDS + RING_SECONDS / 2
@@ -194,10 +195,25 @@ def test_half_of_the_peers_die_at_once_and_the_others_finish_the_round() -> None
         assert len(world.living()) == 4
 
 
-def test_two_halves_go_on_and_come_together_within_two_rounds() -> None:
+@pytest.mark.parametrize("accusers", [1, 2])
+def test_the_last_one_of_a_ring_goes_on(accusers: int) -> None:
+    """With two accusers it begins its round again, since no other member can say who died."""
+    for seed, moment in enumerate(RING):
+        scenario = calm(seed, 4, accusers=accusers)
+        deaths = [Fault(moment, "crash", peer=peer) for peer in range(3)]
+        world = run(with_faults(scenario, *deaths))
+        (survivor,) = world.living()
+        header = world.checks.headers[survivor.heads.head]
+        assert [member.peer_id for member in header.members if member.tokens] == [survivor.peer_id]
+        late = seconds_of_round(world) - undisturbed_seconds(seed, 4)
+        assert late < SILENCE_MARGIN_SECONDS, f"seed {seed} at {moment:.1f} s: {late:.1f} s"
+
+
+@pytest.mark.parametrize("accusers", [1, 2])
+def test_two_halves_go_on_and_come_together_within_two_rounds(accusers: int) -> None:
     for seed in range(8):
         split = Fault(TRAIN_SECONDS + seed, "split", for_seconds=50.0)
-        scenario = with_faults(calm(seed, 6), split)
+        scenario = with_faults(calm(seed, 6, accusers=accusers), split)
         world = run(scenario)
         assert world.statistics["forks"] >= 1
         assert world.statistics["work reclaimed"] >= 1

@@ -69,7 +69,7 @@ def lone_ring(run_id: Digest, head: Digest, round_number: int, rules: RingRules)
     """The ring of a member that is ready and alone."""
     work = ready(head=head, round=round_number, tokens=TOKENS, norm=1.0, spans=())
     mine = seal(work, IDENTITY.peer_id, run_id, IDENTITY.sign)
-    codec, chunk_elements, _ = rules
+    codec, chunk_elements = rules.codec, rules.chunk_elements
     roster = make_roster(head, round_number, 0, {IDENTITY.peer_id: mine}, codec, chunk_elements)
     envelope = seal(roster, IDENTITY.peer_id, run_id, IDENTITY.sign)
     return open_roster(envelope, roster, run_id, lambda *_: True, codec, chunk_elements)

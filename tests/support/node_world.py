@@ -328,6 +328,7 @@ def found(
     trust: Trust = "members",
     last_round: int | None = None,
     schedule: TokenSchedule | None = None,
+    accusers: int = 1,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -377,6 +378,7 @@ def found(
             attempt_seconds=1.0,
             stale_rounds=5,
             checkpoint_rounds=checkpoint_rounds,
+            accusers=accusers,
         ),
         data=replace(
             example.data,
@@ -429,6 +431,7 @@ class World:
     is_by_invitation: bool = False
     """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
     trust: Trust = "members"
+    accusers: int = 1
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
     schedule: TokenSchedule | None = None
@@ -464,6 +467,7 @@ class World:
             trust=self.trust,
             last_round=self.last_round,
             schedule=self.schedule,
+            accusers=self.accusers,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

@@ -24,7 +24,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Committed, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
@@ -127,6 +127,9 @@ class Member:
         raise error
 
     def removed(self, removed: Removed) -> None:
+        """See `Effects`."""
+
+    def contested(self, contested: Contested) -> None:
         """See `Effects`."""
 
     def notify_committed(self, committed: Committed) -> None:

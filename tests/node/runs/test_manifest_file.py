@@ -448,3 +448,10 @@ def test_a_file_chooses_how_the_run_is_counted() -> None:
         ),
     ):
         assert any(problem in each for each in problems_of(text)), text
+
+
+def test_the_number_of_accusers_is_the_founders_choice(tmp_path: Path) -> None:
+    text = render(draft_of_preset("tiny"))
+    assert parse_manifest_file(text, tmp_path).rounds.num_accusers == 1
+    chosen = text.replace("# accusers = 2", "accusers = 2")
+    assert parse_manifest_file(chosen, tmp_path).rounds.num_accusers == 2

@@ -77,6 +77,62 @@ def test_wrong_accusations_of_long_ago_make_no_sentence_longer() -> None:
         now += rounds + FORGET_ROUNDS + 1
 
 
+def test_one_that_puts_out_members_at_work_is_doubted_for_a_while() -> None:
+    mine = conduct()
+    mine.put_out(1, B, C, ORDER, is_voting=False)
+    assert mine.doubted(2) == frozenset()
+    mine.contested(1, B, C, len(ORDER))
+    assert mine.doubted(2) == mine.doubted(MEMORY_ROUNDS) == {B}
+    assert mine.doubted(1 + MEMORY_ROUNDS) == frozenset()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_one_whose_accusation_others_share_is_not_doubted(*, is_slow: bool) -> None:
+    mine = conduct()
+    mine.put_out(1, B, C, ORDER, is_voting=False, is_slow=is_slow)
+    mine.contested(1, B, C, len(ORDER))
+    assert B in mine.doubted(2)
+    mine.put_out(2, D, C, ORDER, is_voting=False, is_slow=is_slow)
+    assert B not in mine.doubted(3)
+
+
+def test_in_small_rings_and_of_itself_no_peer_doubts_anything() -> None:
+    mine = conduct()
+    mine.contested(1, B, C, MEMBERS_MIN - 1)
+    mine.contested(1, ME, C, MEMBERS_MIN)
+    assert mine.doubted(2) == frozenset()
+
+
+def test_one_that_sat_out_is_doubted_until_that_is_forgotten() -> None:
+    mine = conduct()
+    for number in (1, 2):
+        mine.put_out(number, A, C, ORDER, is_voting=False)
+    assert mine.doubted(3) == mine.doubted(2 + SITS_OUT_ROUNDS + FORGET_ROUNDS) == {A}
+    assert mine.doubted(3 + SITS_OUT_ROUNDS + FORGET_ROUNDS) == frozenset()
+
+
+def test_an_answer_is_a_mark_among_neighbours_and_makes_others_sit_out() -> None:
+    """The one that answers is no neighbour of the other one, and is right all the same."""
+    mine = conduct()
+    mine.put_out(1, C, A, ORDER, is_voting=False, is_answer=True)
+    assert mine.sits_out(2, A)
+    assert not mine.sits_out(2, C)
+    assert mine.doubted(2) == {A}
+    mine = conduct()
+    mine.put_out(1, C, B, ORDER, is_voting=False, is_answer=True)
+    assert not mine.sits_out(2, B)
+    mine.put_out(2, A, B, ORDER, is_voting=False, is_answer=True)
+    assert mine.sits_out(3, B)
+
+
+def test_an_answer_to_a_neighbour_that_found_a_line_slow_is_no_mark() -> None:
+    mine = conduct()
+    for accuser in (A, C):
+        mine.put_out(1, accuser, B, ORDER, is_voting=False, is_slow=True, is_answer=True)
+    assert not mine.sits_out(2, B)
+    assert mine.doubted(2) == frozenset()
+
+
 def test_in_the_vote_any_member_may_say_who_delays_it() -> None:
     mine = conduct()
     for number in (1, 2, 3):

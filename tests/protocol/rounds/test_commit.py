@@ -72,6 +72,35 @@ def test_quorum(signers: dict[PeerId, list[PeerId]], reached: bool) -> None:
     assert quorum_reached(MEMBERS, votes(signers)) == reached
 
 
+@pytest.mark.parametrize(
+    ("members", "signers", "reached"),
+    [
+        ([A, B, C, D], {A: [B, C, D]}, False),  # one alone proves nothing
+        ([A, B, C, D], {A: [C, D], B: [C, D]}, True),  # the half that is left
+        ([A, B, C, D], {A: [C, D], B: []}, False),  # C and D are out for one of them only
+        ([A, B, C, D], {A: [D], B: [], C: []}, True),
+        ([A, B, C], {A: [B, C]}, False),
+        ([A, B, C], {A: [C], B: [C]}, True),
+        ([A, B, C], {A: [C, C], B: []}, True),
+        ([A, B], {A: [B]}, True),  # a ring of two has no second accuser
+        ([A], {A: []}, True),
+    ],
+)
+def test_quorum_with_two_accusers(
+    members: list[PeerId], signers: dict[PeerId, list[PeerId]], *, reached: bool
+) -> None:
+    assert quorum_reached(members, votes(signers), accusers=2) == reached
+
+
+def test_a_commit_record_of_one_that_calls_the_others_removed_needs_a_second_accuser() -> None:
+    alone = commit_of(RING, [A], removed=[B, C, D])
+    assert open_commit(alone, RUN_ID, verify, RING_RULES) == header_of(RING)
+    with pytest.raises(ForgedError):
+        open_commit(alone, RUN_ID, verify, RING_RULES._replace(accusers=2))
+    half = commit_of(RING, [A, B], removed=[C, D])
+    assert open_commit(half, RUN_ID, verify, RING_RULES._replace(accusers=2)) == header_of(RING)
+
+
 def test_members_are_not_removed_by_a_peer_that_is_no_member() -> None:
     stranger = peers(9)[8]
     assert not quorum_reached(MEMBERS, votes({stranger: [B, C, D], A: []}))

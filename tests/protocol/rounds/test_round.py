@@ -14,17 +14,19 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.rounds.attempt import (
-    STALL_SECONDS,
+from gossamer.protocol.rounds.actions import (
     Action,
     BeginRing,
     Committed,
     Compute,
+    Contested,
     Publish,
     Removed,
 )
+from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALL_SECONDS
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.commit_proof import open_commit
+from gossamer.protocol.rounds.doubts import ANSWER_SECONDS, BASELESS
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.ring_order import rank_order
@@ -46,12 +48,13 @@ def machine(
     began: float = -100.0,
     payloads: Payloads = SUMS,
     hints: RoundHints = NO_HINTS,
+    accusers: int = 1,
 ) -> Round:
     return Round(
         me=me,
         run_id=RUN_ID,
         parent=Parent(HEAD, 4, 1000, Ledger()),
-        rules=RoundRules(payloads, 1024, 1, GATHER, 0.3, ATTEMPT),
+        rules=RoundRules(payloads, 1024, 1, GATHER, 0.3, ATTEMPT, accusers=accusers),
         sign=sign_as(me),
         verify=verify,
         now=began,
@@ -85,9 +88,11 @@ def state_of(round_: Round) -> str:
     return round_.state
 
 
-def in_ring(me: PeerId = ME, members: list[PeerId] = MEMBERS) -> tuple[Round, Digest]:
+def in_ring(
+    me: PeerId = ME, members: list[PeerId] = MEMBERS, hints: RoundHints = NO_HINTS
+) -> tuple[Round, Digest]:
     """A machine that follows the ring of these members, at second 0."""
-    round_ = machine(me)
+    round_ = machine(me, hints=hints)
     round_.expect(0.0, [member for member in members if member != me])
     round_.ready(0.0, ready())
     round_.statement(0.0, *roster(members))
@@ -289,6 +294,79 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     assert round_.statement(0.0, *accusation_of(ring_id, LAST)(NEXT)) == []
     actions = round_.statement(1.0, *roster(MEMBERS))
     assert of(Removed, actions) == [Removed(LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST))]
+
+
+def test_a_member_that_a_doubted_one_accuses_answers_and_stays() -> None:
+    round_, ring_id = in_ring(hints=RoundHints(doubted=frozenset({NEXT})))
+    actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    assert published(actions) == [Accusation(ring_id, NEXT, BASELESS)]
+    (removed,) = of(Removed, actions)
+    assert isinstance(removed, Removed)
+    assert (removed.peer, removed.accuser, removed.answers) == (NEXT, ME, "reset")
+    assert round_.removed == {NEXT}
+    assert round_.successor == LAST
+
+
+def test_what_a_doubted_member_says_of_others_counts_unless_they_answer() -> None:
+    doubting = RoundHints(doubted=frozenset({NEXT}))
+    round_, ring_id = in_ring(hints=doubting)
+    assert round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT)) == []
+    assert of(Removed, round_.tick(1.0 + ANSWER_SECONDS)) == [
+        Removed(LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST))
+    ]
+    round_, ring_id = in_ring(hints=doubting)
+    round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
+    answer = Accusation(ring_id, NEXT, BASELESS)
+    actions = round_.statement(1.1, sealed(LAST, answer), answer)
+    assert round_.removed == {NEXT}
+    # Its author holds this member to be in, so this one says it in its own name as well.
+    assert published(actions) == [Accusation(ring_id, NEXT, "is out")]
+    assert round_.tick(99.0) == [] or round_.removed == {NEXT}
+
+
+def test_a_member_that_one_alone_put_out_may_be_at_work_all_the_same() -> None:
+    def said_by_itself(round_: Round, ring_id: Digest, reason: str) -> list[Action]:
+        statement = Accusation(ring_id, LAST, reason)
+        return of(Contested, round_.statement(2.0, sealed(LAST, statement), statement))
+
+    at_work = f"accused by {NEXT}"
+    round_, ring_id = in_ring()
+    round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
+    assert said_by_itself(round_, ring_id, "restarted") == [], "it had died"
+    assert said_by_itself(round_, ring_id, at_work) == [Contested(NEXT, LAST, 3)]
+    round_, ring_id = in_ring()
+    round_.link_failed(1.0, ring_id, LAST, "reset")
+    round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
+    assert said_by_itself(round_, ring_id, at_work) == [], "two found the same"
+    round_, ring_id = in_ring()
+    actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    assert of(Contested, actions) == [Contested(NEXT, ME, 3)]
+
+
+@pytest.mark.parametrize("accusers", [1, 2])
+def test_the_last_of_a_ring_begins_again_where_two_accusers_are_needed(accusers: int) -> None:
+    round_ = machine(accusers=accusers)
+    round_.expect(0.0, [NEXT, LAST])
+    round_.ready(0.0, ready())
+    round_.statement(0.0, *roster(MEMBERS))
+    assert round_.ring is not None
+    ring_id = round_.ring.ring_id
+    round_.contributed(1.0, ring_id, 0, b"sum")
+    round_.link_failed(2.0, ring_id, NEXT, "reset")
+    round_.link_failed(2.0, ring_id, LAST, "reset")
+    round_.expect(2.0, [])
+    (compute,) = of(Compute, round_.average_finished(2.0, ring_id, 0, b"f", digest_of(b"f")))
+    assert isinstance(compute, Compute)
+    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    assert [type(each) for each in of(Committed, actions)] == [Committed] * (accusers == 1)
+    if accusers == 1:
+        return
+    assert published(round_.tick(3.0 + LONE_SECONDS - 0.1)) == []
+    said = published(round_.tick(3.0 + LONE_SECONDS))
+    assert said[0] == Accusation(ring_id, ME, "too few are left to commit")
+    rosters = [each for each in said if isinstance(each, Roster)]
+    rosters += [each for each in published(round_.tick(99.0)) if isinstance(each, Roster)]
+    assert [[member.author for member in each.members] for each in rosters] == [[ME]]
 
 
 def test_a_member_that_is_out_says_so_and_listens() -> None:

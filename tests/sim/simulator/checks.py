@@ -34,7 +34,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import (
     RingRules,
     check_contributors,
@@ -149,12 +149,14 @@ class Checks:
         """A peer committed a header of its own ring."""
         world, proposal = self._world, committed.proposal
         payloads, chunk_elements = world.mode.payloads, limits.CHUNK_ELEMENTS_MIN
-        rules = RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
+        members_max, accusers = payloads.members_max(chunk_elements), world.scenario.accusers
+        rules = RingRules(payloads.name, chunk_elements, members_max, accusers)
         header = open_commit(committed.commit, world.run_id, verify, rules)
         ring = open_ring(committed.commit, world.run_id, verify, rules)
         check_contributors(header, ring, [average.mask for average in committed.averages])
         head = header.digest
         assert header == proposal.header
+        assert len(committed.commit.votes) >= min(accusers, len(header.members) - 1)
         old = peer.heads.head
         assert header.parent == old
         check_follows(header, old, self.round_of(old), self.tokens_of(old))

@@ -15,7 +15,7 @@ from gossamer.node.rounds.ring_service import CommittedRing
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Committed, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, Removed
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
@@ -269,6 +269,10 @@ class Driver:
         """See `Effects`."""
         name = self._world.name(removed.peer)
         self._world.note(f"{self.peer.name} holds {name} out: {removed.reason}, {removed.detail}")
+
+    def contested(self, contested: Contested) -> None:
+        """See `Effects`."""
+        self._world.count("exclusions contested")
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`."""

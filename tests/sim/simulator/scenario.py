@@ -16,6 +16,9 @@ HEALTHY_GOSSIP_SECONDS = (0.01, 0.3)
 HOLD_SECONDS = 100.0
 """Late enough that everything has come to rest, and before anybody leaves a ring as stalled."""
 
+DOUBT = 0.5
+"""What a peer doubts is its own memory, so each may doubt others than its neighbours do."""
+
 CrashPoint = Literal["roster made", "roster under way", "roster out", "installed", "settled"]
 """Where in its own doing a peer may be killed: before, while and after it publishes a roster,
 before what a committed round took is settled, and before that is said."""
@@ -69,6 +72,10 @@ class Scenario:
     hold_seconds: float = 0.0
     """No outer step is done before this time, so that the rings have to finish by themselves: a
     commit record saves each peer it reaches, and would hide what the rules of the ring lack."""
+    doubt: float = 0.0
+    """Of a round, that a peer doubts another one in it, each by itself."""
+    accusers: int = 1
+    """Votes that call a member removed before a commit counts it as out."""
     rounds_after: int = 2
     """Rounds that everybody has to commit after everything healed."""
 
@@ -93,7 +100,9 @@ def draw(seed: int) -> Scenario:
     else:
         scenario = replace(_draw_run(seed, random), fragments=random.choice((1, 1, 2, 3)))
     number, mode = divmod(seed, len(MODES))
-    return replace(scenario, mode=MODES[mode], overlap=number % 2 == 1)
+    doubt = DOUBT if number % 4 in (1, 2) else 0.0
+    scenario = replace(scenario, mode=MODES[mode], overlap=number % 2 == 1, doubt=doubt)
+    return replace(scenario, accusers=2 if number % 5 in (1, 3) else 1)
 
 
 def _draw_ring(seed: int, random: Random) -> Scenario:

@@ -20,7 +20,7 @@ from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import HeadWeight
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
@@ -88,6 +88,7 @@ class Turn:
         self.ahead: Training | None = None
         """The next round's."""
         scenario, checks = world.scenario, world.checks
+        doubted = world.doubted_by(peer, checks.round_of(head) + 1)
         self._peer = peer
         self._world = world
         machine = Round(
@@ -103,11 +104,12 @@ class Turn:
                 scenario.gather_seconds,
                 scenario.gather_fraction,
                 scenario.attempt_seconds,
+                accusers=scenario.accusers,
             ),
             sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
-            hints=hints,
+            hints=hints._replace(doubted=doubted),
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False

@@ -110,6 +110,13 @@ class World:
     def name(self, peer: PeerId | str) -> str:
         return self.peers[PeerId(peer)].name
 
+    def doubted_by(self, peer: Peer, round_number: int) -> frozenset[PeerId]:
+        """The others whose accusations a peer does not believe at once in a round."""
+        # Not of the world's own chances: with and without doubts a seed is the same world.
+        random = Random(f"{self.scenario.seed} {peer.index} {round_number}")
+        others = sorted(other for other in self.peers if other != peer.peer_id)
+        return frozenset(other for other in others if random.random() < self.scenario.doubt)
+
     def count(self, what: str, condition: bool = True) -> None:
         if condition:
             self.statistics[what] += 1

@@ -1,0 +1,98 @@
+"""The actions of a round: what the machines of `round` and `attempt` want done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.proposal import Proposal
+from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import Sign, Signed, Statement, seal
+
+
+@dataclass(frozen=True)
+class Self:
+    """This peer's identity in the run, with its signature."""
+
+    me: PeerId
+    run_id: Digest
+    sign: Sign
+
+    def seal(self, statement: Statement) -> Publish:
+        return Publish(seal(statement, self.me, self.run_id, self.sign), statement)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Gossip this statement."""
+
+    signed: Signed
+    statement: Statement
+
+
+@dataclass(frozen=True)
+class BeginRing:
+    """This peer follows a ring from now on. Work for an earlier ring is void."""
+
+    ring: Ring
+    envelope: Signed
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Take the outer step with these averages, then call `computed`."""
+
+    generation: int
+    averages: list[Average] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round is committed."""
+
+    commit: Commit
+    proposal: Proposal
+    averages: list[Average] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A member is out of the ring (for logs, metrics and `policy.ring_conduct`)."""
+
+    peer: PeerId
+    reason: str
+    detail: str
+    """Why this peer believes it: the accuser, or what this peer measured."""
+    accuser: PeerId
+    order: tuple[PeerId, ...] = field(repr=False)
+    """The members that were in until then, in ring order."""
+    is_voting: bool = False
+    """Whether this peer had all averages."""
+    answers: str | None = None
+    """The reason for which this member had accused its accuser; None: it had not (`doubts`)."""
+
+
+@dataclass(frozen=True)
+class Contested:
+    """A member that one other alone put out is at work all the same (for `policy.ring_conduct`)."""
+
+    accuser: PeerId
+    peer: PeerId
+    num_members: int
+    """Members that were in until it was put out."""
+
+
+Action: TypeAlias = (
+    Publish
+    | BeginRing
+    | Contribute
+    | FinishAverage
+    | Send
+    | Compute
+    | Committed
+    | Removed
+    | Contested
+)
