@@ -14,13 +14,12 @@ that. So a part that reports to the participant is given it at the start of its 
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import structlog
 import trio
 
+from gossamer.node.app.core import Core, CoreBuilder, NodeInputs
 from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.limit_parts import LimitParts
@@ -36,29 +35,17 @@ from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
-from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
-from gossamer.node.heads.extensions import ExtensionFile, Extensions
-from gossamer.node.heads.known_rounds import KnownRounds
-from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
-from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
-from gossamer.node.peers.chain_adoption import ChainAdoption
-from gossamer.node.peers.chain_checkpoints import ChainCheckpoints
-from gossamer.node.peers.chain_sync import ChainSync
-from gossamer.node.peers.discovery import Discovery
 from gossamer.node.peers.entrance import Entrance
-from gossamer.node.peers.known_peers_file import KnownPeersFile
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
-from gossamer.node.peers.run_blocks import RunBlocks
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
-from gossamer.node.peers.swarm import Swarm
 from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
@@ -66,13 +53,10 @@ from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.own_text import OwnText
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import Metrics
@@ -81,33 +65,11 @@ from gossamer.node.training.feed import Feed
 from gossamer.node.training.own_feed import OwnFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, SignedManifest
-from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 
 log = structlog.get_logger("node")
-
-
-@dataclass(frozen=True)
-class _Core:
-    """The parts that exist before the run's data index is here."""
-
-    trainer: Trainer
-    committed: CommittedState
-    work: Work
-    swarm: Swarm
-    chain_sync: ChainSync
-    discovery: Discovery
-    known_peers: KnownPeersFile
-    run_blocks: RunBlocks
-    rounds: KnownRounds
-    choice: HeadChoice
-    rollbacks: Rollbacks
-    extensions: Extensions
-    checkpoint_keeper: CheckpointKeeper
 
 
 class Node:
@@ -146,7 +108,9 @@ class Node:
         self._transport = transport
         self.manifest: Manifest = open_signed_manifest(signed)
         self.run_id = self.manifest.run_id
-        self._randomness = random.Random(identity.peer_id)
+        self._inputs = NodeInputs(
+            self.manifest, settings, state_dir, identity, store, transport, runtime
+        )
         if limits is None:
             limits = OwnerLimits(settings, state_dir, runtime.read_in_thread, {})
         self._limits = limits
@@ -236,7 +200,10 @@ class Node:
         run_in_thread = self._runtime.run_in_thread
         incarnation = await run_in_thread(lambda: Incarnation(self._state_dir))
         await self._hardware.measure()
-        core = self._build_core(incarnation)
+        core = CoreBuilder(
+            self._inputs, self.metrics, self._offences, self.entrance, self._blocks,
+            self.known_peers, self.pinned_head,
+        ).build(incarnation)  # fmt: skip
         async with trio.open_nursery() as nursery:
             nursery.start_soon(incarnation.run, run_in_thread)
             nursery.start_soon(self._hardware.run)
@@ -254,124 +221,8 @@ class Node:
                 await core.known_peers.save()
             nursery.cancel_scope.cancel()
 
-    def _build_core(self, incarnation: Incarnation) -> _Core:
-        manifest, settings, state_dir = self.manifest, self._settings, self._state_dir
-        run_blocks = RunBlocks(manifest.data, self._store, self._blocks, self._transport)
-        run_blocks.pin()
-        trainer = self._runtime.make_trainer(manifest, settings, str(state_dir.optimizer_path))
-        genesis_state = Digest(manifest.genesis_digest)
-        chain = ChainStore(
-            state_dir.chain_path, self.run_id, genesis_state, health=state_dir.health
-        )
-        committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
-        rounds = KnownRounds(chain)
-        roll = self.entrance.roll
-        choice = HeadChoice(
-            rounds, PeerId(manifest.founder), None if roll is None else roll.branch_of
-        )
-        self._blocks.uploads.is_member = lambda peer: (
-            manifest.admission == "allow" or peer in choice.stakes_at(committed.entry.head)
-        )
-        work = Work(
-            state_dir.root / "work",
-            trainer.pending,
-            committed.sync_sets.whole.plan,
-            manifest.stale_rounds,
-            self.metrics,
-            clock=trio.current_time,
-            life=lambda: incarnation.number,
-        )
-        membership = Membership(self._identity.peer_id)
-        self._transport.keep_places_of(
-            membership.is_known,
-            lambda peer: (
-                self._blocks.uploads.is_member(peer) or (roll is not None and roll.is_member(peer))
-            ),
-        )
-        admission = Admission(
-            manifest,
-            self._transport,
-            membership,
-            chain,
-            self._offences,
-            self.entrance,
-            committed.ring_rules,
-        )
-        swarm = Swarm(
-            self._transport, self._identity, membership, admission, incarnation, self._randomness,
-            self._runtime.awake,
-        )  # fmt: skip
-        swarm.gossip.statement_store.has_standing = lambda author: (
-            author == self._identity.peer_id or self._blocks.uploads.is_member(PeerId(author))
-        )
-        if settings.relay != "off":
-            swarm.relay(
-                rate_limit_of(settings.relay_limit), introduces=settings.relay == "introduce"
-            )
-        chain_sync = ChainSync(
-            manifest,
-            self._transport,
-            self._blocks,
-            committed,
-            run_in_thread=self._runtime.run_in_thread,
-            open_commit=admission.open_commit,
-            on_offence=swarm.offence,
-        )
-        rollbacks = self._read_rollbacks()
-        keeper = self._build_checkpoints(committed, choice, rollbacks, chain_sync, swarm, admission)
-        known = self.known_peers
-        discovery = Discovery(
-            self._transport, known, settings.bootstrap, membership, self.metrics, self._randomness,
-            self._runtime.awake, self.entrance,
-        )  # fmt: skip
-        known_peers = KnownPeersFile(
-            known, self._transport, membership, state_dir.health, self._runtime.run_in_thread
-        )
-        return _Core(
-            trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks,
-            rounds, choice, rollbacks, self._read_extension(committed), keeper,
-        )  # fmt: skip
-
-    def _build_checkpoints(
-        self,
-        committed: CommittedState,
-        choice: HeadChoice,
-        rollbacks: Rollbacks,
-        chain_sync: ChainSync,
-        swarm: Swarm,
-        admission: Admission,
-    ) -> CheckpointKeeper:
-        """Builds what serves, follows and makes signed checkpoints of the chain."""
-        manifest, state_dir, roll = self.manifest, self._state_dir, self.entrance.roll
-        checkpoints = ChainCheckpoints(
-            manifest, self._transport, state_dir.chain_path, state_dir.health,
-            None if roll is None else roll.branch_of, self.entrance.require_known, swarm.offence,
-        )  # fmt: skip
-        adoption = ChainAdoption(
-            committed, chain_sync, checkpoints, admission.open_commit, choice,
-            self._runtime.run_in_thread,
-        )  # fmt: skip
-        adoption.rolled_back = lambda: [each.round for each in rollbacks]
-        chain_sync.adopt = adoption.adopt
-        return CheckpointKeeper(
-            manifest, self._identity, self._transport, committed, choice, rollbacks, checkpoints,
-            swarm.offence, self.pinned_head,
-        )  # fmt: skip
-
-    def _read_rollbacks(self) -> Rollbacks:
-        root, founder = self._state_dir.root, PeerId(self.manifest.founder)
-        rollbacks = Rollbacks(RollbackFiles(root, self.run_id, founder), self._state_dir.health)
-        rollbacks.load()
-        return rollbacks
-
-    def _read_extension(self, committed: CommittedState) -> Extensions:
-        file = ExtensionFile(self._state_dir.root, self.manifest)
-        extensions = Extensions(file, committed.end, self._state_dir.health)
-        extensions.load()
-        return extensions
-
     async def _get_data(
-        self, core: _Core, own_text: OwnText | None
+        self, core: Core, own_text: OwnText | None
     ) -> tuple[ShardIndex, Feed] | None:
         """Returns the run's index and what feeds the trainer; None if the node was asked to leave
         before they were here."""
@@ -388,7 +239,7 @@ class Node:
         scope.cancel()
 
     async def _take_part(
-        self, core: _Core, index: ShardIndex, feed: Feed, nursery: trio.Nursery
+        self, core: Core, index: ShardIndex, feed: Feed, nursery: trio.Nursery
     ) -> None:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
@@ -427,7 +278,7 @@ class Node:
         nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
         await self._participate(participant, trainer)
 
-    async def _build_feed(self, core: _Core, index: ShardIndex, own_text: OwnText | None) -> Feed:
+    async def _build_feed(self, core: Core, index: ShardIndex, own_text: OwnText | None) -> Feed:
         if self.manifest.data.own:
             run_in_thread = self._runtime.run_in_thread
             data = await open_own_data(
@@ -448,7 +299,7 @@ class Node:
             shards_per_partition(self.manifest),
         )
 
-    def _build_participant(self, core: _Core, feed: Feed, orders: Orders) -> Participant:
+    def _build_participant(self, core: Core, feed: Feed, orders: Orders) -> Participant:
         context = NodeContext(
             self.manifest,
             self._identity,
