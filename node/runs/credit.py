@@ -86,7 +86,7 @@ def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
     except RemoteProtocolError as error:
         raise StateDirError(f"{state_dir.manifest_path} is damaged ({error})") from error
     # The head before the records: a daemon writes them in the other order.
-    newest = at or _newest_head(state_dir)
+    newest = at or state_dir.newest_head()
     genesis_state = Digest(manifest.genesis_digest)
     chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
     head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]
@@ -101,13 +101,6 @@ def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
         missing_rounds=missing,
         rows=_rows(before, headers, entry.tokens_total, _own_id(state_dir)),
     )
-
-
-def _newest_head(state_dir: StateDir) -> Digest | None:
-    try:
-        return state_dir.read_head()
-    except (OSError, ValueError):
-        return None  # the chain tells it too
 
 
 def _own_id(state_dir: StateDir) -> PeerId | None:

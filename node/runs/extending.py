@@ -135,11 +135,8 @@ class FoundersSchedule:
     def _newest(self) -> tuple[Entry, int]:
         """Returns the newest round on this disk, and its tokens."""
         run_id, genesis = self._manifest.run_id, Digest(self._manifest.genesis_digest)
+        head = self._state_dir.newest_head()
         chain = ChainStore(self._state_dir.chain_path, run_id, genesis, read_only=True)
-        try:
-            head = self._state_dir.read_head()
-        except (OSError, ValueError):
-            head = None
         if head is None or head not in chain:
             head = next(iter(chain.heads_by_weight()), chain.genesis)
         entry = chain.entry(head)

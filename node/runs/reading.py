@@ -51,7 +51,7 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
     for attempt in range(ATTEMPTS_MAX):
         # The head before the records and the blocks: a daemon writes them in the other order. On a
         # machine with too much to do rounds may be committed while either is opened, every time.
-        newest = _newest_head(state_dir)
+        newest = state_dir.newest_head()
         committed, store = open_read_only(manifest, state_dir, settings.cache_bytes)
         try:
             if round_number is None:
@@ -82,13 +82,6 @@ def warn_if_older(state: StateOnDisk) -> None:
             f"the newest state is not whole on this disk: this is round {state.entry.round}",
             file=sys.stderr,
         )
-
-
-def _newest_head(state_dir: StateDir) -> Digest | None:
-    try:
-        return state_dir.read_head()
-    except (OSError, ValueError):
-        return None  # the chain tells it too
 
 
 def _head_after(committed: CommittedState, newest: Digest | None, round_number: int) -> Digest:

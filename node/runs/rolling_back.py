@@ -78,8 +78,9 @@ class FoundersRun:
             RollbackError: there is no such round, or its state cannot be rebuilt.
             MemoryError: this machine has too little memory to rebuild a state beside the node's.
         """
+        newest = self._state_dir.newest_head()
         committed, _ = open_read_only(self.manifest, self._state_dir, self._cache_bytes)
-        chain, newest = committed.chain, committed.head_on_disk()
+        chain = committed.chain
         path = [] if newest is None else chain.path_between(chain.root, newest) or []
         heads = [chain.root, *path]
         first = chain.entry(chain.root).round

@@ -289,6 +289,17 @@ class StateDir:
         except FileNotFoundError:
             return None
 
+    def newest_head(self) -> Digest | None:
+        """Returns the committed head that was written last; None if none can be read.
+
+        A reader beside a running node asks for it before it opens the chain: the node writes a
+        round's record before the head.
+        """
+        try:
+            return self.read_head()
+        except (OSError, ValueError):
+            return None  # the chain tells it too
+
     def write_manifest(self, signed: SignedManifest) -> None:
         """Binds the directory to a run, for good.
 

@@ -11,12 +11,15 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs import reading
 from gossamer.node.runs.reading import read_state, warn_if_older
+from gossamer.node.runs.rolling_back import FoundersRun
 from gossamer.node.storage import restoring
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
 from tests.support.committed_rounds import IDENTITY, Holder, small_manifest
+
+CACHE_BYTES = 1 << 30
 
 
 def signed_by(identity: Identity, holder: Holder) -> SignedManifest:
@@ -55,6 +58,9 @@ def test_rounds_that_are_committed_while_the_directory_is_opened_do_no_harm(
     assert (state.parameters == parameters).all()
     older = read_state(Settings(state_dir=tmp_path), 1)
     assert older.entry.round == 1
+    newest = holder.state.entry.round
+    run = FoundersRun(holder.manifest, IDENTITY, StateDir(tmp_path), CACHE_BYTES)
+    assert run.plan(1).newest_round == newest
 
 
 def test_a_reading_that_takes_longer_than_a_round_ends(
