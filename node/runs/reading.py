@@ -91,8 +91,8 @@ def _head_after(committed: CommittedState, newest: Digest | None, round_number: 
     path = [] if newest is None else chain.path_between(chain.root, newest) or []
     first = chain.entry(chain.root).round
     if not 0 <= round_number - first <= len(path):
+        oldest = f", the oldest {first}" if first else ""
         raise StateDirError(
-            f"there is no round {round_number} here: the disk has the rounds {first} to "
-            f"{first + len(path)}"
+            f"there is no round {round_number} here: the newest one is {first + len(path)}{oldest}"
         )
     return [chain.root, *path][round_number - first]
