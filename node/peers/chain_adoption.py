@@ -72,18 +72,19 @@ class ChainAdoption:
 
         Returns:
             False if the peer has none that is newer than the start of this node's own chain, or
-            its newest is on that chain: then the peer has the headers that this node asked for, if
-            they exist.
+            its newest is on that chain, or it shows none: then the peer has the headers that this
+            node asked for, if they exist.
 
         Raises:
-            BehindError: it does not answer, or its checkpoint is none for this node.
+            BehindError: its checkpoint is none for this node, or the disk does not take it.
             RemoteProtocolError: it sent something malformed or forged.
         """
         async with self._adopting:
             try:
                 return await self._adopt(peer)
             except NoAnswerError as error:
-                raise BehindError(str(error)) from error
+                log.debug("no checkpoint of the chain", peer=peer, problem=str(error))
+                return False
             except DiskError as error:
                 raise BehindError(
                     f"the disk does not take the chain's checkpoint: {error}"
