@@ -127,11 +127,17 @@ class Gatherer:
         self._expected = expected
         self._note_complete(now)
 
-    def begin_again(self, now: float, failed_attempt: int) -> None:
+    def begin_again(
+        self, now: float, failed_attempt: int, removed: Collection[PeerId] = ()
+    ) -> None:
         """The ring of an attempt is void: gather for a later attempt.
 
         It begins `attempt_seconds` from now, so that other peers of the void ring know it too.
+        Members that were removed from the ring and are not expected are left out: after a restart
+        this peer may know the `Ready` of peers that died before, and a ring of two accusers would
+        be void each time.
         """
+        self._gone |= frozenset(removed) - self._expected - {self._me}
         self._first_attempt = min(max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX)
         self._began_seconds = self._not_before_seconds = now + self._rules.attempt_seconds
         self._complete_seconds = None

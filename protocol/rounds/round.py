@@ -311,7 +311,7 @@ class Round(RoundView):
             self._gatherer.elsewhere.note_lost(attempt.ring, attempt.accusations)
         self._go("ring void")
         self._void_rings.add(attempt.ring.ring_id)
-        self._gatherer.begin_again(now, attempt.ring.roster.attempt)
+        self._gatherer.begin_again(now, attempt.ring.roster.attempt, attempt.removed)
         return [*actions, *self._organise(now)]
 
     def _noting_commit(self, actions: list[Action]) -> list[Action]:

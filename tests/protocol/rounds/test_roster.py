@@ -366,6 +366,19 @@ def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
     assert state.decision(2.0 + ATTEMPT).attempt == 4
 
 
+def test_members_that_are_not_here_are_left_out_of_the_ring_after_a_void_one() -> None:
+    """After a restart this peer knows the `Ready` of peers that died before it."""
+    state = gatherer()
+    state.expect(0.0, [])
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    assert set(state.ready) == set(MEMBERS)
+    state.begin_again(2.0, failed_attempt=0, removed=MEMBERS)
+    assert set(state.ready) == {FIRST}
+    state.expect(3.0, OTHERS[:1])
+    assert set(state.ready) == {FIRST, OTHERS[0]}
+
+
 def test_the_others_are_waited_for_a_part_of_what_the_first_one_took() -> None:
     def waits(took: float) -> float:
         state = gatherer(born=100.0)
