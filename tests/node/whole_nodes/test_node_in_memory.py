@@ -95,7 +95,7 @@ def test_a_crash_in_the_ring_does_not_stop_the_round(tmp_path: Path) -> None:
         world.assert_one_chain(*"abd")
         await nursery.start(world.run, "c", ["b"])
         await world.reach(before + 8, *"abcd")
-        world.assert_one_chain(*"abcd")
+        await world.come_together(*"abcd", seconds=10.0)
 
     simulate(world, story)
 
