@@ -1,11 +1,14 @@
-"""The whole I/O bridge between frames and streams: two small functions."""
+"""The whole I/O bridge between frames and streams: three small functions."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gossamer.node.network.transport import Stream
+import trio
+
+from gossamer.node.network.transport import Stream, Transport
 from gossamer.protocol import limits
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire import framing
 
 PIECE_BYTES = 256 * 1024
@@ -51,3 +54,24 @@ async def receive_frame(
         stop = min(start + PIECE_BYTES, payload_bytes)
         payload[start:stop] = await stream.receive_exactly(stop - start)
     return message, payload
+
+
+async def ask(
+    transport: Transport, peer: PeerId, protocol: str, request: bytes, seconds_max: float
+) -> bytearray:
+    """Sends a request on a stream of its own. Returns the answer, which has no payload.
+
+    Raises:
+        TransportError: the peer cannot be reached, or the stream ended.
+        trio.TooSlowError: there is no answer within `seconds_max`.
+        OversizedError: the answer is longer than the general limits allow, or has a payload.
+    """
+    with trio.fail_after(seconds_max):
+        stream = await transport.open_stream(peer, protocol)
+        try:
+            await send_frame(stream, request)
+            message, _ = await receive_frame(stream, payload_bytes_max=0)
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.reset()
+    return message

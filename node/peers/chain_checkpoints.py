@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import ask, receive_frame, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.storage.chain_start import (
@@ -265,17 +265,10 @@ class ChainCheckpoints:
 
     async def _ask(self, peer: PeerId, request: CheckpointRequest) -> bytes | bytearray:
         try:
-            with trio.fail_after(REQUEST_SECONDS):
-                stream = await self._transport.open_stream(peer, CHECKPOINT_PROTOCOL)
-                try:
-                    await send_frame(stream, encode_checkpoint_request(request))
-                    message, _ = await receive_frame(stream, payload_bytes_max=0)
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await stream.reset()
+            message = encode_checkpoint_request(request)
+            return await ask(self._transport, peer, CHECKPOINT_PROTOCOL, message, REQUEST_SECONDS)
         except (TransportError, trio.TooSlowError) as error:
             raise NoAnswerError(f"{peer} did not answer: {error}") from error
-        return message
 
     # Answers
 

@@ -19,7 +19,7 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import ask, receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.storage.committed import CommittedState, Replayed
@@ -212,14 +212,8 @@ class ChainSync:
             RemoteProtocolError: it sends something else.
         """
         try:
-            with trio.fail_after(REQUEST_SECONDS):
-                stream = await self._transport.open_stream(peer, CHAIN_PROTOCOL)
-                try:
-                    await send_frame(stream, encode_chain_request(request))
-                    message, _ = await receive_frame(stream, payload_bytes_max=0)
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await stream.reset()
+            encoded = encode_chain_request(request)
+            message = await ask(self._transport, peer, CHAIN_PROTOCOL, encoded, REQUEST_SECONDS)
         except (TransportError, trio.TooSlowError) as error:
             raise BehindError(f"{short(peer)} did not answer: {error}") from error
         return decode_chain_reply(message)

@@ -133,11 +133,12 @@ class Gatherer:
         """The ring of an attempt is void: gather for a later attempt.
 
         It begins `attempt_seconds` from now, so that other peers of the void ring know it too.
-        Members that were removed from the ring and are not expected are left out: after a restart
-        this peer may know the `Ready` of peers that died before, and a ring of two accusers would
-        be void each time.
+        Where a commit needs two accusers, members that were removed from the ring and are not
+        expected are left out: after a restart this peer may know the `Ready` of peers that died
+        before, and each ring with them would be void.
         """
-        self._gone |= frozenset(removed) - self._expected - {self._me}
+        if self._rules.accusers > 1:
+            self._gone |= frozenset(removed) - self._expected - {self._me}
         self._first_attempt = min(max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX)
         self._began_seconds = self._not_before_seconds = now + self._rules.attempt_seconds
         self._complete_seconds = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +35,7 @@ from gossamer.protocol.wire.statements import (
     open_signed,
     seal,
 )
+from tests.support.node_world import World
 
 ASK_SECONDS = 5.0
 SAID_MAX = 16
@@ -193,3 +195,18 @@ class Rogue:
 
 
 assert PREFIX_BYTES == 8, "attacks write frames by hand"
+
+
+@asynccontextmanager
+async def rogue_among(
+    world: World, names: Sequence[str], seed: bytes
+) -> AsyncIterator[tuple[Rogue, list[PeerId]]]:
+    """A rogue that is connected to nodes of a world and knows their run, and these nodes."""
+    identity = Identity.from_seed(digest_of(seed))
+    async with world.network.transport(identity) as transport:
+        victims = [world.identity(name).peer_id for name in names]
+        for victim in victims:
+            await transport.connect(world.network.addresses_of(victim)[0])
+        rogue = Rogue(transport, identity, random.Random(0))
+        await rogue.learn_run(victims[0])
+        yield rogue, victims

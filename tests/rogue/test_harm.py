@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import pytest
 import structlog
 import trio
 
-from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
-from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.attempt import SLOW
 from gossamer.protocol.wire.statements import Accusation
 from tests.rogue.attacks_claims import heads_without_blocks, member_that_passes_nothing_on
 from tests.rogue.catalogue import Attack
-from tests.rogue.rogue import Rogue
+from tests.rogue.rogue import Rogue, rogue_among
 from tests.support.measured import measured
 from tests.support.node_world import (
     STEP_SECONDS,
@@ -53,13 +51,7 @@ def rounds_of(
         for name in NAMES[1:]:
             await nursery.start(world.run, name, ["a"])
         await world.reach(4, *NAMES)
-        identity = Identity.from_seed(digest_of(b"rogue"))
-        async with world.network.transport(identity) as transport:
-            victims = [world.identity(name).peer_id for name in NAMES]
-            for victim in victims:
-                await transport.connect(world.network.addresses_of(victim)[0])
-            rogue = Rogue(transport, identity, random.Random(0))
-            await rogue.learn_run(victims[0])
+        async with rogue_among(world, NAMES, b"rogue") as (rogue, victims):
             before = world.round("b")
             with trio.move_on_after(seconds):
                 with suppress(TransportError):  # banned meanwhile

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 
-from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
-from gossamer.protocol.ids import digest_of
 from tests.rogue.attacks_averages import member_that_commits_alone
-from tests.rogue.rogue import Rogue
+from tests.rogue.rogue import rogue_among
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
 from tests.support.node_world import World, simulate
@@ -30,13 +27,7 @@ def forged_after(root: Path, accusers: int) -> list[float]:
         for name in NAMES[1:]:
             await nursery.start(world.run, name, ["a"])
         await world.reach(4, *NAMES)
-        identity = Identity.from_seed(digest_of(b"lone"))
-        async with world.network.transport(identity) as transport:
-            victims = [world.identity(name).peer_id for name in NAMES]
-            for victim in victims:
-                await transport.connect(world.network.addresses_of(victim)[0])
-            rogue = Rogue(transport, identity, random.Random(0))
-            await rogue.learn_run(victims[0])
+        async with rogue_among(world, NAMES, b"lone") as (rogue, victims):
             before = world.path("a")
             with suppress(TransportError):  # banned meanwhile
                 await member_that_commits_alone(rogue, victims)

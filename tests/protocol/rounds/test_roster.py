@@ -214,8 +214,9 @@ def gatherer(
     ring_seconds: float = 0.0,
     steps_seconds: float = 0.0,
     replay_seconds: float = 0.0,
+    accusers: int = 1,
 ) -> Gatherer:
-    rules = RoundRules(SUMS, 1024, 1, GATHER, 0.3, ATTEMPT, ring_seconds, steps_seconds)
+    rules = RoundRules(SUMS, 1024, 1, GATHER, 0.3, ATTEMPT, ring_seconds, steps_seconds, accusers)
     return Gatherer(FIRST, HEAD, born, rules, replay_seconds)
 
 
@@ -368,7 +369,7 @@ def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
 
 def test_members_that_are_not_here_are_left_out_of_the_ring_after_a_void_one() -> None:
     """After a restart this peer knows the `Ready` of peers that died before it."""
-    state = gatherer()
+    state = gatherer(accusers=2)
     state.expect(0.0, [])
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
