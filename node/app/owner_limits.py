@@ -152,6 +152,12 @@ class OwnerLimits:
         """
         moved = self._moved()
         at_seconds = trio.current_time()
+
+        def show_limits(_: Settings) -> None:
+            metrics.uses.set_limits({name: self._limit_of(name) for name in SETTING_OF})
+
+        # A change shows at once: a look may wait for a slow read.
+        self.join(show_limits)
         while True:
             with trio.move_on_after(READ_SECONDS_MAX):
                 settings = self.settings
@@ -161,7 +167,7 @@ class OwnerLimits:
                 metrics.uses.set_used(
                     read.uses["memory"], read.trainer_bytes, read.trainer_cpu_seconds
                 )
-            metrics.uses.set_limits({name: self._limit_of(name) for name in SETTING_OF})
+            show_limits(self.settings)
             moved_now = self._moved()
             metrics.uses.set_moved(moved_now["upload"], moved_now["download"])
             await trio.sleep(LOOK_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import run_abandonable
+from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.power_limit import PowerLimit
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
+from gossamer.node.telemetry.metrics import Metrics
 from tests.support.simulated_nvml import Card, SimulatedNvml
 
 MB = 1_000_000
@@ -151,6 +154,32 @@ def test_a_change_is_kept_first_and_then_obeyed(tmp_path: Path) -> None:
     again = OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)
     assert again.settings.threads == 3
     assert again.rates.up.bytes_per_second == 1_250_000
+
+
+def test_the_metrics_show_a_change_at_once_though_a_driver_hangs(tmp_path: Path) -> None:
+    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {})
+    metrics = Metrics()
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def hanging_driver(settings: Settings) -> NodeUses:
+        is_asked.set()
+        may_answer.wait()
+        return NodeUses({"memory": 0.0}, {}, 0, 0.0)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(limits.run, hanging_driver, metrics, run_abandonable)
+            await trio.to_thread.run_sync(is_asked.wait)
+            await limits.change({"upload": "10", "threads": "3"})
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    finally:
+        may_answer.set()
+    read = metrics.registry.get_sample_value
+    assert read("gossamer_limit_threads") == 3
+    assert read("gossamer_line_limit_bytes_per_second", {"direction": "sent"}) == 1_250_000
 
 
 def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:
