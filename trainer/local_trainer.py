@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,7 @@ from gossamer.trainer.muon import Muon, optimizer_for
 from gossamer.trainer.optimizer import AdamW, clip
 from gossamer.trainer.passes import FILE_NAME, Passes
 from gossamer.trainer.schedule import learning_rate_of
-from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
+from gossamer.trainer.text.data import DataError, DataQueue, add_span, load_shard, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -85,6 +85,10 @@ class LocalTrainer:
     It has more than 12 attributes and 15 public methods: it holds the optimiser's vectors, the data
     and the round under way, and each message of the daemon has a method.
     """
+
+    audited: NDArray[np.float32] | None = None
+    """(num_parameters,), shared with the caller, of which `audit` tells the loss; None in a run
+    without audits."""
 
     loaded_momentum: messages.Place | None = None
     """Place in the chain of a loaded momentum of shared steps; None if none was loaded."""
@@ -358,6 +362,41 @@ class LocalTrainer:
                 self._decoder.flat.copy_(local)
         return messages.Evaluated(loss=loss, tokens=tokens)
 
+    def audit(self, sequences: Sequence[tuple[str, int]]) -> messages.Audited:
+        """Loss of the parameters in `audited` on single sequences. The local parameters stay.
+
+        Args:
+            sequences: (file of a shard, first token).
+
+        Raises:
+            DataError: a shard that cannot be used, or that has no such sequence.
+            TrainerError: memory does not suffice for a single sequence; or nothing is audited in
+                this run.
+        """
+        self._require_between_rounds("Audit")
+        if self.audited is None or len(sequences) > messages.AUDIT_SEQUENCES_MAX:
+            raise TrainerError(f"Audit of {len(sequences)} sequences that this run does not have")
+        batches = [self._read_sequence(*each) for each in sequences]
+        local = self._copy_of_local()
+        losses: list[float] = []
+        try:
+            self._load(self.audited)
+            for batch in self._reported(batches):
+                losses.append(evaluate.evaluate(self._decoder, self.device, [batch])[0])
+        finally:
+            with torch.no_grad():
+                self._decoder.flat.copy_(local)
+        return messages.Audited(losses=tuple(losses))
+
+    def _read_sequence(self, path: str, start: int) -> NDArray[np.int64]:
+        """The sequence of a shard from token `start` on: (1, context + 1)."""
+        model = self._config.model
+        tokens = load_shard(path, self._config.token_bytes, model.vocabulary)
+        sequence = tokens[start : start + model.context + 1]
+        if len(sequence) <= model.context:
+            raise DataError(f"shard {path} has no sequence at token {start}")
+        return sequence[None].astype(np.int64)
+
     def _copy_of_local(self) -> torch.Tensor:
         """The local parameters, on the host if the device has no room for them twice."""
         flat = self._decoder.flat
@@ -393,9 +432,12 @@ class LocalTrainer:
             return f"{error}; the optimiser starts with fresh moments"
         return ""
 
-    @torch.no_grad()
     def _load_base(self) -> None:
-        self._decoder.flat.copy_(torch.from_numpy(self._base))
+        self._load(self._base)
+
+    @torch.no_grad()
+    def _load(self, parameters: NDArray[np.float32]) -> None:
+        self._decoder.flat.copy_(torch.from_numpy(parameters))
 
     def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
         """The same pieces; `on_progress` is called before each."""

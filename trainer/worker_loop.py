@@ -218,6 +218,8 @@ class Worker:
             case messages.Evaluate():
                 paths, tokens_max = message.paths, message.tokens_max
                 self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
+            case messages.Audit():
+                self._send(trainer.audit(message.sequences))
             case messages.Save():
                 started = time.monotonic()
                 problem = trainer.save(message.place)
@@ -257,6 +259,8 @@ class Worker:
             memory.open_vector(message.pseudo_gradient_fd, num_parameters),
             self._got_on,
         )
+        if message.audited_fd is not None:
+            trainer.audited = memory.open_vector(message.audited_fd, num_parameters)
         if trainer.device.torch_device.type == "cpu":
             os.nice(_NICENESS)
         self._trainer = trainer

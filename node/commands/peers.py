@@ -19,6 +19,7 @@ from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, read_credits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.logs import printable
+from gossamer.node.telemetry.status import PeerStatus
 
 COLUMNS = ("rank", "peer_id", "tokens", "share", "rounds", "first_round", "last_round", "you")
 
@@ -52,21 +53,34 @@ def peers(
     if csv:
         write_csv(rows, sys.stdout)
         return 0
-    names = names_here(state_dir)
+    peers_here = _peers_here(state_dir)
+    names = {peer: name for peer, (name, _) in peers_here.items() if name}
+    audits = {peer: text for peer, (_, text) in peers_here.items() if text}
     if json:
-        named = [{**_fields(row), "name": names.get(row.peer_id, "")} for row in rows]
+        named = [
+            {
+                **_fields(row),
+                "name": names.get(row.peer_id, ""),
+                "audits": audits.get(row.peer_id, ""),
+            }
+            for row in rows
+        ]
         print(json_text.dumps({**_run_of(credits), "peers": named}, indent=2))
         return 0
     table = Table.grid(padding=(0, 2))
-    for title in ("rank", "peer", "tokens", "share", "rounds", "last round", ""):
-        is_text = title in ("peer", "")
+    titles = ["rank", "peer", "tokens", "share", "rounds", "last round", ""]
+    if audits:
+        titles.append("audits")
+    for title in titles:
+        is_text = title in ("peer", "", "audits")
         table.add_column(justify="left" if is_text else "right", overflow="fold")
-    table.add_row("rank", "peer", "tokens", "share", "rounds", "last round", "", style="dim")
+    table.add_row(*titles, style="dim")
     for row in rows:
         table.add_row(
             *(str(row.rank), Text(_shown(row.peer_id, names)), f"{row.tokens:,}"),
             f"{row.share:.1%}",
             *(f"{row.rounds:,}", f"{row.last_round:,}", "you" if row.is_you else ""),
+            *([audits.get(row.peer_id, "")] if audits else []),
         )
     console = open_console(width=None if sys.stdout.isatty() else 200)
     if rows:
@@ -85,13 +99,23 @@ def peers(
 def names_here(state_dir: StateDir) -> dict[str, str]:
     """Returns the display names that the peers have now, as the running node hears them, and its
     own; empty where no node runs. A peer that is gone has none."""
+    return {peer: name for peer, (name, _) in _peers_here(state_dir).items() if name}
+
+
+def _peers_here(state_dir: StateDir) -> dict[str, tuple[str, str]]:
+    """Returns the name and the audits of each peer, as the running node hears of them, and its own;
+    empty where no node runs."""
     try:
         status = fetch_status(state_dir)
     except ClientError:
         return {}
-    names = {peer.peer_id: peer.name for peer in status.peers}
-    names[status.peer_id] = status.name
-    return {peer: name for peer, name in names.items() if name}
+    found = {each.peer_id: (each.name, _audits_text(each)) for each in status.peers}
+    return {**found, status.peer_id: (status.name, "")}
+
+
+def _audits_text(peer: PeerStatus) -> str:
+    counts = (("good", peer.audits_good), ("poor", peer.audits_poor))
+    return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
 def _shown(peer_id: str, names: Mapping[str, str]) -> str:

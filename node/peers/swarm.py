@@ -27,6 +27,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
@@ -60,6 +61,19 @@ class SwarmListener(Protocol):
 
     def members_changed(self) -> None:
         """An announcement changed what is known of the members."""
+
+
+class VerdictListener(Protocol):
+    """The audits, as the swarm tells them of verdicts whose signatures are good."""
+
+    def admits(self, author: PeerId, verdict: Verdict) -> bool:
+        """Returns whether the author was picked for this audit."""
+
+    def is_kept(self, verdict: Verdict) -> bool:
+        """Returns whether a verdict is kept for others."""
+
+    def heard(self, author: PeerId, verdict: Verdict) -> None:
+        """A verdict, news or not."""
 
 
 class Swarm:
@@ -113,6 +127,8 @@ class Swarm:
             self.gossip.statement_store,
         )
         self._announcer = Announcer(transport, self.gossip, incarnation)
+        self.verdicts: VerdictListener | None = None
+        """None in a run without audits."""
 
     def start(self, listener: SwarmListener, standing: Callable[[], Standing]) -> None:
         """Begins to listen to gossip. Call once, before `run` and before the first announcement.
@@ -257,10 +273,18 @@ class Swarm:
     def admits(self, author: PeerId, statement: Statement) -> bool:
         if isinstance(statement, Equivocation):  # whoever carries it
             return self.equivocations.admits(statement)
+        if isinstance(statement, Verdict):
+            return (
+                self.verdicts is not None
+                and not self.admission.offences.is_banned(author)
+                and self.verdicts.admits(author, statement)
+            )
         return self.admission.admits(author, statement)
 
     def verified(self, signed: Signed, statement: Statement) -> None:
         self.equivocations.heard(signed, statement)
+        if isinstance(statement, Verdict) and self.verdicts is not None:
+            self.verdicts.heard(PeerId(signed.author), statement)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """Counts and logs that a peer broke the protocol. Repeated offences lead to a ban."""
@@ -280,7 +304,7 @@ class Swarm:
                 self._told.members_changed()
             self.equivocations.met(author)
             return
-        if isinstance(statement, Equivocation):
+        if isinstance(statement, Equivocation | Verdict):
             return
         if isinstance(statement, Ready):
             self._note_ready(Digest(statement.head))

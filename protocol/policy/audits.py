@@ -1,0 +1,331 @@
+"""Audits: whose work is looked at after a round, by whom, on which data, and what follows from it.
+
+A robust average bounds what poor work does to a model, and does not say whose work is poor. So now
+and then a member's work is measured: three auditors compute the loss of the state before the round
+with the member's update and without it, on sequences of the data that the member says it trained on
+(Gauntlet, arXiv 2505.21684, section 3, scores updates so). Honest work lowers that loss. The work
+of nobody does not, and neither does its opposite.
+
+Rules
+-----
+- The head of a round, which nobody knows before the work of the round is signed, says whether there
+  is an audit, of which member, and by whom. So a member cannot work well for its audit alone. There
+  is one in `rounds_between` rounds, on average, so that auditing costs an auditor at most
+  `COST_SHARE` of its computing.
+- Each member of which the round took tokens may be the one. The auditors are other such members,
+  that had stake at the head before: a new identity audits nobody. No two of the four belong to one
+  branch of an invite-only run. If there are too few for that, there is no audit.
+- The sequences follow from the head and the auditor, so anybody can measure again what an auditor
+  says that it measured.
+- One verdict of each auditor on a head counts. An auditor that signs two different ones has no
+  verdict on it, and is found at fault.
+- Two of three against a member are a *finding*. The others' word is the measure of an auditor:
+  where both disagree with it, it is *contradicted*. The verdicts of an auditor that was
+  contradicted `CONTRADICTIONS_MAX` times within `MEMORY_ROUNDS` do not count for as long.
+
+So a lone lying auditor neither finds a member nor keeps one from being found, and soon says nothing
+that counts. Two of three that lie together find whom they want: what that costs the member is up to
+`ring_conduct`. No verdict is a weight in an average: as weights they did more harm than the work
+that they were about.
+
+This module has no I/O, no clock and no randomness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gossamer.protocol.accounting.partitions import Partitions
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.branch_caps import BranchOf
+from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.statements import Span
+
+AUDITORS = 3
+
+SEQUENCES = 16
+"""Sequences of the declared data, and as many of held-out data."""
+
+SEQUENCES_MIN = 4
+"""With fewer sequences of declared data there is no verdict."""
+
+GAIN_MIN = 0.0
+"""Nats a token."""
+
+SHARDS_MAX = 4
+"""Shards from which the declared sequences come: an auditor may have to fetch them."""
+
+COST_SHARE = 0.03
+"""Part of the computing of a round that an audit may cost, on average over the rounds."""
+
+_COST_SEQUENCES = 4 * SEQUENCES / 3
+"""An audit in sequences of training: two forward passes of 32 sequences, and a forward pass is a
+third of a step."""
+
+MEMORY_ROUNDS = 64
+"""Rounds for which verdicts are kept and contradictions count: with rounds of a minute an hour."""
+
+CONTRADICTIONS_MAX = 2
+"""An auditor may be wrong once: work may be so near the margin that sequences decide."""
+
+PEERS_MAX = 1024
+"""Auditors that are remembered; identities are free, and a forgotten one has a clean sheet."""
+
+_LOOKED_AT_MAX = 4096
+"""Shards of a member's spans that are looked at: a round of the largest preset needs as many."""
+
+_WHETHER, _MEMBER, _AUDITOR, _DRAW = b"audit", b"audited", b"auditor", b"sequence"
+
+
+class Audit(NamedTuple):
+    """One audit, as every peer computes it."""
+
+    head: Digest
+    """The head after the round."""
+    round: int
+    member: PeerId
+    auditors: tuple[PeerId, ...]
+
+
+class Excerpt(NamedTuple):
+    """One sequence: so many tokens of a shard from `start` on."""
+
+    shard: int
+    start: int
+
+
+def has_audits(manifest: Manifest) -> bool:
+    """Returns whether members are audited: each one's work can be told apart, and others have the
+    data that it names."""
+    return manifest.trust == "open" and not manifest.data.own
+
+
+def rounds_between(manifest: Manifest) -> int:
+    """Rounds of which one has an audit, on average; 1 or more."""
+    steps = max(1, manifest.outer.round_steps_max)
+    share = COST_SHARE * steps * manifest.inner.sequences_per_step
+    return max(1, math.ceil(_COST_SEQUENCES / share))
+
+
+def audit_after(
+    head: Digest,
+    round_number: int,
+    credits: Mapping[PeerId, int],
+    stakes_before: Collection[PeerId],
+    every: int,
+    branch_of: BranchOf | None = None,
+) -> Audit | None:
+    """The audit that a head asks for; None if it asks for none.
+
+    Args:
+        credits: members of the round, each with the tokens that it took of their work.
+        stakes_before: peers with stake at the head before the round.
+        every: see `rounds_between`.
+        branch_of: of each member of an invite-only run; None in other runs.
+    """
+    if int.from_bytes(digest_of(_WHETHER, head)[:8], "big") % every:
+        return None
+    credited = [peer for peer, tokens in credits.items() if tokens]
+    if not credited:
+        return None
+    member = min(credited, key=lambda peer: digest_of(_MEMBER, head, peer.encode()))
+    branches = {member} if branch_of is None else {branch_of(member)}
+    auditors: list[PeerId] = []
+    able = [peer for peer in credited if peer != member and peer in stakes_before]
+    for peer in sorted(able, key=lambda peer: digest_of(_AUDITOR, head, peer.encode())):
+        branch = peer if branch_of is None else branch_of(peer)
+        if branch not in branches and len(auditors) < AUDITORS:
+            branches.add(branch)
+            auditors.append(peer)
+    if len(auditors) < AUDITORS:
+        return None
+    return Audit(head, round_number, member, tuple(auditors))
+
+
+# The data
+
+
+def declared_excerpts(
+    audit: Audit, auditor: PeerId, spans: Sequence[Span], partitions: Partitions, length: int
+) -> tuple[Excerpt, ...]:
+    """The sequences of a member's declared data that an auditor measures, `SEQUENCES` or fewer.
+
+    Args:
+        spans: of the member's `Ready`.
+        length: tokens of a sequence: the context and one.
+    """
+    pieces = [
+        (shard, start, (stop - start) // length)
+        for shard, start, stop in _shards_of(spans, partitions)
+        if stop - start >= length
+    ]
+    return _drawn(audit, auditor, b"declared", pieces, length)
+
+
+def heldout_excerpts(
+    audit: Audit, auditor: PeerId, shard_tokens: Sequence[int], length: int
+) -> tuple[Excerpt, ...]:
+    """The sequences of the held-out shards that an auditor measures.
+
+    Args:
+        shard_tokens: tokens of each held-out shard.
+        length: tokens of a sequence: the context and one.
+    """
+    pieces = [(shard, 0, num // length) for shard, num in enumerate(shard_tokens) if num >= length]
+    return _drawn(audit, auditor, b"heldout", pieces, length)
+
+
+def _shards_of(spans: Sequence[Span], partitions: Partitions) -> Iterator[tuple[int, int, int]]:
+    """(shard, start, stop) of the pieces of spans, as far as this corpus has such data."""
+    looked_at = 0
+    for span in spans:
+        if span.partition >= len(partitions):
+            continue
+        position, size = span.start, partitions.tokens[span.partition]
+        while position < span.stop and looked_at < _LOOKED_AT_MAX:
+            offset = position % size
+            shard = partitions.shard_at(span.partition, offset)
+            start = offset - partitions.offset_of(shard)
+            stop = min(partitions.shard_tokens(shard), start + span.stop - position)
+            yield shard, start, stop
+            position += stop - start
+            looked_at += 1
+
+
+def _drawn(
+    audit: Audit,
+    auditor: PeerId,
+    purpose: bytes,
+    pieces: Sequence[tuple[int, int, int]],
+    length: int,
+) -> tuple[Excerpt, ...]:
+    """Draws sequences of pieces (shard, start, number of sequences), of few shards, evenly."""
+
+    def rank(*numbers: int) -> bytes:
+        what = b".".join(str(number).encode() for number in numbers)
+        return digest_of(_DRAW, audit.head, auditor.encode(), purpose, what)
+
+    chosen = sorted(pieces, key=lambda piece: rank(piece[0], piece[1]))[:SHARDS_MAX]
+    found: list[Excerpt] = []
+    for place, (shard, start, count) in enumerate(chosen):
+        left = len(chosen) - place
+        wanted = -(-(SEQUENCES - len(found)) // left)
+        # A shard may have a million sequences: the drawn ones lie evenly from a drawn one on.
+        wanted = min(wanted, count)
+        first = int.from_bytes(rank(shard, start, 0)[:8], "big")
+        found += [
+            Excerpt(shard, start + (first + number * count // wanted) % count * length)
+            for number in range(wanted)
+        ]
+    return tuple(found)
+
+
+# The measure
+
+
+def gains_of(before: Sequence[float], after: Sequence[float]) -> float:
+    """How much an update lowers the loss, nats a token; minus infinity for losses that are not
+    finite, and 0 without any."""
+    if not all(map(math.isfinite, (*before, *after))):
+        return -math.inf
+    return math.fsum(b - a for b, a in zip(before, after, strict=True)) / max(1, len(before))
+
+
+def is_poor(gain_declared: float) -> bool:
+    """Returns whether work with such a gain on its own data is poor."""
+    return gain_declared <= GAIN_MIN
+
+
+# The verdicts
+
+
+class Finding(NamedTuple):
+    """What follows from a verdict that was heard."""
+
+    is_new: bool = False
+    """Whether it is the first one of this auditor on this head."""
+    poor: PeerId | None = None
+    """The member that was found to have done poor work."""
+    equivocated: PeerId | None = None
+    """An auditor that signed two different verdicts."""
+    contradicted: PeerId | None = None
+    """An auditor that both others disagree with."""
+
+
+@dataclass
+class _Case:
+    audit: Audit
+    verdicts: dict[PeerId, Verdict | None] = field(default_factory=dict)
+    """By auditor; None for one that signed two."""
+    is_found: bool = False
+    contradicted: PeerId | None = None
+
+
+class Verdicts:
+    """The verdicts of the newest rounds, as one peer has heard them."""
+
+    def __init__(self) -> None:
+        self._cases: OrderedDict[Digest, _Case] = OrderedDict()
+        self._contradicted: OrderedDict[PeerId, list[int]] = OrderedDict()
+        """Rounds in which each auditor was contradicted."""
+
+    def heard(self, audit: Audit, auditor: PeerId, verdict: Verdict) -> Finding:
+        """Counts the signed verdict of one of the audit's auditors. It may be repeated."""
+        case = self._cases.setdefault(audit.head, _Case(audit))
+        while len(self._cases) > MEMORY_ROUNDS:
+            self._cases.popitem(last=False)
+        if auditor in case.verdicts:
+            known = case.verdicts[auditor]
+            if known is None or known == verdict:
+                return Finding()
+            case.verdicts[auditor] = None
+            return Finding(equivocated=auditor)
+        case.verdicts[auditor] = verdict
+        return Finding(
+            is_new=True, poor=self._found(case), contradicted=self._find_contradicted(case)
+        )
+
+    def _found(self, case: _Case) -> PeerId | None:
+        against = [
+            auditor
+            for auditor, verdict in case.verdicts.items()
+            if verdict is not None and verdict.is_poor and self.counts(auditor, case.audit.round)
+        ]
+        if case.is_found or len(against) < AUDITORS - 1:
+            return None
+        case.is_found = True
+        return case.audit.member
+
+    def _find_contradicted(self, case: _Case) -> PeerId | None:
+        said = {
+            auditor: verdict.is_poor
+            for auditor, verdict in case.verdicts.items()
+            if verdict is not None
+        }
+        if case.contradicted is not None or len(said) < AUDITORS:
+            return None
+        for auditor, is_poor in said.items():
+            if list(said.values()).count(is_poor) == 1:
+                case.contradicted = auditor
+                rounds = self._contradicted.setdefault(auditor, [])
+                self._contradicted.move_to_end(auditor)
+                rounds.append(case.audit.round)
+                del rounds[:-CONTRADICTIONS_MAX]
+                if len(self._contradicted) > PEERS_MAX:
+                    self._contradicted.popitem(last=False)
+        return case.contradicted
+
+    def counts(self, auditor: PeerId, round_number: int) -> bool:
+        """Returns whether the verdicts of an auditor on the work of a round count."""
+        rounds = self._contradicted.get(auditor, [])
+        recent = sum(number + MEMORY_ROUNDS > round_number for number in rounds)
+        return recent < CONTRADICTIONS_MAX
+
+    def __len__(self) -> int:
+        """Returns the number of audits of which verdicts are kept."""
+        return len(self._cases)
