@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import structlog
 import trio
 
@@ -30,13 +31,13 @@ from gossamer.protocol.policy.audits import (
     COST_SHARE,
     MEMORY_ROUNDS,
     PEERS_MAX,
+    SCALE,
     SEQUENCES_MIN,
     Audit,
     Excerpt,
     Verdicts,
     audit_after,
-    gains_of,
-    is_poor,
+    gain_of,
 )
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.rounds.actions import Committed
@@ -117,9 +118,10 @@ class Auditing:
         if finding.is_new:
             self._note_count(audit.member, verdict)
         if finding.poor is not None:
-            self._note_finding(audit)
+            self._note_finding(audit, is_sound=finding.is_sound)
         if finding.equivocated is not None:
-            log.warning("an auditor has signed two verdicts on one head", peer=author)
+            self._sit_out(author)
+            log.warning("an auditor has signed two verdicts on one head, and sits out", peer=author)
         if finding.contradicted is not None:
             log.info(
                 "both other auditors disagree with one", peer=finding.contradicted,
@@ -155,7 +157,10 @@ class Auditing:
         if len(self._counts) > PEERS_MAX:
             self._counts.popitem(last=False)
 
-    def _note_finding(self, audit: Audit) -> None:
+    def _sit_out(self, peer: PeerId) -> None:
+        self._swarm.admission.conduct.found_poor(self._committed.entry.round + 1, peer)
+
+    def _note_finding(self, audit: Audit, *, is_sound: bool) -> None:
         self._metrics.poor_work.inc()
         if audit.member == self._swarm.me:
             log.error(
@@ -165,8 +170,15 @@ class Auditing:
             )
         else:
             log.warning(
-                "auditors found poor work of a member", peer=audit.member, round=audit.round
+                "auditors found poor work of a member, which sits out some rounds"
+                if is_sound
+                else "auditors found poor work of a member, as of half of the members lately or "
+                "more: that has no consequence. The learning rate may be too high",
+                peer=audit.member,
+                round=audit.round,
             )
+        if is_sound:
+            self._sit_out(audit.member)
 
     def say(self, audit: Audit, verdict: Verdict) -> None:
         """Tells the others what this node has found."""
@@ -276,7 +288,7 @@ class Auditor:
         self._auditing.say(job.audit, _verdict_of(job, before, after))
 
     def _apply(self, job: _Job) -> None:
-        """Takes the member's update: its own parameters, had it been alone."""
+        """Applies a part of the member's update."""
         payloads, parameters = self._committed.payloads, self._trainer.audited
         assert isinstance(payloads, RecordPayloads)
         sync_set = self._committed.sync_sets.of_round(job.audit.round)
@@ -284,7 +296,7 @@ class Auditor:
             if block is not None:
                 update = payloads.decode(block, sync_set.plan.elements_of(chunk))
                 for part, of_chunk in sync_set.pieces_of(chunk):
-                    parameters[part] -= update[of_chunk]
+                    parameters[part] -= np.float32(SCALE) * update[of_chunk]
 
     def _drop(self) -> None:
         self._job = None
@@ -294,7 +306,7 @@ class Auditor:
 
 def _verdict_of(job: _Job, before: Sequence[float], after: Sequence[float]) -> Verdict:
     num_declared = len(job.declared)
-    declared = gains_of(before[:num_declared], after[:num_declared])
-    heldout = gains_of(before[num_declared:], after[num_declared:])
-    bounded = [min(max(each, -GAIN_MAX), GAIN_MAX) for each in (declared, heldout)]
-    return Verdict(job.audit.round, job.audit.head, is_poor(declared), *bounded)
+    declared = gain_of(before[:num_declared], after[:num_declared])
+    heldout = gain_of(before[num_declared:], after[num_declared:])
+    bounded = [min(max(each.mean, -GAIN_MAX), GAIN_MAX) for each in (declared, heldout)]
+    return Verdict(job.audit.round, job.audit.head, declared.is_poor, *bounded)

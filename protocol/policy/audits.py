@@ -23,6 +23,10 @@ Rules
   where both disagree with it, it is *contradicted*. The verdicts of an auditor that was
   contradicted `CONTRADICTIONS_MAX` times within `MEMORY_ROUNDS` do not count for as long.
 
+- A finding is *sound* if no more than half of the audits that were decided in `MEMORY_ROUNDS` are
+  findings, this one included. Otherwise it is the measure that fails, and not most of the members:
+  a learning rate that is too high would make everybody's work poor.
+
 So a lone lying auditor neither finds a member nor keeps one from being found, and soon says nothing
 that counts. Two of three that lie together find whom they want: what that costs the member is up to
 `ring_conduct`. No verdict is a weight in an average: as weights they did more harm than the work
@@ -34,6 +38,7 @@ This module has no I/O, no clock and no randomness.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,8 +59,14 @@ SEQUENCES = 16
 SEQUENCES_MIN = 4
 """With fewer sequences of declared data there is no verdict."""
 
-GAIN_MIN = 0.0
-"""Nats a token."""
+SCALE = 0.25
+"""Part of a member's update that is applied. An update is one of several that are averaged. As a
+whole, and alone, it may lead too far: with overlap a fifth of the honest updates did, since they
+were trained from other parameters. A quarter shows the direction (tests/benchmarks/audits.py)."""
+
+MARGIN = 1.0
+"""Standard errors by which the mean gain of good work is above 0. The least that honest work had in
+the measured runs was 3.0; random work stays below 1 in nine audits of ten."""
 
 SHARDS_MAX = 4
 """Shards from which the declared sequences come: an auditor may have to fetch them."""
@@ -228,17 +239,29 @@ def _drawn(
 # The measure
 
 
-def gains_of(before: Sequence[float], after: Sequence[float]) -> float:
-    """How much an update lowers the loss, nats a token; minus infinity for losses that are not
-    finite, and 0 without any."""
-    if not all(map(math.isfinite, (*before, *after))):
-        return -math.inf
-    return math.fsum(b - a for b, a in zip(before, after, strict=True)) / max(1, len(before))
+class Gain(NamedTuple):
+    """How much an update lowers the loss of some sequences, in nats a token."""
+
+    mean: float
+    standard_error: float
+
+    @property
+    def is_poor(self) -> bool:
+        """Returns whether work with such a gain on its own data is poor."""
+        return not self.mean > MARGIN * self.standard_error  # NaN is poor
 
 
-def is_poor(gain_declared: float) -> bool:
-    """Returns whether work with such a gain on its own data is poor."""
-    return gain_declared <= GAIN_MIN
+def gain_of(before: Sequence[float], after: Sequence[float]) -> Gain:
+    """The gain of an update: losses before it less losses after it, sequence by sequence.
+
+    Losses that are not finite are a gain of minus infinity, none at all are a gain of 0.
+    """
+    gains = [b - a for b, a in zip(before, after, strict=True)]
+    if not all(map(math.isfinite, gains)):
+        return Gain(-math.inf, 0.0)
+    if len(gains) < SEQUENCES_MIN:
+        return Gain(math.fsum(gains) / max(1, len(gains)), 0.0)
+    return Gain(statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains)))
 
 
 # The verdicts
@@ -251,6 +274,8 @@ class Finding(NamedTuple):
     """Whether it is the first one of this auditor on this head."""
     poor: PeerId | None = None
     """The member that was found to have done poor work."""
+    is_sound: bool = False
+    """Whether this finding is more than a sign that the measure fails."""
     equivocated: PeerId | None = None
     """An auditor that signed two different verdicts."""
     contradicted: PeerId | None = None
@@ -262,7 +287,8 @@ class _Case:
     audit: Audit
     verdicts: dict[PeerId, Verdict | None] = field(default_factory=dict)
     """By auditor; None for one that signed two."""
-    is_found: bool = False
+    was_poor: bool | None = None
+    """What two of three said; None as long as they did not."""
     contradicted: PeerId | None = None
 
 
@@ -286,20 +312,35 @@ class Verdicts:
             case.verdicts[auditor] = None
             return Finding(equivocated=auditor)
         case.verdicts[auditor] = verdict
+        is_found = self._decide(case) and case.was_poor
         return Finding(
-            is_new=True, poor=self._found(case), contradicted=self._find_contradicted(case)
+            is_new=True,
+            poor=audit.member if is_found else None,
+            is_sound=bool(is_found) and self._is_sound(audit.round),
+            contradicted=self._find_contradicted(case),
         )
 
-    def _found(self, case: _Case) -> PeerId | None:
-        against = [
-            auditor
+    def _decide(self, case: _Case) -> bool:
+        """Returns whether two of three agree since now."""
+        if case.was_poor is not None:
+            return False
+        words = [
+            verdict.is_poor
             for auditor, verdict in case.verdicts.items()
-            if verdict is not None and verdict.is_poor and self.counts(auditor, case.audit.round)
+            if verdict is not None and self.counts(auditor, case.audit.round)
         ]
-        if case.is_found or len(against) < AUDITORS - 1:
-            return None
-        case.is_found = True
-        return case.audit.member
+        for word in (True, False):
+            if words.count(word) >= AUDITORS - 1:
+                case.was_poor = word
+        return case.was_poor is not None
+
+    def _is_sound(self, round_number: int) -> bool:
+        decided = [
+            case.was_poor
+            for case in self._cases.values()
+            if case.was_poor is not None and case.audit.round + MEMORY_ROUNDS > round_number
+        ]
+        return 2 * sum(decided) <= len(decided)
 
     def _find_contradicted(self, case: _Case) -> PeerId | None:
         said = {

@@ -28,6 +28,8 @@ Rules
   says against a member counts only if that one does not answer (`rounds.doubts`). So a peer has
   one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
 - An answer is a mark for the one that it answers. If the two are not neighbours, it sits out.
+- A member whose work auditors found poor (`audits`), or an auditor that signed two verdicts on one
+  head, sits out.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
@@ -148,6 +150,11 @@ class RingConduct:
         wrong = sum(_counts(number, round_number) for number in record.wrong)
         if wrong >= WRONG_MAX or _sat_out_lately(record, round_number):
             self._sit_out(record, round_number)
+
+    def found_poor(self, round_number: int, peer: PeerId) -> None:
+        """Auditors found a peer's work poor, or its verdicts contradict each other."""
+        if peer != self._me:
+            self._sit_out(self._record(peer), round_number)
 
     def contested(
         self, round_number: int, accuser: PeerId, accused: PeerId, num_members: int

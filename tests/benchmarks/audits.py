@@ -215,7 +215,7 @@ class Trial:
         pick = self._draw.choice
         sequences = np.concatenate(
             [
-                declared[pick(len(declared), SEQUENCES, replace=False)],
+                declared[pick(len(declared), SEQUENCES, replace=len(declared) < SEQUENCES)],
                 self._heldout[pick(len(self._heldout), SEQUENCES, replace=False)],
             ]
         )

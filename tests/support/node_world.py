@@ -92,6 +92,8 @@ class NumbersTrainer:
     """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
 
     step_seconds = STEP_SECONDS
+    rate = 0.1
+    """Part of the way to the target that a step goes."""
     is_up = True
     save_seconds = 0.0
     lives = 1
@@ -174,7 +176,7 @@ class NumbersTrainer:
                 if head[1] == head[2]:
                     self._queue.pop(0)
             if not self._shares:
-                self._local += np.float32(0.1) * (self._target - self._local)
+                self._local += np.float32(self.rate) * (self._target - self._local)
             tokens += wanted - left
             loss = float(np.square(self._local, dtype=np.float64).mean())
             self._listener.stepped(
@@ -261,7 +263,7 @@ class NumbersTrainer:
         return self._audited
 
     async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...] | None:
-        await trio.sleep(STEP_SECONDS)
+        await trio.lowlevel.checkpoint()
         loss = float(np.square(self.audited - self._target, dtype=np.float64).mean())
         return (loss,) * len(sequences)
 

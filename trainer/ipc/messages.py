@@ -11,11 +11,11 @@ Order of a life: Configure -> Configured, then any number of `Genesis -> Genesis
 Evaluated`, `Audit -> Audited`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The
 worker reads `base` when it gets Begin, Evaluate or Rebase, and has read it when it answers (for
 Begin: with the first thing that it says of the round); at any other time the daemon may write it.
-`pseudo_gradient` is
-the worker's from Begin to Finished and from Rebase to Rebased, and means nothing until then: a
-worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop`,
-`Limits` and `Rebase -> Rebased` are allowed at any time; a Stop that arrives after its round has
-ended is ignored. The end of stdin ends the worker at once.
+`pseudo_gradient` is the worker's from Begin to Finished and from Rebase to Rebased, and means
+nothing until then: a worker that dies in between leaves nothing behind that counts. `Data`,
+`Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at any time; a Stop that
+arrives after its round has ended is ignored. The end of stdin ends the worker at once. The vector
+`audited` is the daemon's but between Audit and Audited.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`

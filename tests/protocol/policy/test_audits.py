@@ -21,9 +21,8 @@ from gossamer.protocol.policy.audits import (
     Verdicts,
     audit_after,
     declared_excerpts,
-    gains_of,
+    gain_of,
     heldout_excerpts,
-    is_poor,
     rounds_between,
 )
 from gossamer.protocol.wire.audit_messages import Verdict, check_verdict
@@ -166,10 +165,19 @@ def test_held_out_sequences() -> None:
 
 
 def test_what_lowers_the_loss_is_good() -> None:
-    assert not is_poor(gains_of([2.0, 3.0], [1.9, 2.9]))
-    assert is_poor(gains_of([2.0, 3.0], [2.0, 3.0]))
-    assert is_poor(gains_of([2.0, 3.0], [2.1, 3.1]))
-    assert is_poor(gains_of([2.0, 3.0], [2.0, float("nan")]))
+    before = [2.0, 3.0, 4.0, 5.0]
+    assert not gain_of(before, [1.9, 2.9, 3.8, 4.9]).is_poor
+    assert gain_of(before, before).is_poor
+    assert gain_of(before, [2.1, 3.1, 4.1, 5.1]).is_poor
+    assert gain_of(before, [1.9, 2.9, 3.9, float("nan")]).is_poor
+    assert gain_of(before, [1.9, 2.9, 3.9, float("inf")]).is_poor
+
+
+def test_a_gain_that_sequences_do_not_agree_on_is_poor() -> None:
+    before = [2.0, 3.0, 4.0, 5.0]
+    gain = gain_of(before, [1.0, 3.9, 4.0, 4.9])
+    assert gain.mean > 0
+    assert gain.is_poor
 
 
 # Verdicts
@@ -188,6 +196,18 @@ def test_two_of_three_find_a_member_once() -> None:
     findings = hear(Verdicts(), audit, True, True, True)
     assert [each.poor for each in findings] == [None, audit.member, None]
     assert [each.contradicted for each in findings] == [None, None, None]
+
+
+def test_findings_of_more_than_half_of_the_members_are_a_fault_of_the_measure() -> None:
+    verdicts = Verdicts()
+    assert not hear(verdicts, audit_of(1), True, True)[-1].is_sound
+    assert not hear(verdicts, audit_of(2), False, False)[-1].poor
+    assert not hear(verdicts, audit_of(3), True, True)[-1].is_sound
+    hear(verdicts, audit_of(4), False, False)
+    hear(verdicts, audit_of(5), False, False)
+    assert hear(verdicts, audit_of(6), True, True)[-1].is_sound
+    later = audit_of(7)._replace(round=1 + MEMORY_ROUNDS)
+    assert not hear(verdicts, later, True, True)[-1].is_sound, "the others were long ago"
 
 
 def test_one_of_three_finds_nobody_and_is_contradicted() -> None:

@@ -41,6 +41,17 @@ def test_a_member_that_different_ones_put_out_sits_out_twice_as_long_each_time()
     assert not any(mine.sits_out(number, peer) for number in range(now) for peer in (B, D))
 
 
+def test_a_member_whose_work_was_found_poor_sits_out_twice_as_long_each_time() -> None:
+    mine, now = conduct(), 1
+    for rounds in (SITS_OUT_ROUNDS, 2 * SITS_OUT_ROUNDS, 4 * SITS_OUT_ROUNDS):
+        mine.found_poor(now, C)
+        assert all(mine.sits_out(now + ahead, C) for ahead in range(1, rounds + 1))
+        now += rounds + 1
+        assert not mine.sits_out(now, C)
+    mine.found_poor(now, ME)
+    assert not mine.sits_out(now + 1, ME)
+
+
 def test_what_was_long_ago_does_not_count() -> None:
     mine = conduct()
     mine.put_out(1, B, C, ORDER, is_voting=False)
