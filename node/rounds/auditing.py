@@ -162,23 +162,27 @@ class Auditing:
 
     def _note_finding(self, audit: Audit, *, is_sound: bool) -> None:
         self._metrics.poor_work.inc()
-        if audit.member == self._swarm.me:
-            log.error(
-                "auditors found that the work of this node does not lower the loss on its own "
-                "data: the memory of the training device may be faulty",
-                round=audit.round,
-            )
-        else:
+        if not is_sound:
             log.warning(
-                "auditors found poor work of a member, which sits out some rounds"
-                if is_sound
-                else "auditors found poor work of a member, as of half of the members lately or "
-                "more: that has no consequence. The learning rate may be too high",
+                "auditors found poor work, as of more than half of the members lately: that has no "
+                "consequence. The learning rate may be too high, or there is nothing left to learn",
                 peer=audit.member,
                 round=audit.round,
             )
-        if is_sound:
+        elif audit.member == self._swarm.me:
+            log.error(
+                "auditors found that the work of this node does not lower the loss on its own "
+                "data, and others let it sit out some rounds: the memory of the training device "
+                "may be faulty",
+                round=audit.round,
+            )
+        else:
             self._sit_out(audit.member)
+            log.warning(
+                "auditors found poor work of a member, which sits out some rounds",
+                peer=audit.member,
+                round=audit.round,
+            )
 
     def say(self, audit: Audit, verdict: Verdict) -> None:
         """Tells the others what this node has found."""
