@@ -18,9 +18,10 @@ the loss of each. The honest work of the member is measured, and what liars woul
     ALIE      the others' mean less one standard deviation
     bias      -0.5 times the others' mean
 
-Gains are nats a token: loss before less loss after; the first number of a pair is the mean, the
-second one the part of audits with less than the margin. `blamed` are the audits in which at least
-two of the three auditors find less gain on the declared data than the margin.
+Gains are nats a token, with a quarter of the update: loss before less loss after. An auditor
+*blames* work whose mean gain on the declared sequences is not above the margin of
+`protocol/policy/audits.py`. The last columns are other measures: the whole update, and whether the
+gain on declared data is no greater than on held-out data.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from numpy.typing import NDArray
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import payloads_of
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.policy.audits import AUDITORS, SCALE, SEQUENCES, Gain
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_momentum import rates_of_round
@@ -50,12 +53,12 @@ from gossamer.trainer.text.data import Batch, DataQueue
 from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Worker
 
-PEERS, AUDITORS, SEQUENCES = 4, 3, 16
+PEERS = 4
 AUDITED = (0, 2)
 ROUNDS = (5, 15, 25, 35, 45, *range(52, 81, 3))
 UNEVEN = (8, 20, 20, 40)
 """Inner steps of each peer where the preset has 20."""
-SCALES = (1.0, 0.25)
+SCALES = (1.0, SCALE)
 """Parts of an update that are applied."""
 WORK = ("honest", "zero", "noise", "flipped", "other", "stale", "tenth", "ALIE", "bias")
 
@@ -165,6 +168,7 @@ class Trial:
         """What the others decode of each member's work."""
         ranges = [self._plan.range_of(chunk) for chunk in range(self._plan.num_chunks)]
         coder = self._payloads
+        assert isinstance(coder, RecordPayloads)
         return [
             np.concatenate(
                 [
@@ -237,6 +241,35 @@ class Trial:
         )
 
 
+def table_of(gains: Losses) -> Table:
+    """The table of (audits, auditors, kinds of work, scales, declared or held-out, sequences)."""
+    means = gains.mean(axis=-1)
+    errors = gains.std(axis=-1, ddof=1) / np.sqrt(SEQUENCES)
+    blamed = np.vectorize(lambda mean, error: Gain(mean, error).is_poor)(means, errors)[..., 0]
+    table = Table(
+        "work", "declared", "held-out", "one blames", "two of three", "whole update", "no less",
+        title=f"{len(gains)} audits",
+    )  # fmt: skip
+
+    def two(words: NDArray[np.bool_]) -> str:
+        return f"{(words.sum(axis=1) > AUDITORS // 2).mean():.0%}"
+
+    for place, work in enumerate(WORK):
+        declared, heldout = (means[:, :, place, 1, which] for which in (0, 1))
+        table.add_row(
+            work,
+            f"{declared.mean():+.4f}",
+            f"{heldout.mean():+.4f}",
+            f"{blamed[:, :, place, 1].mean():.0%}",
+            two(blamed[:, :, place, 1]),
+            two(blamed[:, :, place, 0]),
+            two(declared <= heldout),
+        )
+    ratios = means[:, :, 0, 1, 0] / errors[:, :, 0, 1, 0]
+    table.caption = f"least gain of honest work, in standard errors: {ratios.min():.1f}"
+    return table
+
+
 def main() -> None:
     """Trains all seeds and prints a table."""
     parser = argparse.ArgumentParser("tests.benchmarks.audits", description=__doc__.split("\n")[0])
@@ -247,7 +280,11 @@ def main() -> None:
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.add_argument("--keep", type=Path, help="a file for all gains, as npy")
+    parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")
     options = parser.parse_args()
+    if options.kept:
+        Console().print(table_of(np.concatenate([np.load(path) for path in options.kept])))
+        return
     torch.set_num_threads(1)
     preset = PRESETS["tiny"]
     outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
@@ -256,9 +293,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             trial = Trial(options, replace(preset, outer=outer), Path(folder), seed)
             found.append(trial.gains(options.rounds))
-            print("seed", seed, flush=True)
             if options.keep:
-                np.save(options.keep, np.stack(found))
+                np.save(options.keep, np.concatenate(found))
+    Console().print(table_of(np.concatenate(found)))
 
 
 if __name__ == "__main__":
