@@ -36,6 +36,8 @@ import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import norm_of
