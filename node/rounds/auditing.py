@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -135,19 +135,22 @@ class Auditing:
             return None
         if self._rounds.round_of(head) != verdict.round:
             return None
-        stakes = self._choice.stakes_at(self._rounds.parent_of(head))
-        credits = self._rounds.credits_of(head)
-        return audit_after(
-            head, verdict.round, credits, stakes, self._every, self._choice.branch_of
-        )
+        parent = self._rounds.parent_of(head)
+        return self._audit_after(head, verdict.round, parent, self._rounds.credits_of(head))
 
     def audit_of_commit(self, outcome: Committed) -> Audit | None:
         """The audit that a round asks for, before it is installed."""
         header = outcome.proposal.header
-        return audit_after(
-            header.digest, header.round, credits_of(header),
-            self._choice.stakes_at(Digest(header.parent)), self._every, self._choice.branch_of,
-        )  # fmt: skip
+        return self._audit_after(
+            header.digest, header.round, Digest(header.parent), credits_of(header)
+        )
+
+    def _audit_after(
+        self, head: Digest, number: int, parent: Digest, credits: Mapping[PeerId, int]
+    ) -> Audit | None:
+        before, stakes = self._rounds.credits_of(parent), self._choice.stakes_at(parent)
+        branch_of = self._choice.branch_of
+        return audit_after(head, number, credits, before, stakes, self._every, branch_of)
 
     def _note_count(self, member: PeerId, verdict: Verdict) -> None:
         count = self.count_of(member)

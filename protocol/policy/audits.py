@@ -12,9 +12,11 @@ Rules
   is an audit, of which member, and by whom. So a member cannot work well for its audit alone. There
   is one in `rounds_between` rounds, on average, so that auditing costs an auditor at most
   `COST_SHARE` of its computing.
-- Each member of which the round took tokens may be the one. The auditors are other such members,
-  that had stake at the head before: a new identity audits nobody. No two of the four belong to one
-  branch of an invite-only run. If there are too few for that, there is no audit.
+- Each member of which this round and the one before took tokens may be the one. (Work that was
+  carried over several rounds was done from another state, and need not lower the loss of this one.)
+- The auditors are other members of which the round took tokens, and that had stake at the head
+  before: a new identity audits nobody. No two of the four belong to one branch of an invite-only
+  run. If there are too few for that, there is no audit.
 - The sequences follow from the head and the auditor, so anybody can measure again what an auditor
   says that it measured.
 - One verdict of each auditor on a head counts. An auditor that signs two different ones has no
@@ -127,6 +129,7 @@ def audit_after(
     head: Digest,
     round_number: int,
     credits: Mapping[PeerId, int],
+    credited_before: Collection[PeerId],
     stakes_before: Collection[PeerId],
     every: int,
     branch_of: BranchOf | None = None,
@@ -135,6 +138,7 @@ def audit_after(
 
     Args:
         credits: members of the round, each with the tokens that it took of their work.
+        credited_before: members of which the round before took tokens.
         stakes_before: peers with stake at the head before the round.
         every: see `rounds_between`.
         branch_of: of each member of an invite-only run; None in other runs.
@@ -142,9 +146,10 @@ def audit_after(
     if int.from_bytes(digest_of(_WHETHER, head)[:8], "big") % every:
         return None
     credited = [peer for peer, tokens in credits.items() if tokens]
-    if not credited:
+    steady = [peer for peer in credited if peer in credited_before]
+    if not steady:
         return None
-    member = min(credited, key=lambda peer: digest_of(_MEMBER, head, peer.encode()))
+    member = min(steady, key=lambda peer: digest_of(_MEMBER, head, peer.encode()))
     branches = {member} if branch_of is None else {branch_of(member)}
     auditors: list[PeerId] = []
     able = [peer for peer in credited if peer != member and peer in stakes_before]

@@ -147,8 +147,8 @@ def test_trains_evaluates_dies_and_comes_back(
         for _ in range(2):  # its memory is given back in between
             trainer.audited[:] = trainer.base
             await trainer.send(m.Audit(sequences=((shard, 0), (shard, 17))))
-            losses = (await next_of(trainer, m.Audited)).losses
-            assert max(losses) < 0.5 * before.loss
+            audited = await next_of(trainer, m.Audited)
+            assert max(audited.losses) < 0.5 * before.loss
             trainer.give_back_audited()
             assert not trainer.audited.any()
         await trainer.send(m.Save())

@@ -25,9 +25,14 @@ from gossamer.protocol.policy.audits import (
     heldout_excerpts,
     rounds_between,
 )
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.wire.audit_messages import Verdict, check_verdict
 from gossamer.protocol.wire.statements import Span
 from tests.support import builders
+from tests.support.builders import peer as peer_named
+from tests.support.builders import peers
+from tests.support.measured import measured
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")
 CREDITS = dict.fromkeys(PEERS, 1000)
@@ -39,7 +44,7 @@ def head_of(number: int) -> Digest:
 
 
 def audit_of(number: int = 1, round_number: int = 1) -> Audit:
-    audit = audit_after(head_of(number), round_number, CREDITS, PEERS, 1)
+    audit = audit_after(head_of(number), round_number, CREDITS, PEERS, PEERS, 1)
     assert audit is not None
     return audit
 
@@ -64,17 +69,17 @@ def test_nobody_audits_itself_and_all_have_their_turn() -> None:
 
 def test_the_order_of_the_members_does_not_matter() -> None:
     backwards = dict(reversed(CREDITS.items()))
-    assert audit_after(head_of(1), 1, backwards, PEERS[::-1], 1) == audit_of(1)
+    assert audit_after(head_of(1), 1, backwards, PEERS, PEERS[::-1], 1) == audit_of(1)
 
 
 def test_one_round_in_so_many_has_an_audit() -> None:
-    num = sum(audit_after(head_of(n), 1, CREDITS, PEERS, 8) is not None for n in range(800))
+    num = sum(audit_after(head_of(n), 1, CREDITS, PEERS, PEERS, 8) is not None for n in range(800))
     assert 70 < num < 130
 
 
 def test_newcomers_are_audited_and_audit_nobody() -> None:
     old, new = PEERS[:4], PEERS[4:]
-    audits = [audit_after(head_of(number), 1, CREDITS, old, 1) for number in range(100)]
+    audits = [audit_after(head_of(number), 1, CREDITS, PEERS, old, 1) for number in range(100)]
     made = [audit for audit in audits if audit is not None]
     assert all(set(audit.auditors) <= set(old) for audit in made)
     assert any(audit.member in new for audit in made)
@@ -83,15 +88,23 @@ def test_newcomers_are_audited_and_audit_nobody() -> None:
 def test_members_without_tokens_have_no_part() -> None:
     credits = {**CREDITS, PEERS[0]: 0, PEERS[1]: 0}
     for number in range(50):
-        audit = audit_after(head_of(number), 1, credits, PEERS, 1)
+        audit = audit_after(head_of(number), 1, credits, PEERS, PEERS, 1)
         assert audit is not None
         assert not {*PEERS[:2]} & {audit.member, *audit.auditors}
+
+
+def test_members_that_were_not_in_the_round_before_are_not_audited() -> None:
+    for number in range(50):
+        audit = audit_after(head_of(number), 1, CREDITS, PEERS[:2], PEERS, 1)
+        assert audit is not None
+        assert audit.member in PEERS[:2]
+    assert audit_after(head_of(1), 1, CREDITS, (), PEERS, 1) is None
 
 
 @pytest.mark.parametrize("num_members", [0, 1, 2, 3])
 def test_too_few_members_for_an_audit(num_members: int) -> None:
     credits = dict.fromkeys(PEERS[:num_members], 1000)
-    assert audit_after(head_of(1), 1, credits, PEERS, 1) is None
+    assert audit_after(head_of(1), 1, credits, PEERS, PEERS, 1) is None
 
 
 def test_no_two_of_one_branch_have_a_part() -> None:
@@ -99,7 +112,7 @@ def test_no_two_of_one_branch_have_a_part() -> None:
         return PeerId("abcdddd"["abcdefg".index(peer)]) if peer in "abcdefg" else peer
 
     for number in range(50):
-        audit = audit_after(head_of(number), 1, CREDITS, PEERS, 1, branch_of)
+        audit = audit_after(head_of(number), 1, CREDITS, PEERS, PEERS, 1, branch_of)
         assert audit is not None
         assert sum(peer in "defg" for peer in (audit.member, *audit.auditors)) <= 1
 
@@ -276,6 +289,45 @@ def test_verdicts_of_the_newest_audits_are_kept() -> None:
     for number in range(3 * MEMORY_ROUNDS):
         hear(verdicts, audit_of(number), True)
     assert len(verdicts) == MEMORY_ROUNDS
+
+
+# What becomes of the members
+
+
+def rounds_credited(num_liars: int, every: int) -> list[float]:
+    """The part of 400 rounds that each of eight members is in. The first ones send poor work, and
+    say together that theirs is good and everybody else's is poor."""
+    everybody = peers(8)
+    liars, stranger = everybody[:num_liars], peer_named(9)
+    verdicts, conduct = Verdicts(), RingConduct(stranger)
+    members = [list(everybody)]
+    for number in range(1, 401):
+        present = [peer for peer in everybody if not conduct.sits_out(number, peer)]
+        members.append(present)
+        stakes = {peer for each in members[-STANDING_ROUNDS:] for peer in each}
+        credits = dict.fromkeys(present, 1000)
+        audit = audit_after(head_of(number), number, credits, members[-2], stakes, every)
+        for auditor in audit.auditors if audit is not None else ():
+            assert audit is not None
+            is_poor = (audit.member in liars) != (auditor in liars)
+            finding = verdicts.heard(audit, auditor, verdict_of(audit, is_poor=is_poor))
+            if finding.poor is not None and finding.is_sound:
+                conduct.found_poor(number + 1, finding.poor)
+    return [sum(peer in each for each in members[1:]) / 400 for peer in everybody]
+
+
+@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("num_liars", [1, 2, 3])
+def test_liars_do_not_keep_the_others_from_working(num_liars: int, every: int) -> None:
+    shares = rounds_credited(num_liars, every)
+    measured(f"{num_liars} of 8 lie, an audit in {every} rounds: {shares}")
+    honest = shares[num_liars:]
+    assert sum(honest) / len(honest) > 0.95
+    assert num_liars > 1 or min(honest) == 1.0
+
+
+def test_poor_work_costs_nearly_all_rounds_where_each_has_an_audit() -> None:
+    assert rounds_credited(1, 1)[0] < 0.25
 
 
 @pytest.mark.parametrize(
