@@ -26,7 +26,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.audits import (
     COST_SHARE,
     MEMORY_ROUNDS,
@@ -191,7 +191,9 @@ class Auditing:
         """Tells the others what this node has found."""
         self._metrics.audits.add("poor" if verdict.is_poor else "good")
         log.info(
-            f"audited the work of {short(audit.member)}: {'poor' if verdict.is_poor else 'good'}",
+            "audited the work of a member",
+            peer=audit.member,
+            verdict="poor" if verdict.is_poor else "good",
             round=audit.round,
             gain_declared=round(verdict.gain_declared, 5),
             gain_heldout=round(verdict.gain_other, 5),

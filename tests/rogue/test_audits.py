@@ -62,9 +62,13 @@ def lived(
     last: type[NumbersTrainer] = Honest,
     corrupt: Callable[[World], None] = lambda _world: None,
     is_over: Callable[[World], bool] = lambda world: world.round("a") >= ROUNDS,
+    *,
+    overlap: bool = False,
 ) -> World:
     """A swarm of five, of which e has another trainer, when something is over."""
-    world = World(root, seed=43, codec="int8", trust="open", inner_steps=10, num_shards=256)
+    world = World(
+        root, seed=43, codec="int8", trust="open", inner_steps=10, num_shards=256, overlap=overlap
+    )
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a", [], Honest)
@@ -99,7 +103,7 @@ def sat_out(world: World) -> set[str]:
 
 
 def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
-    world = lived(tmp_path)
+    world = lived(tmp_path, overlap=True)
     assert sum(verdicts_on(world, name)[0] for name in NAMES) > 10
     assert all(verdicts_on(world, name)[1] == 0 for name in NAMES)
     assert sat_out(world) == set()
