@@ -25,6 +25,7 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
+from gossamer.protocol.accounting.excerpts import Excerpt
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.audits import (
@@ -34,7 +35,6 @@ from gossamer.protocol.policy.audits import (
     SCALE,
     SEQUENCES_MIN,
     Audit,
-    Excerpt,
     Verdicts,
     audit_after,
     gain_of,
@@ -274,8 +274,8 @@ class Auditor:
             payloads.block_of(average.payload, plan.elements_of(chunk), average.mask, position)
             for chunk, average in enumerate(outcome.averages)
         ]
-        declared = self._data.declared(audit, self._me, ring.ready[position].spans)
-        return _Job(audit, records, declared, self._data.heldout(audit, self._me))
+        declared = self._data.declared(audit.head, self._me, ring.ready[position].spans)
+        return _Job(audit, records, declared, self._data.heldout(audit.head, self._me))
 
     async def measure(self) -> None:
         """Makes the audit that is due: the device has nothing else to do."""

@@ -11,9 +11,9 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.accounting.excerpts import Excerpt, declared_excerpts, heldout_excerpts
 from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.audits import Audit, Excerpt, declared_excerpts, heldout_excerpts
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.statements import Span
 
@@ -48,14 +48,14 @@ class AuditData:
             [shard.num_tokens for shard in index.shards], shards_per_partition
         )
 
-    def declared(self, audit: Audit, me: PeerId, spans: Sequence[Span]) -> tuple[Excerpt, ...]:
+    def declared(self, head: Digest, me: PeerId, spans: Sequence[Span]) -> tuple[Excerpt, ...]:
         """The sequences of a member's declared data, see `declared_excerpts`."""
-        return declared_excerpts(audit, me, spans, self._partitions, self._length)
+        return declared_excerpts(head, me, spans, self._partitions, self._length)
 
-    def heldout(self, audit: Audit, me: PeerId) -> tuple[Excerpt, ...]:
+    def heldout(self, head: Digest, me: PeerId) -> tuple[Excerpt, ...]:
         """The held-out sequences, see `heldout_excerpts`."""
         shard_tokens = [shard.num_tokens for shard in self._index.heldout]
-        return heldout_excerpts(audit, me, shard_tokens, self._length)
+        return heldout_excerpts(head, me, shard_tokens, self._length)
 
     async def fetch(
         self, declared: Sequence[Excerpt], heldout: Sequence[Excerpt]

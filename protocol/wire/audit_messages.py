@@ -8,6 +8,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
+SEQUENCES = 16
+"""Sequences of the declared data that an audit measures, and as many of held-out data."""
+
 GAIN_MAX = 1e9
 """Nats a token. What is not finite, or beyond that, is said to be minus or plus this."""
 

@@ -43,11 +43,12 @@ from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.policy.audits import AUDITORS, SCALE, SEQUENCES, Gain
+from gossamer.protocol.policy.audits import AUDITORS, SCALE, Gain
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.wire.audit_messages import SEQUENCES
 from gossamer.trainer.evaluate import batches_of
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets import PRESETS, Preset

@@ -7,28 +7,22 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.audits import (
     AUDITORS,
     CONTRADICTIONS_MAX,
     MEMORY_ROUNDS,
-    SEQUENCES,
-    SHARDS_MAX,
     Audit,
     Finding,
     Verdicts,
     audit_after,
-    declared_excerpts,
     gain_of,
-    heldout_excerpts,
     rounds_between,
 )
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from gossamer.protocol.policy.ring_conduct import RingConduct
-from gossamer.protocol.wire.audit_messages import Verdict, check_verdict
-from gossamer.protocol.wire.statements import Span
+from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
 from tests.support import builders
 from tests.support.builders import peer as peer_named
 from tests.support.builders import peers
@@ -36,7 +30,6 @@ from tests.support.measured import measured
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")
 CREDITS = dict.fromkeys(PEERS, 1000)
-LENGTH = 17
 
 
 def head_of(number: int) -> Digest:
@@ -125,53 +118,6 @@ def test_an_audit_costs_a_small_part_of_the_rounds_that_it_is_for() -> None:
         every = rounds_between(replace(manifest, outer=outer, inner=inner))
         assert 0.03 * every * steps * sequences >= 4 * SEQUENCES / 3
     assert every == 1
-
-
-# The data
-
-
-def partitions() -> Partitions:
-    return Partitions([200, 100, 200, 300, 16, 200], 2)
-
-
-def test_declared_sequences_lie_in_the_declared_spans() -> None:
-    audit = audit_of()
-    # Partition 0 has 300 tokens, so this span ends in its second epoch.
-    spans = (Span(0, 100, 400), Span(1, 17, 17 + 170))
-    found = declared_excerpts(audit, PEERS[0], spans, partitions(), LENGTH)
-    allowed = {0: [(0, 100), (100, 200)], 1: [(0, 100)], 2: [(17, 187)]}
-    assert 0 < len(found) <= SEQUENCES
-    assert len(set(found)) == len(found)
-    assert len({shard for shard, _ in found}) <= SHARDS_MAX
-    for shard, start in found:
-        assert any(low <= start and start + LENGTH <= high for low, high in allowed[shard])
-
-
-def test_sequences_follow_from_head_and_auditor() -> None:
-    spans = (Span(0, 0, 300), Span(1, 0, 500))
-
-    def drawn(number: int, auditor: PeerId) -> object:
-        return declared_excerpts(audit_of(number), auditor, spans, partitions(), LENGTH)
-
-    assert drawn(1, PEERS[0]) == drawn(1, PEERS[0])
-    assert drawn(1, PEERS[0]) != drawn(1, PEERS[1])
-    assert drawn(1, PEERS[0]) != drawn(2, PEERS[0])
-
-
-def test_spans_of_data_that_is_not_there_are_no_data() -> None:
-    spans = (Span(99, 0, 2**40),)
-    assert declared_excerpts(audit_of(), PEERS[0], spans, partitions(), LENGTH) == ()
-
-
-def test_a_span_without_end_is_looked_at_for_a_while() -> None:
-    found = declared_excerpts(audit_of(), PEERS[0], (Span(0, 0, 2**48),), partitions(), LENGTH)
-    assert 0 < len(found) <= SEQUENCES
-
-
-def test_held_out_sequences() -> None:
-    found = heldout_excerpts(audit_of(), PEERS[0], [512, 16, 512], LENGTH)
-    assert len(set(found)) == SEQUENCES
-    assert all(shard in (0, 2) and start + LENGTH <= 512 for shard, start in found)
 
 
 # The measure
