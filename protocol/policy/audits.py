@@ -62,8 +62,8 @@ whole, and alone, it may lead too far: with overlap a fifth of the honest update
 were trained from other parameters. A quarter shows the direction (tests/benchmarks/audits.py)."""
 
 MARGIN = 1.0
-"""Standard errors by which the mean gain of good work is above 0. The least that an auditor found of
-honest work in the measured runs was 1.7, and 2.2 for the middle one of three. Of random work the
+"""Standard errors by which the mean gain of good work is above 0. The least that an auditor found
+of honest work in the measured runs was 1.7, and 2.2 for the middle one of three. Of random work the
 middle one stays below 1 in nearly nine audits of ten."""
 
 COST_SHARE = 0.03
