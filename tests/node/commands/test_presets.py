@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gossamer.node.cli import run_command
-from gossamer.node.commands.presets import needs_of_preset
+from gossamer.node.commands.founder.presets import needs_of_preset
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.presets import PRESETS
 

@@ -6,7 +6,7 @@ import trio
 
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands.state_checks import Check
+from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport

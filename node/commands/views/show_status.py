@@ -7,7 +7,7 @@ import msgspec
 from gossamer.node.app.client import StartingError, fetch_status
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
-from gossamer.node.commands.status_view import print_status
+from gossamer.node.commands.views.status_view import print_status
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import encode_status

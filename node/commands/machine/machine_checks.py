@@ -23,9 +23,9 @@ from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.commands.pause_checks import check_pauses
-from gossamer.node.commands.reach_check import check_reach_of_idle
-from gossamer.node.commands.state_checks import (
+from gossamer.node.commands.machine.pause_checks import check_pauses
+from gossamer.node.commands.machine.reach_check import check_reach_of_idle
+from gossamer.node.commands.machine.state_checks import (
     Check,
     Level,
     check_run,

@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.settings import Join, Resume
-from gossamer.node.commands.nearby import links_nearby
+from gossamer.node.commands.daemon.nearby import links_nearby
+from gossamer.node.commands.daemon.running import run_node
 from gossamer.node.commands.options import Node, settings_of
-from gossamer.node.commands.running import run_node
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.storage.state_dir import StateDir

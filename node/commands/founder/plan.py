@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
-from gossamer.node.commands.founding_options import PRESET_HELP, check_founding_options
-from gossamer.node.commands.plan_view import print_plan
+from gossamer.node.commands.founder.founding_options import PRESET_HELP, check_founding_options
+from gossamer.node.commands.founder.plan_view import print_plan
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gossamer.node.base.settings import ConfigError, config_file_of, default_config_file
 from gossamer.node.base.units import format_bytes
+from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_users
 from gossamer.node.commands.options import State, StateOptions, settings_of
 from gossamer.node.commands.questions import require_yes
-from gossamer.node.commands.service import SYSTEM_STATE_DIR, is_for_all_users
 from gossamer.node.service.managers import ServiceError, manager_here
 from gossamer.node.storage.erasing import HELD_NAME, bytes_to_erase, erase
 from gossamer.node.storage.state_dir import StateDir

@@ -11,7 +11,7 @@ import msgspec
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.commands.options import State, reading_settings_of
-from gossamer.node.commands.peers import names_here, write_csv
+from gossamer.node.commands.views.peers import names_here, write_csv
 from gossamer.node.runs.credit import Credits, read_credits
 from gossamer.node.runs.generating import Sampling, pieces, require_allowed
 from gossamer.node.runs.reading import read_state
