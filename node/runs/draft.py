@@ -27,7 +27,7 @@ from gossamer.protocol.manifest import (
 )
 from gossamer.protocol.manifest_checks import problems_of
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD
 from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
 from gossamer.trainer.text.tokens import (

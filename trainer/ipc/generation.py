@@ -1,4 +1,4 @@
-"""The messages of a command that generates text and its process (`gossamer.trainer.generate`).
+"""The messages of a command that generates text and its process (`trainer.generation.generate`).
 
 The process reads frames from stdin, until its end: 4 bytes with the length, big-endian, and one
 `ToGenerator` as msgpack. It writes lines of JSON to stdout. The parameters are in a file descriptor

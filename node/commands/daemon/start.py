@@ -15,7 +15,7 @@ from gossamer.node.commands.texts import texts_of
 from gossamer.node.runs.draft import DataPlace
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import InnerOptimizer
-from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
 

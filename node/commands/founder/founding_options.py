@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands.texts import path_problems, text_problems
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 
 
 def _millions(preset: str) -> str:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from gossamer.node.commands.founder.founding_options import PRESET_HELP
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import write_manifest_file
-from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 DEFAULT_FILE = Path("run.toml")
 

@@ -14,7 +14,7 @@ from gossamer.node.commands.founder.plan_view import print_plan
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
-from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 
 def plan(

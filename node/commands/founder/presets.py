@@ -13,7 +13,7 @@ from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.needs import PEERS_SUPPOSED, needs_of
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.runs.step_estimate import step_seconds
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 
 SECONDS_MIN = 0.1
 """Shorter steps are not told apart: in these a card mostly waits for the next operation."""

@@ -11,7 +11,7 @@ from gossamer.node.base.setting_values import parse_size
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.exporting import ExportOptions, export_state
-from gossamer.trainer.export import ExportError
+from gossamer.trainer.export.hugging_face import ExportError
 
 SHARD_BYTES_MIN = 1_000_000
 """Smaller files have more header than is of use to anybody."""

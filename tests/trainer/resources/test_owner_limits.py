@@ -9,7 +9,7 @@ import pytest
 
 HEAD = """
 import torch
-from gossamer.trainer.device import choose_device, is_out_of_memory, OWNER_LIMITS
+from gossamer.trainer.resources.device import choose_device, is_out_of_memory, OWNER_LIMITS
 from gossamer.trainer.ipc.messages import Limits
 device = choose_device("cpu")
 def limit(**values):

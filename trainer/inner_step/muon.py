@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.protocol.manifest import InnerConfig
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW
 
 MOMENTUM = 0.95
 """Decay of the gradient's mean, as published."""

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.trainer.device import Device, is_out_of_memory
-from gossamer.trainer.loss_scale import LossScale
+from gossamer.trainer.inner_step.loss_scale import LossScale
+from gossamer.trainer.inner_step.optimizer import gradient_norm
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import gradient_norm
-from gossamer.trainer.passes import Passes
+from gossamer.trainer.resources.device import Device, is_out_of_memory
+from gossamer.trainer.resources.passes import Passes
 from gossamer.trainer.text.data import num_targets
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.continuation import Continuation, GenerationError, RequestError, _choose
+from gossamer.trainer.generation.continuation import (
+    Continuation,
+    GenerationError,
+    RequestError,
+    _choose,
+)
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Text
 from gossamer.trainer.model import Decoder, KeyValues

@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gossamer.trainer.gguf_file import Value
+from gossamer.trainer.export.gguf_file import Value
 from gossamer.trainer.pretrained.model_files import ModelFiles
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from gossamer.protocol.manifest import ModelConfig, RopeScaling
 from gossamer.protocol.state.parameter_layout import EMBEDDING, HEAD, Tensor, layout_of
-from gossamer.trainer.export import ExportError, require_same_model
-from gossamer.trainer.gguf_file import BF16, F32, GgufTensor, Value, write_gguf
-from gossamer.trainer.gguf_tokenizer import UnsupportedError, tokenizer_pairs
+from gossamer.trainer.export.gguf_file import BF16, F32, GgufTensor, Value, write_gguf
+from gossamer.trainer.export.gguf_tokenizer import UnsupportedError, tokenizer_pairs
+from gossamer.trainer.export.hugging_face import ExportError, require_same_model
+from gossamer.trainer.export.weight_files import ExportType, converted
 from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.model_files import ModelFiles
-from gossamer.trainer.weight_files import ExportType, converted
 
 GGUF_NAME = "model.gguf"
 

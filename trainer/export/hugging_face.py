@@ -17,11 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.pretrained.config import model_of_config
-from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.pretrained.model_files import ModelFiles
-from gossamer.trainer.pretrained.weights import INDEX_NAME
-from gossamer.trainer.weight_files import (
+from gossamer.trainer.export.weight_files import (
     SHARD_BYTES,
     ExportType,
     WeightFile,
@@ -30,6 +26,10 @@ from gossamer.trainer.weight_files import (
     stale_files,
     write_weights,
 )
+from gossamer.trainer.pretrained.config import model_of_config
+from gossamer.trainer.pretrained.errors import FolderError
+from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.pretrained.weights import INDEX_NAME
 
 CARD_NAME = "README.md"
 

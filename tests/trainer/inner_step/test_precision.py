@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer import device as device_module
 from gossamer.trainer import local_trainer
 from gossamer.trainer import model as model_module
-from gossamer.trainer.device import Device, choose_device, has_grouped_kernel
-from gossamer.trainer.loss_scale import GOOD_STEPS, SCALE_FIRST, LossScale
+from gossamer.trainer.inner_step.loss_scale import GOOD_STEPS, SCALE_FIRST, LossScale
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources import device as device_module
+from gossamer.trainer.resources.device import Device, choose_device, has_grouped_kernel
 from tests.trainer.conftest import MakeTrainer, train
 
 # Generations of NVIDIA's: Pascal, Volta, Turing, Ampere.

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.trainer.chat_template import ChatTemplate, TemplateError
-from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
+from gossamer.trainer.generation.chat_template import ChatTemplate, TemplateError
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Refused, Text
 from gossamer.trainer.model import Decoder, KeyValues
@@ -20,6 +19,7 @@ from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
+from gossamer.trainer.resources.device import Device, DeviceError, choose_device, is_out_of_memory
 from gossamer.trainer.text.tokens import Tokenizer, TokenVector, load_tokenizer
 
 CONTEXT_MAX = 32_768

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from gossamer.trainer import evaluate
 from gossamer.trainer.chunked_loss import chunked_loss_sum
-from gossamer.trainer.gradients import Gradients, TrainerError
-from gossamer.trainer.memory_estimate import Training, moment_elements
+from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
+from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.muon import optimizer_for
-from gossamer.trainer.passes import FILE_NAME, Pass, Passes
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.presets.table import PRESETS, Preset
+from gossamer.trainer.resources.memory_estimate import Training, moment_elements
+from gossamer.trainer.resources.passes import FILE_NAME, Pass, Passes
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
 
 GB = 1000**3

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ImportedShape, InnerConfig, ModelConfig
-from gossamer.trainer import local_trainer, muon
-from gossamer.trainer.device import Device, cpu_has_bf16
+from gossamer.trainer import local_trainer
+from gossamer.trainer.inner_step import muon
+from gossamer.trainer.inner_step.muon import Muon, optimizer_for, orthogonal
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.muon import Muon, optimizer_for, orthogonal
-from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.resources.device import Device, cpu_has_bf16
 from tests.trainer.conftest import MakeTrainer, train
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

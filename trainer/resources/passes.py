@@ -33,8 +33,8 @@ import torch
 
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.device import Device
-from gossamer.trainer.memory_estimate import Training, logits_max_of, sizes_from
+from gossamer.trainer.resources.device import Device
+from gossamer.trainer.resources.memory_estimate import Training, logits_max_of, sizes_from
 
 FILE_NAME = "pass"
 """Name of the file beside the optimiser's."""

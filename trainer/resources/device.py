@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
-from gossamer.trainer.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
-from gossamer.trainer.owner_limits import OwnerLimits
+from gossamer.trainer.resources.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
+from gossamer.trainer.resources.owner_limits import OwnerLimits
 
 # Tokens of one pass at most. On a CPU larger ones only fall out of the caches.
 _CPU_TOKENS_MAX = 4 * 1024

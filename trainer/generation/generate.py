@@ -1,5 +1,5 @@
-"""The process with a model that generates text: `python -m gossamer.trainer.generate [FOLDER]`,
-never started by people. `ipc.generation` has its messages.
+"""The process with a model that generates text, never started by people:
+`python -m gossamer.trainer.generation.generate [FOLDER]`. `ipc.generation` has its messages.
 
 With a folder it first gives up all writing outside of it, and the network, as the trainer does
 (`worker`): it reads a tokenizer, a chat template and weights that strangers made.
@@ -92,7 +92,7 @@ class _Reader:
 def _answers(reader: _Reader) -> Iterator[FromGenerator]:
     """The messages that answer those of the caller, as they come. A bug is raised."""
     # Torch starts threads, which have to come after the confinement.
-    from gossamer.trainer.continuation import Continuation, refusal_of
+    from gossamer.trainer.generation.continuation import Continuation, refusal_of
 
     model: Continuation | None = None
     for message in reader:

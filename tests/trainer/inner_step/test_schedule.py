@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gossamer.protocol.manifest import InnerConfig
-from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.inner_step.schedule import learning_rate_at
 
 
 @pytest.mark.parametrize(

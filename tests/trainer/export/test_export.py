@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer import export as export_module
-from gossamer.trainer import weight_files
-from gossamer.trainer.export import CARD_MARK, ExportError, export_model
+from gossamer.trainer.export import hugging_face as export_module
+from gossamer.trainer.export import weight_files
+from gossamer.trainer.export.hugging_face import CARD_MARK, ExportError, export_model
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.weights import find_weights
 from tests.support.model_folders import random_weights
