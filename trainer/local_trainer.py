@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gossamer.protocol.manifest import ModelConfig, RopeScaling
+from gossamer.protocol.model_config import ModelConfig, RopeScaling
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
 from gossamer.trainer.resources.device import has_grouped_kernel

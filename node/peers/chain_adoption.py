@@ -26,14 +26,8 @@ from gossamer.node.storage.chain_start import ChainStart, start_after
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.policy.chain_checkpoint import (
-    ChainCheckpoint,
-    ChainSummary,
-    OpenedCheckpoint,
-    follow_path,
-    is_mark,
-    marks_of,
-)
+from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, OpenedCheckpoint, follow_path
+from gossamer.protocol.policy.chain_summary import ChainSummary, is_mark, marks_of
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, check_follows, decode_commit
 from gossamer.protocol.wire.chain_messages import ChainRequest

@@ -18,7 +18,6 @@ from gossamer.protocol.manifest import (
     DataConfig,
     InnerConfig,
     Manifest,
-    ModelConfig,
     OuterConfig,
     RoundConfig,
     SyncMode,
@@ -26,6 +25,7 @@ from gossamer.protocol.manifest import (
     Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD

@@ -33,7 +33,7 @@ from gossamer.node.runs.draft import (
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTION_TITLES, SECTIONS
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS

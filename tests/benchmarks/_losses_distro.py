@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from gossamer.protocol.codecs.sign_codec import SignCodec
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step

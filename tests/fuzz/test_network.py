@@ -44,12 +44,14 @@ from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
 from gossamer.protocol.policy.chain_checkpoint import (
     ChainCheckpoint,
-    ChainSummary,
-    CreditRow,
     Stake,
     decode_checkpoint,
-    decode_summary,
     encode_checkpoint,
+)
+from gossamer.protocol.policy.chain_summary import (
+    ChainSummary,
+    CreditRow,
+    decode_summary,
     encode_summary,
 )
 from gossamer.protocol.rounds.commit_proof import open_commit

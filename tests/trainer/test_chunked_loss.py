@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gossamer.protocol import limits
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer import local_trainer
 from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.inner_step.gradients import TrainerError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_json, export_model
 from gossamer.trainer.model import Decoder

@@ -20,7 +20,8 @@ from gossamer.trainer.inner_step.schedule import learning_rate_at
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
-from gossamer.trainer.presets.table import PRESETS, Preset
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Swarm, Worker

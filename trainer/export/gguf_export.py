@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import ModelConfig, RopeScaling
+from gossamer.protocol.model_config import ModelConfig, RopeScaling
 from gossamer.protocol.state.parameter_layout import EMBEDDING, HEAD, Tensor, layout_of
 from gossamer.trainer.export.gguf_file import BF16, F32, GgufTensor, Value, write_gguf
 from gossamer.trainer.export.gguf_tokenizer import UnsupportedError, tokenizer_pairs

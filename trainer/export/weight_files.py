@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import HEAD, Tensor, layout_of
 from gossamer.trainer.pretrained.weights import INDEX_NAME, SHARDS_MAX, SINGLE_NAME
 

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.text.tokens import TokenizerKind
 
 PROMPT_BYTES_MAX = 256 * KIB

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.protocol.manifest import SyncMode
-from gossamer.trainer.presets.table import Preset
+from gossamer.trainer.presets.preset import Preset
 
 
 class _Distro(NamedTuple):

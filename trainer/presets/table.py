@@ -113,34 +113,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.protocol.manifest import (
-    InnerConfig,
-    ModelConfig,
-    OuterConfig,
-    RoundConfig,
-    TokenSchedule,
-)
+from gossamer.protocol.manifest import InnerConfig, OuterConfig, RoundConfig, TokenSchedule
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.text.tokens import BYTES_VOCABULARY, TokenizerKind
+from gossamer.trainer.presets.preset import OuterStep, Preset
+from gossamer.trainer.text.tokens import BYTES_VOCABULARY
 
 DEFAULT_PRESET = "tiny"
-
-
-class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a run that follows from the size of its model."""
-
-    name: str
-    summary: str
-    """One line for people: its size, and the machines that it suits."""
-    origin: str
-    """Predicate of a sentence for people, whose subject is its settings: how they came about."""
-    tokenizer: TokenizerKind
-    model: ModelConfig
-    inner: InnerConfig
-    outer: OuterConfig
-    sparse_rates: tuple[float, float]
-    """Outer learning rate and (constant) momentum with `sync = "sparse"`."""
-    rounds: RoundConfig
 
 
 def preset_of(name: str) -> Preset:
@@ -158,15 +137,6 @@ class _Sparse(NamedTuple):
     rates: tuple[float, float]
     top_k: int
     error_decay: float
-
-
-class OuterStep(NamedTuple):
-    """Settings of the outer step. With `displacement`, `momentum` is the most that a round may
-    choose."""
-
-    learning_rate: float
-    momentum: float
-    displacement: float = 0.0
 
 
 _PUBLISHED_OUTER = OuterStep(0.7, 0.9)

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 
 FLOAT_BYTES = 4
 

@@ -32,7 +32,7 @@ import msgspec
 import torch
 
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.resources.memory_estimate import Training, logits_max_of, sizes_from
 

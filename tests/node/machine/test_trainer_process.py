@@ -18,7 +18,8 @@ import zstandard
 from gossamer.node.machine import trainer_exit, trainer_process
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerEvent, TrainerGoneError, TrainerProcess
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 

@@ -13,14 +13,12 @@ from gossamer.node.peers.chain_sync import BehindError, UnknownHeadError
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_checkpoint import (
-    CHECKPOINT_PERIOD,
     KEPT_ROUNDS,
-    NO_SUMMARY,
     decode_checkpoint,
     encode_checkpoint,
-    encode_summary,
     signing_bytes,
 )
+from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, NO_SUMMARY, encode_summary
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
 from tests.support.long_chains import rounds_after

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gossamer.protocol.codecs.sign_codec import SignUpdate
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.shared_step import MEAN_SCALE, shared_rate_at, shared_step
 from gossamer.trainer.distro.dct import ModelDct
 from gossamer.trainer.distro.decoupled_momentum import Momentum

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_optimizer

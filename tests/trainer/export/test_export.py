@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.export import hugging_face as export_module
 from gossamer.trainer.export import weight_files
 from gossamer.trainer.export.hugging_face import CARD_MARK, ExportError, export_model

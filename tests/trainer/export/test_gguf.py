@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export.gguf_export import export_gguf
 from gossamer.trainer.export.gguf_tokenizer import UnsupportedError, tokenizer_pairs

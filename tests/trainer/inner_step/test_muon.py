@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.manifest import ImportedShape, InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ImportedShape, ModelConfig
 from gossamer.trainer import local_trainer
 from gossamer.trainer.inner_step import muon
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for, orthogonal

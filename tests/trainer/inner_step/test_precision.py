@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer import local_trainer
 from gossamer.trainer import model as model_module
 from gossamer.trainer.inner_step.loss_scale import GOOD_STEPS, SCALE_FIRST, LossScale

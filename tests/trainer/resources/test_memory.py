@@ -20,7 +20,8 @@ from gossamer.trainer.chunked_loss import chunked_loss_sum
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets.table import PRESETS, Preset
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.memory_estimate import Training, moment_elements
 from gossamer.trainer.resources.passes import FILE_NAME, Pass, Passes
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import zstandard
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.model import Decoder
