@@ -8,7 +8,8 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.chain_records import BehindError
+from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState, chunks_with
 from gossamer.node.storage.state_blocks import CannotRebuildError

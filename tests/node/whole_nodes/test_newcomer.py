@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from gossamer.node.peers.chain_records import ChainRecords
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.retention import (
@@ -39,13 +40,13 @@ SLOW_STEP_SECONDS = 5.0
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ChainRequest]:
     """Requests for the chain; replies have few records."""
     asked: list[ChainRequest] = []
-    request = ChainSync.request
+    request = ChainRecords.request
 
-    async def noted(self: ChainSync, peer: PeerId, wanted: ChainRequest) -> list[bytes]:
+    async def noted(self: ChainRecords, peer: PeerId, wanted: ChainRequest) -> list[bytes]:
         asked.append(wanted)
         return await request(self, peer, wanted)
 
-    monkeypatch.setattr(ChainSync, "request", noted)
+    monkeypatch.setattr(ChainRecords, "request", noted)
     monkeypatch.setattr(limits, "HEADERS_PER_REPLY_MAX", 4)
     return asked
 
