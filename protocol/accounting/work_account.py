@@ -197,7 +197,7 @@ class WorkAccount:
             counts_spans: whether the ledger counted my spans.
             exchanged: mask of the header's chunks; None: all.
             offered: the offer by my `Ready` in the roster of the header's ring; None: not known. It
-                matters if there are several (`open_offers_on`).
+                matters if there are several.
         """
         state = self.state
         state.head = head

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.protocol.errors import LocalProtocolError
-from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.chain import Commit, tokens_taken
 from gossamer.protocol.wire.statements import Ready, Roster, Span, decode_statement
 
 STALE = "stale"

@@ -138,7 +138,9 @@ def test_a_round_of_others_is_fetched_while_my_last_step_goes_on(
         committed = self._committed
         first, *_ = committed.chain.path_between(committed.head, head) or [head]
         try:
-            here_before.append(not committed._store.missing(committed.blocks.of_update(first)))
+            here_before.append(
+                not committed.blocks._store.missing(committed.blocks.of_update(first))
+            )
         except CannotRebuildError:  # what it consists of is not known
             here_before.append(False)
         await follow(self, head, sources)
