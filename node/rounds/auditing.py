@@ -118,10 +118,9 @@ class Auditing:
         if finding.is_new:
             self._note_count(audit.member, verdict)
         if finding.poor is not None:
-            self._note_finding(audit, is_sound=finding.is_sound)
+            self._note_finding(audit)
         if finding.equivocated is not None:
-            self._sit_out(author)
-            log.warning("an auditor has signed two verdicts on one head, and sits out", peer=author)
+            log.warning("an auditor has signed two verdicts on one head", peer=author)
         if finding.contradicted is not None:
             log.info(
                 "both other auditors disagree with one", peer=finding.contradicted,
@@ -160,32 +159,17 @@ class Auditing:
         if len(self._counts) > PEERS_MAX:
             self._counts.popitem(last=False)
 
-    def _sit_out(self, peer: PeerId) -> None:
-        self._swarm.admission.conduct.found_poor(self._committed.entry.round + 1, peer)
-
-    def _note_finding(self, audit: Audit, *, is_sound: bool) -> None:
+    def _note_finding(self, audit: Audit) -> None:
+        """Tells people: honest work has little gain, too, where little is left to learn."""
         self._metrics.poor_work.inc()
-        if not is_sound:
+        if audit.member == self._swarm.me:
             log.warning(
-                "auditors found poor work, as of more than half of the members lately: that has no "
-                "consequence. The learning rate may be too high, or there is nothing left to learn",
-                peer=audit.member,
-                round=audit.round,
-            )
-        elif audit.member == self._swarm.me:
-            log.error(
-                "auditors found that the work of this node does not lower the loss on its own "
-                "data, and others let it sit out some rounds: the memory of the training device "
-                "may be faulty",
+                "auditors found that the work of this node hardly lowers the loss on its own data: "
+                "there is little left to learn, or the memory of the training device is faulty",
                 round=audit.round,
             )
         else:
-            self._sit_out(audit.member)
-            log.warning(
-                "auditors found poor work of a member, which sits out some rounds",
-                peer=audit.member,
-                round=audit.round,
-            )
+            log.info("auditors found poor work of a member", peer=audit.member, round=audit.round)
 
     def say(self, audit: Audit, verdict: Verdict) -> None:
         """Tells the others what this node has found."""

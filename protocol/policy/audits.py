@@ -20,19 +20,16 @@ Rules
 - The sequences follow from the head and the auditor (`accounting.excerpts`), so anybody can measure
   again what an auditor says that it measured.
 - One verdict of each auditor on a head counts. An auditor that signs two different ones has no
-  verdict on it, and is found at fault.
+  verdict on it.
 - Two of three against a member are a *finding*. The others' word is the measure of an auditor:
   where both disagree with it, it is *contradicted*. The verdicts of an auditor that was
   contradicted `CONTRADICTIONS_MAX` times within `MEMORY_ROUNDS` do not count for as long.
 
-- A finding is *sound* if no more than half of the audits that were decided in `MEMORY_ROUNDS` are
-  findings, this one included. Otherwise it is the measure that fails, and not most of the members:
-  a learning rate that is too high would make everybody's work poor.
-
 So a lone lying auditor neither finds a member nor keeps one from being found, and soon says nothing
-that counts. Two of three that lie together find whom they want: what that costs the member is up to
-`ring_conduct`. No verdict is a weight in an average: as weights they did more harm than the work
-that they were about.
+that counts. Two of three that lie together find whom they want. A finding is for people: it costs
+nobody anything, and no verdict is a weight in an average. Where there is little left to learn, the
+measure blames honest work (decision 95), and as weights verdicts did more harm than the work that
+they were about.
 
 This module has no I/O, no clock and no randomness.
 """
@@ -62,9 +59,9 @@ whole, and alone, it may lead too far: with overlap a fifth of the honest update
 were trained from other parameters. A quarter shows the direction (tests/benchmarks/audits.py)."""
 
 MARGIN = 1.0
-"""Standard errors by which the mean gain of good work is above 0. The least that an auditor found
-of honest work in the measured runs was 1.7, and 2.2 for the middle one of three. Of random work the
-middle one stays below 1 in nearly nine audits of ten."""
+"""Standard errors by which the mean gain of good work is above 0. With `tiny`, while it learnt, the
+least that an auditor found of honest work was 1.7, and 2.2 for the middle one of three. Of random
+work the middle one stays below 1 in nearly nine audits of ten."""
 
 COST_SHARE = 0.03
 """Part of the computing of a round that an audit may cost, on average over the rounds."""
@@ -184,8 +181,6 @@ class Finding(NamedTuple):
     """Whether it is the first one of this auditor on this head."""
     poor: PeerId | None = None
     """The member that was found to have done poor work."""
-    is_sound: bool = False
-    """Whether this finding is more than a sign that the measure fails."""
     equivocated: PeerId | None = None
     """An auditor that signed two different verdicts."""
     contradicted: PeerId | None = None
@@ -226,7 +221,6 @@ class Verdicts:
         return Finding(
             is_new=True,
             poor=audit.member if is_found else None,
-            is_sound=bool(is_found) and self._is_sound(audit.round),
             contradicted=self._find_contradicted(case),
         )
 
@@ -243,14 +237,6 @@ class Verdicts:
             if words.count(word) >= AUDITORS - 1:
                 case.was_poor = word
         return case.was_poor is not None
-
-    def _is_sound(self, round_number: int) -> bool:
-        decided = [
-            case.was_poor
-            for case in self._cases.values()
-            if case.was_poor is not None and case.audit.round + MEMORY_ROUNDS > round_number
-        ]
-        return 2 * sum(decided) <= len(decided)
 
     def _find_contradicted(self, case: _Case) -> PeerId | None:
         said = {

@@ -51,7 +51,8 @@ from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.wire.audit_messages import SEQUENCES
 from gossamer.trainer.evaluate import batches_of
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.data import Batch, DataQueue
 from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Worker

@@ -20,13 +20,8 @@ from gossamer.protocol.policy.audits import (
     gain_of,
     rounds_between,
 )
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
-from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
 from tests.support import builders
-from tests.support.builders import peer as peer_named
-from tests.support.builders import peers
-from tests.support.measured import measured
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")
 CREDITS = dict.fromkeys(PEERS, 1000)
@@ -157,18 +152,6 @@ def test_two_of_three_find_a_member_once() -> None:
     assert [each.contradicted for each in findings] == [None, None, None]
 
 
-def test_findings_of_more_than_half_of_the_members_are_a_fault_of_the_measure() -> None:
-    verdicts = Verdicts()
-    assert not hear(verdicts, audit_of(1), True, True)[-1].is_sound
-    assert not hear(verdicts, audit_of(2), False, False)[-1].poor
-    assert not hear(verdicts, audit_of(3), True, True)[-1].is_sound
-    hear(verdicts, audit_of(4), False, False)
-    hear(verdicts, audit_of(5), False, False)
-    assert hear(verdicts, audit_of(6), True, True)[-1].is_sound
-    later = audit_of(7)._replace(round=1 + MEMORY_ROUNDS)
-    assert not hear(verdicts, later, True, True)[-1].is_sound, "the others were long ago"
-
-
 def test_one_of_three_finds_nobody_and_is_contradicted() -> None:
     audit = audit_of()
     findings = hear(Verdicts(), audit, False, True, False)
@@ -235,45 +218,6 @@ def test_verdicts_of_the_newest_audits_are_kept() -> None:
     for number in range(3 * MEMORY_ROUNDS):
         hear(verdicts, audit_of(number), True)
     assert len(verdicts) == MEMORY_ROUNDS
-
-
-# What becomes of the members
-
-
-def rounds_credited(num_liars: int, every: int) -> list[float]:
-    """The part of 400 rounds that each of eight members is in. The first ones send poor work, and
-    say together that theirs is good and everybody else's is poor."""
-    everybody = peers(8)
-    liars, stranger = everybody[:num_liars], peer_named(9)
-    verdicts, conduct = Verdicts(), RingConduct(stranger)
-    members = [list(everybody)]
-    for number in range(1, 401):
-        present = [peer for peer in everybody if not conduct.sits_out(number, peer)]
-        members.append(present)
-        stakes = {peer for each in members[-STANDING_ROUNDS:] for peer in each}
-        credits = dict.fromkeys(present, 1000)
-        audit = audit_after(head_of(number), number, credits, members[-2], stakes, every)
-        for auditor in audit.auditors if audit is not None else ():
-            assert audit is not None
-            is_poor = (audit.member in liars) != (auditor in liars)
-            finding = verdicts.heard(audit, auditor, verdict_of(audit, is_poor=is_poor))
-            if finding.poor is not None and finding.is_sound:
-                conduct.found_poor(number + 1, finding.poor)
-    return [sum(peer in each for each in members[1:]) / 400 for peer in everybody]
-
-
-@pytest.mark.parametrize("every", [1, 8])
-@pytest.mark.parametrize("num_liars", [1, 2, 3])
-def test_liars_do_not_keep_the_others_from_working(num_liars: int, every: int) -> None:
-    shares = rounds_credited(num_liars, every)
-    measured(f"{num_liars} of 8 lie, an audit in {every} rounds: {shares}")
-    honest = shares[num_liars:]
-    assert sum(honest) / len(honest) > 0.95
-    assert num_liars > 1 or min(honest) == 1.0
-
-
-def test_poor_work_costs_nearly_all_rounds_where_each_has_an_audit() -> None:
-    assert rounds_credited(1, 1)[0] < 0.25
 
 
 @pytest.mark.parametrize(
