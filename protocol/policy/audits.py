@@ -3,7 +3,7 @@
 A robust average bounds what poor work does to a model, and does not say whose work is poor. So now
 and then a member's work is measured: three auditors compute the loss of the state before the round
 with the member's update and without it, on sequences of the data that the member says it trained on
-(Gauntlet, arXiv 2505.21684, section 3, scores updates so). Honest work lowers that loss. The work
+(Gauntlet, arXiv 2505.21684, scores updates so). Honest work lowers that loss. The work
 of nobody does not, and neither does its opposite.
 
 Rules
