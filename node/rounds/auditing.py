@@ -1,9 +1,9 @@
 """Audits at this node: it measures the work of others, says what it found, and hears the verdicts.
 
 `protocol/policy/audits.py` has the rules. When a round is committed whose head names this node as
-an auditor, it keeps the state before the round and the member's record: at most 8 bytes a parameter
-for one audit at a time. The data comes in the background. The losses are measured when the device
-has nothing else to do, as those of held-out text are.
+an auditor, it keeps the state before the round: 4 bytes a parameter, for one audit at a time. The
+data comes in the background. The losses are measured when the device has nothing else to do, as
+those of held-out text are. The round's records are read from disk then.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
 from gossamer.protocol.accounting.excerpts import Excerpt
@@ -37,12 +38,13 @@ from gossamer.protocol.policy.audits import (
     Audit,
     Verdicts,
     audit_after,
+    can_judge,
     gain_of,
 )
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import open_ring
-from gossamer.protocol.state.chain import credits_of
+from gossamer.protocol.state.chain import ChunkAverage, Header, credits_of
 from gossamer.protocol.wire.audit_messages import GAIN_MAX, Verdict
 
 WAIT_ROUNDS = 4
@@ -63,8 +65,10 @@ class _Job:
     """An audit that this node owes."""
 
     audit: Audit
-    records: list[bytes | None]
-    """The member's part of each chunk, encoded; None where it has none."""
+    header: Header
+    averages: tuple[ChunkAverage, ...]
+    position: int
+    """Of the member in the ring."""
     declared: tuple[Excerpt, ...]
     heldout: tuple[Excerpt, ...]
     sequences: list[tuple[str, int]] | None = None
@@ -243,8 +247,6 @@ class Auditor:
         self._wake.set()
 
     def _job_of(self, audit: Audit, outcome: Committed) -> _Job:
-        payloads = self._committed.payloads
-        assert isinstance(payloads, RecordPayloads)
         # The signatures were checked when the record was made.
         ring = open_ring(
             outcome.commit,
@@ -253,13 +255,10 @@ class Auditor:
             self._committed.ring_rules,
         )
         position = ring.members.index(audit.member)
-        plan = self._committed.sync_sets.of_round(audit.round).plan
-        records = [
-            payloads.block_of(average.payload, plan.elements_of(chunk), average.mask, position)
-            for chunk, average in enumerate(outcome.averages)
-        ]
         declared = self._data.declared(audit.head, self._me, ring.ready[position].spans)
-        return _Job(audit, records, declared, self._data.heldout(audit.head, self._me))
+        heldout = self._data.heldout(audit.head, self._me)
+        header, averages = outcome.proposal.header, outcome.proposal.update.averages
+        return _Job(audit, header, averages, position, declared, heldout)
 
     async def measure(self) -> None:
         """Makes the audit that is due: the device has nothing else to do."""
@@ -268,28 +267,55 @@ class Auditor:
             return
         started = trio.current_time()
         try:
-            before = await self._trainer.audit(job.sequences)
-            if before is None:
-                return
-            await self._run_in_thread(lambda: self._apply(job))
-            after = await self._trainer.audit(job.sequences)
-            if after is None:
-                return
+            verdict = await self._verdict_on(job, job.sequences)
+        except CannotRebuildError as error:
+            log.debug("the records of an audited round are gone", error=str(error))
+            return
         finally:
             self._drop()
-        self._due_seconds = trio.current_time() + (trio.current_time() - started) / COST_SHARE
-        self._auditing.say(job.audit, _verdict_of(job, before, after))
+            now = trio.current_time()
+            self._due_seconds = now + (now - started) / COST_SHARE
+        if verdict is not None:
+            self._auditing.say(job.audit, verdict)
 
-    def _apply(self, job: _Job) -> None:
-        """Applies a part of the member's update."""
+    async def _verdict_on(self, job: _Job, sequences: Sequence[tuple[str, int]]) -> Verdict | None:
+        """None if the trainer does not answer, or if nothing can be told.
+
+        Raises:
+            CannotRebuildError: the disk does not have the round's records any more.
+        """
+        num_declared = len(job.declared)
+        before = await self._trainer.audit(sequences)
+        if before is None:
+            return None
+        await self._run_in_thread(lambda: self._apply(job, is_control=True))
+        control = await self._trainer.audit(sequences[:num_declared])
+        if control is None:
+            return None
+        if not can_judge(gain_of(before[:num_declared], control)):
+            log.info("an audit cannot tell: the round hardly helped", round=job.audit.round)
+            return None
+        await self._run_in_thread(lambda: self._apply(job, is_control=False))
+        after = await self._trainer.audit(sequences)
+        return None if after is None else _verdict_of(job, before, after)
+
+    def _apply(self, job: _Job, *, is_control: bool) -> None:
+        """Applies a part of the round's average; after that, a part of the member's update in its
+        place."""
         payloads, parameters = self._committed.payloads, self._trainer.audited
         assert isinstance(payloads, RecordPayloads)
         sync_set = self._committed.sync_sets.of_round(job.audit.round)
-        for chunk, block in enumerate(job.records):
-            if block is not None:
-                update = payloads.decode(block, sync_set.plan.elements_of(chunk))
-                for part, of_chunk in sync_set.pieces_of(chunk):
-                    parameters[part] -= np.float32(SCALE) * update[of_chunk]
+        tokens = [member.tokens for member in job.header.members]
+        for chunk, average in enumerate(job.averages):
+            records = self._committed.blocks.read_average(job.header, average)
+            num_elements, mask = sync_set.plan.elements_of(chunk), average.mask()
+            update = payloads.average(records, num_elements, mask, tokens)
+            if not is_control:
+                block = payloads.block_of(records, num_elements, mask, job.position)
+                own = 0.0 if block is None else payloads.decode(block, num_elements)
+                update = own - update
+            for part, of_chunk in sync_set.pieces_of(chunk):
+                parameters[part] -= np.float32(SCALE) * update[of_chunk]
 
     def _drop(self) -> None:
         self._job = None

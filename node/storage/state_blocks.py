@@ -21,6 +21,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import (
+    ChunkAverage,
     Header,
     UpdateIndex,
     decode_update_index,
@@ -168,8 +169,12 @@ class StateBlocks:
 
     def read_update(self, header: Header, update: UpdateIndex) -> list[bytes]:
         """Reads the averaged chunks of a round. Raises CannotRebuildError."""
+        return [self.read_average(header, average) for average in update.averages]
+
+    def read_average(self, header: Header, average: ChunkAverage) -> bytes:
+        """Reads one averaged chunk of a round. Raises CannotRebuildError."""
         try:
-            return [self._store.get(Digest(average.digest)) for average in update.averages]
+            return self._store.get(Digest(average.digest))
         except BlockError as error:
             raise CannotRebuildError(f"round {header.round}: {error}") from error
 

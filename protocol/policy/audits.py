@@ -17,6 +17,8 @@ Rules
 - The auditors are other members of which the round took tokens, and that had stake at the head
   before: a new identity audits nobody. No two of the four belong to one branch of an invite-only
   run. If there are too few for that, there is no audit.
+- Where the round's own average does not lower the loss of the same sequences, nothing can be told,
+  and the auditor says nothing.
 - The sequences follow from the head and the auditor (`accounting.excerpts`), so anybody can measure
   again what an auditor says that it measured.
 - One verdict of each auditor on a head counts. An auditor that signs two different ones has no
@@ -27,7 +29,7 @@ Rules
 
 So a lone lying auditor neither finds a member nor keeps one from being found, and soon says nothing
 that counts. Two of three that lie together find whom they want. A finding is for people: it costs
-nobody anything, and no verdict is a weight in an average. Where there is little left to learn, the
+nobody anything, and no verdict is a weight in an average. Where a model learns unsteadily, the
 measure blames honest work (decision 95), and as weights verdicts did more harm than the work that
 they were about.
 
@@ -66,9 +68,9 @@ work the middle one stays below 1 in nearly nine audits of ten."""
 COST_SHARE = 0.03
 """Part of the computing of a round that an audit may cost, on average over the rounds."""
 
-_COST_SEQUENCES = 4 * SEQUENCES / 3
-"""An audit in sequences of training: two forward passes of 32 sequences, and a forward pass is a
-third of a step."""
+_COST_SEQUENCES = 5 * SEQUENCES / 3
+"""An audit in sequences of training: two forward passes of 32 sequences and one of 16, and a
+forward pass is a third of a step."""
 
 MEMORY_ROUNDS = 64
 """Rounds for which verdicts are kept and contradictions count: with rounds of a minute an hour."""
@@ -169,6 +171,16 @@ def gain_of(before: Sequence[float], after: Sequence[float]) -> Gain:
     if len(gains) < SEQUENCES_MIN:
         return Gain(math.fsum(gains) / max(1, len(gains)), 0.0)
     return Gain(statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains)))
+
+
+def can_judge(control: Gain) -> bool:
+    """Returns whether an audit can tell anything.
+
+    Args:
+        control: of the round's average, applied like the update, on the declared sequences. Where
+            it does not lower the loss, honest work need not either.
+    """
+    return not control.is_poor
 
 
 # The verdicts

@@ -20,15 +20,18 @@ the loss of each. The honest work of the member is measured, and what liars woul
 
 Gains are nats a token, with a quarter of the update: loss before less loss after. An auditor
 *blames* work whose mean gain on the declared sequences is not above the margin of
-`protocol/policy/audits.py`. The last columns are other measures: the whole update, and whether the
-gain on declared data is no greater than on held-out data.
+`protocol/policy/audits.py`, and is *undecided* where that of the round's average is not either. The
+columns from "poor of all" on are without this control. The last ones are other measures: the whole
+update, and whether the gain on declared data is no greater than on held-out data.
+
+With `--words` there soon is little to learn: a very small model and text of ten words.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +46,8 @@ from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.policy.audits import AUDITORS, SCALE, Gain
+from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
+from gossamer.protocol.policy.audits import AUDITORS, SCALE, Gain, can_judge
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_momentum import rates_of_round
@@ -62,8 +66,14 @@ AUDITED = (0, 2)
 ROUNDS = (5, 15, 25, 35, 45, *range(52, 81, 3))
 UNEVEN = (8, 20, 20, 40)
 """Inner steps of each peer where the preset has 20."""
-SCALES = (1.0, SCALE)
-"""Parts of an update that are applied."""
+WORDS_ROUNDS = tuple(range(31, 201, 4))
+"""Rounds with audits where there are only words to learn."""
+SETTLED_AFTER = 80
+"""The round with which the learning rate has come to its floor."""
+APPLIED = WHOLE, QUARTER, AVERAGE = range(3)
+"""What is applied: the update, a quarter of it, a quarter of the round's average with it."""
+WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog", "runs", "sleeps")
+WORDS_SHAPE = {"num_layers": 1, "width": 32, "num_heads": 2, "num_kv_heads": 2, "hidden_width": 64}
 WORK = ("honest", "zero", "noise", "flipped", "other", "stale", "tenth", "ALIE", "bias")
 
 Sequences = NDArray[np.int64]
@@ -119,6 +129,7 @@ class Trial:
         heldout = batches_of(text.heldout(run.model.vocabulary), run.model.context, 64, 10**6)
         self._heldout = np.concatenate([b for b in heldout if b.shape[1] == run.model.context + 1])
         self._draw = np.random.default_rng(seed)
+        self._rounds = WORDS_ROUNDS if options.words else ROUNDS
         self._auditor = Auditor(run)
         decoder = Decoder(run.model)
         decoder.initialise(seed)
@@ -126,7 +137,7 @@ class Trial:
         self._momentum = np.zeros_like(self._parameters)
 
     def gains(self, rounds: int) -> Losses:
-        """The gains, (audits, auditors, kinds of work, scales, declared or held-out, sequences)."""
+        """(audits, auditors, kinds of work, `APPLIED`, declared or held-out, sequences)."""
         found: list[Losses] = []
         starts = [self._parameters] * PEERS
         sent: list[Float32Array] = []
@@ -141,8 +152,9 @@ class Trial:
                 # The state that the last round's work led to came while this one's was done.
                 self._outer_step(number - 1, *due.pop())
             sent, norms = self._sent(), [norm_of(worker.pending) for worker in self._workers]
-            if number in ROUNDS:
-                found += [self._audit(member, sent, stale) for member in AUDITED]
+            if number in self._rounds:
+                weights = robust_weights(tokens)
+                found += [self._audit(member, sent, stale, weights) for member in AUDITED]
             average = ring_average(
                 [worker.pending for worker in self._workers],
                 tokens,
@@ -193,11 +205,22 @@ class Trial:
         nesterov(before, self._momentum, average, rate, mu, self._parameters, self._momentum)
 
     def _audit(
-        self, member: int, sent: Sequence[Float32Array], stale: Sequence[Float32Array]
+        self,
+        member: int,
+        sent: Sequence[Float32Array],
+        stale: Sequence[Float32Array],
+        weights: Sequence[int],
     ) -> Losses:
         declared = np.concatenate(self._queues[member].taken)
         work = self._work_of(member, sent, stale)
-        return np.stack([self._gains(declared, work) for _ in range(AUDITORS)])
+        averages = [
+            self._average([*sent[:member], each, *sent[member + 1 :]], weights) for each in work
+        ]
+        return np.stack([self._gains(declared, work, averages) for _ in range(AUDITORS)])
+
+    def _average(self, sent: Sequence[Float32Array], weights: Sequence[int]) -> Float32Array:
+        chunks = [self._plan.range_of(chunk) for chunk in range(self._plan.num_chunks)]
+        return np.concatenate([robust_average([each[c] for each in sent], weights) for c in chunks])
 
     def _work_of(
         self, member: int, sent: Sequence[Float32Array], stale: Sequence[Float32Array]
@@ -219,7 +242,9 @@ class Trial:
             mean * np.float32(-0.5),
         ]
 
-    def _gains(self, declared: Sequences, work: Iterable[Float32Array]) -> Losses:
+    def _gains(
+        self, declared: Sequences, work: Sequence[Float32Array], averages: Sequence[Float32Array]
+    ) -> Losses:
         pick = self._draw.choice
         sequences = np.concatenate(
             [
@@ -229,47 +254,57 @@ class Trial:
         )
         state = self._parameters
         before = self._auditor.losses(state, sequences)
+
+        def gain(update: Float32Array) -> Losses:
+            after = self._auditor.losses(state - update, sequences)
+            return (before - after).reshape(2, SEQUENCES)
+
+        scale = np.float32(SCALE)
         return np.stack(
             [
-                np.stack(
-                    [
-                        (
-                            before
-                            - self._auditor.losses(state - each * np.float32(scale), sequences)
-                        ).reshape(2, SEQUENCES)
-                        for scale in SCALES
-                    ]
-                )
-                for each in work
+                np.stack([gain(each), gain(each * scale), gain(average * scale)])
+                for each, average in zip(work, averages, strict=True)
             ]
         )
 
 
 def table_of(gains: Losses) -> Table:
-    """The table of (audits, auditors, kinds of work, scales, declared or held-out, sequences)."""
+    """The table of what `Trial.gains` returns."""
     means = gains.mean(axis=-1)
     errors = gains.std(axis=-1, ddof=1) / np.sqrt(SEQUENCES)
-    blamed = np.vectorize(lambda mean, error: Gain(mean, error).is_poor)(means, errors)[..., 0]
+
+    def ask(question: Callable[[Gain], bool], applied: int) -> NDArray[np.bool_]:
+        of_declared = (means[:, :, :, applied, 0], errors[:, :, :, applied, 0])
+        answers = np.vectorize(lambda *gain: question(Gain(*gain)), otypes=[bool])(*of_declared)
+        return np.asarray(answers, np.bool_)
+
+    poor = ask(lambda gain: gain.is_poor, QUARTER)
+    whole_poor = ask(lambda gain: gain.is_poor, WHOLE)
+    told = ask(can_judge, AVERAGE)
     table = Table(
-        "work", "declared", "held-out", "one blames", "two of three", "whole update", "no less",
-        title=f"{len(gains)} audits",
+        "work", "declared", "held-out", "undecided", "poor of verdicts", "two of three",
+        "poor of all", "two of three", "whole update", "no less", title=f"{len(gains)} audits",
     )  # fmt: skip
 
     def two(words: NDArray[np.bool_]) -> str:
         return f"{(words.sum(axis=1) > AUDITORS // 2).mean():.0%}"
 
     for place, work in enumerate(WORK):
-        declared, heldout = (means[:, :, place, 1, which] for which in (0, 1))
+        declared, heldout = (means[:, :, place, QUARTER, which] for which in (0, 1))
+        is_poor, is_told = poor[:, :, place], told[:, :, place]
         table.add_row(
             work,
             f"{declared.mean():+.4f}",
             f"{heldout.mean():+.4f}",
-            f"{blamed[:, :, place, 1].mean():.0%}",
-            two(blamed[:, :, place, 1]),
-            two(blamed[:, :, place, 0]),
+            f"{1 - is_told.mean():.0%}",
+            f"{(is_poor & is_told).sum() / max(1, is_told.sum()):.0%}",
+            two(is_poor & is_told),
+            f"{is_poor.mean():.0%}",
+            two(is_poor),
+            two(whole_poor[:, :, place]),
             two(declared <= heldout),
         )
-    ratios = means[:, :, 0, 1, 0] / errors[:, :, 0, 1, 0]
+    ratios = means[:, :, 0, QUARTER, 0] / errors[:, :, 0, QUARTER, 0]
     table.caption = f"least gain of honest work, in standard errors: {ratios.min():.1f}"
     return table
 
@@ -282,6 +317,7 @@ def main() -> None:
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--uneven", action="store_true", help="peers of different speed")
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
+    parser.add_argument("--words", action="store_true", help="ten words and a very small model")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.add_argument("--keep", type=Path, help="a file for all gains, as npy")
     parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")
@@ -292,14 +328,34 @@ def main() -> None:
     torch.set_num_threads(1)
     preset = PRESETS["tiny"]
     outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
+    preset = replace(preset, outer=outer)
+    if options.words:
+        preset = replace(preset, model=replace(preset.model, **WORDS_SHAPE))
+        options.rounds = max(options.rounds, WORDS_ROUNDS[-1])
     found = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            trial = Trial(options, replace(preset, outer=outer), Path(folder), seed)
+            if options.words:
+                options.text = [write_words(Path(folder) / "text", seed)]
+            trial = Trial(options, preset, Path(folder), seed)
             found.append(trial.gains(options.rounds))
             if options.keep:
                 np.save(options.keep, np.concatenate(found))
+    if options.words:
+        unsettled = len(AUDITED) * sum(number <= SETTLED_AFTER for number in WORDS_ROUNDS)
+        Console().print(table_of(np.concatenate([each[:unsettled] for each in found])))
+        found = [each[unsettled:] for each in found]
     Console().print(table_of(np.concatenate(found)))
+
+
+def write_words(folder: Path, seed: int) -> Path:
+    """Writes text of ten words in random order into a new folder, and returns it."""
+    folder.mkdir()
+    draw = np.random.default_rng(seed)
+    for number in range(8):
+        text = " ".join(draw.choice(WORDS, 200_000))
+        (folder / f"{number}.txt").write_text(text)
+    return folder
 
 
 if __name__ == "__main__":

@@ -31,6 +31,12 @@ class Honest(NumbersTrainer):
         self._target = initial_weights(1_000, self.base.size)
 
 
+class AtTheEnd(Honest):
+    """There is nothing left to learn: its work changes nothing."""
+
+    rate = 0.0
+
+
 class Noise(Honest):
     """Sends random numbers, as long as the work that it says it has done."""
 
@@ -59,6 +65,7 @@ def an_audit_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
 def lived(
     root: Path,
     last: type[NumbersTrainer] = Honest,
+    others: type[NumbersTrainer] = Honest,
     corrupt: Callable[[World], None] = lambda _world: None,
     is_over: Callable[[World], bool] = lambda world: world.round("a") >= ROUNDS,
     *,
@@ -70,9 +77,9 @@ def lived(
     )
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a", [], Honest)
+        await nursery.start(world.run, "a", [], others)
         for name in NAMES[1:]:
-            await nursery.start(world.run, name, ["a"], last if name == "e" else Honest)
+            await nursery.start(world.run, name, ["a"], last if name == "e" else others)
         await world.until(lambda: all(world.participant_or_none(name) for name in NAMES))
         corrupt(world)
         await world.until(lambda: is_over(world), 300.0, 0.05)
@@ -100,6 +107,11 @@ def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
     assert sum(verdicts_on(world, name)[0] for name in NAMES) > 10
     assert all(verdicts_on(world, name)[1] == 0 for name in NAMES)
     assert all(found_poor(world, name) == 0 for name in NAMES)
+
+
+def test_nobody_is_judged_where_the_round_changes_nothing(tmp_path: Path) -> None:
+    world = lived(tmp_path, AtTheEnd, AtTheEnd, is_over=lambda world: world.round("a") >= 8)
+    assert all(verdicts_on(world, name) == (0, 0) for name in NAMES)
 
 
 def test_a_member_that_sends_random_numbers_is_found(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gossamer.protocol.policy.audits import (
     Finding,
     Verdicts,
     audit_after,
+    can_judge,
     gain_of,
     rounds_between,
 )
@@ -111,7 +112,7 @@ def test_an_audit_costs_a_small_part_of_the_rounds_that_it_is_for() -> None:
         outer = replace(manifest.outer, inner_steps=steps, warmup_inner_steps=1, fragments=1)
         inner = replace(manifest.inner, sequences_per_step=sequences)
         every = rounds_between(replace(manifest, outer=outer, inner=inner))
-        assert 0.03 * every * steps * sequences >= 4 * SEQUENCES / 3
+        assert 0.03 * every * steps * sequences >= 5 * SEQUENCES / 3
     assert every == 1
 
 
@@ -132,6 +133,14 @@ def test_a_gain_that_sequences_do_not_agree_on_is_poor() -> None:
     gain = gain_of(before, [1.0, 3.9, 4.0, 4.9])
     assert gain.mean > 0
     assert gain.is_poor
+
+
+def test_nothing_can_be_told_where_the_average_does_not_lower_the_loss() -> None:
+    before = [2.0, 3.0, 4.0, 5.0]
+    assert can_judge(gain_of(before, [1.9, 2.9, 3.8, 4.9]))
+    assert not can_judge(gain_of(before, before))
+    assert not can_judge(gain_of(before, [1.0, 3.9, 4.0, 4.9])), "the sequences do not agree"
+    assert not can_judge(gain_of(before, [1.9, 2.9, 3.9, float("nan")]))
 
 
 # Verdicts
