@@ -154,14 +154,16 @@ class LinkRate(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"
 ):
     """The rate at which the author's successor in this ring takes bytes, while there is something
-    to send.
+    to send, and the rate at which the author's predecessor has delivered.
 
-    It is said again when it has changed much.
+    They are said again when they have changed much.
     """
 
     ring_id: bytes
     sequence: int
     bytes_per_second: float
+    arrived_bytes_per_second: float
+    """The highest one at which chunks came to the author in this ring."""
 
 
 RingStatement: TypeAlias = Accusation | Vote | LinkRate
@@ -421,6 +423,7 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.ring_id, "ring_id")
             _check_count(statement.sequence, limits.LINK_RATES_MAX, "sequence")
             _check_speed(statement.bytes_per_second)
+            _check_speed(statement.arrived_bytes_per_second)
         case Rollback():
             _check_digest(statement.undone, "undone")
             _check_digest(statement.parent, "parent")

@@ -222,7 +222,7 @@ def vectors() -> dict[str, Any]:
             "announce": statement_vector(announce()),
             "ready": statement_vector(ready()),
             "suspect": statement_vector(Accusation(RING_ID, PEERS[1], "reset")),
-            "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
+            "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0, 2_500_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
             "rollback": statement_vector(Rollback(RING_ID, HEAD, 41)),
             "extend": statement_vector(Extension(2, 40_000_000_000, 8_000_000_000)),
