@@ -304,6 +304,14 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     accusers: int | msgspec.UnsetType = msgspec.UNSET
     """Votes that must call a member of a ring of three or more removed before a commit counts it as
     out, 1 or 2. A manifest without it, as all from before, keeps its id and means 1."""
+    keepers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Peer ids of which more than half may take rounds back together, as the founder may alone
+    (`policy.rollback_signers`). A manifest without it, as all from before, keeps its id and has no
+    keepers."""
+
+    @property
+    def keeper_ids(self) -> tuple[str, ...]:
+        return () if self.keepers is msgspec.UNSET else self.keepers
 
     @property
     def num_accusers(self) -> int:

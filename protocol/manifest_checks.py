@@ -276,6 +276,14 @@ class _Checks:
         self.within("rounds.stale_rounds", rounds.stale_rounds, 1, 1000)
         self.within("rounds.checkpoint_rounds", rounds.checkpoint_rounds, 1, 1000)
         self.within("rounds.accusers", rounds.num_accusers, 1, 2)
+        keepers = rounds.keeper_ids
+        for peer in keepers:
+            self._peer("rounds.keepers", peer)
+        self.require(
+            len(keepers) <= limits.KEEPERS_MAX and len(set(keepers)) == len(keepers),
+            f"rounds.keepers has {len(keepers)} peers; allowed: {limits.KEEPERS_MAX} at most, each "
+            "once",
+        )
 
     def data(self, data: DataConfig, model: ModelConfig) -> None:
         vocabulary = model.vocabulary

@@ -43,6 +43,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Membership
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ class CoreBuilder:
 
     def _read_rollbacks(self) -> Rollbacks:
         manifest, state_dir = self._inputs.manifest, self._inputs.state_dir
-        files = RollbackFiles(state_dir.root, manifest.run_id, PeerId(manifest.founder))
+        signers = RollbackSigners.of(manifest)
+        files = RollbackFiles(state_dir.root, manifest.run_id, signers)
         rollbacks = Rollbacks(files, state_dir.health)
         rollbacks.load()
         return rollbacks

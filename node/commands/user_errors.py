@@ -11,12 +11,11 @@ from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongRunError
-from gossamer.node.runs.extending import ExtendError
 from gossamer.node.runs.generating import GenerateError
 from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.runs.preparing import PreparingError
-from gossamer.node.runs.rolling_back import RollbackError
+from gossamer.node.runs.signed_orders import OrderError
 from gossamer.node.service.managers import ServiceError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError, StateDirInUseError
@@ -33,13 +32,12 @@ _WITH_TEXT = (
     ClientError,
     DiskError,
     ExportError,
-    ExtendError,
     GenerateError,
     IdentityError,
     InvitationError,
     JoinError,
+    OrderError,
     PreparingError,
-    RollbackError,
     ServiceError,
     StateDirError,
     TrainerFailedError,

@@ -52,6 +52,7 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
 
 _SOURCES_EXAMPLE = '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]'
 _ACCUSERS_EXAMPLE = "# accusers = 2"
+_KEEPERS_EXAMPLE = '# keepers = ["12D3KooW...", "12D3KooW...", "12D3KooW..."]'
 
 TomlValue: TypeAlias = (
     "msgspec.Struct | str | int | float | date | time | Sequence[TomlValue] "
@@ -137,6 +138,8 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
                 entry[-1] = _SOURCES_EXAMPLE  # a key here would forbid [[corpus.sources]] below
             if key == "accusers" and draft.rounds.accusers is msgspec.UNSET:
                 entry[-1] = _ACCUSERS_EXAMPLE
+            if key == "keepers" and draft.rounds.keepers is msgspec.UNSET:
+                entry[-1] = _KEEPERS_EXAMPLE
             lines += entry
     return "\n".join(lines) + "\n"
 

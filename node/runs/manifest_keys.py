@@ -159,6 +159,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "accusers": "Members that must say that another one is out before their round counts "
         "without its vote: 1, or 2 so that no member of a ring of three or more can prove a round "
         "alone. With 2 the last survivor of a ring begins its round again.",
+        "keepers": "Peer ids, as gossamer id shows them, of which more than half take rounds back "
+        "together with gossamer rollback. The founder can do so alone in any case.",
     },
 }
 
@@ -174,6 +176,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     del hints["inner"]["schedule"]  # the section `schedule` says it
     hints["outer"]["widening"] = bool
     hints["rounds"]["accusers"] = int
+    hints["rounds"]["keepers"] = tuple[str, ...]
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]

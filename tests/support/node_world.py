@@ -329,6 +329,7 @@ def found(
     last_round: int | None = None,
     schedule: TokenSchedule | None = None,
     accusers: int = 1,
+    keepers: tuple[str, ...] = (),
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -379,6 +380,7 @@ def found(
             stale_rounds=5,
             checkpoint_rounds=checkpoint_rounds,
             accusers=accusers,
+            keepers=keepers or msgspec.UNSET,
         ),
         data=replace(
             example.data,
@@ -432,6 +434,8 @@ class World:
     """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
     trust: Trust = "members"
     accusers: int = 1
+    keepers: Sequence[str] = ()
+    """Names of the nodes that may take rounds back together."""
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
     schedule: TokenSchedule | None = None
@@ -468,6 +472,7 @@ class World:
             last_round=self.last_round,
             schedule=self.schedule,
             accusers=self.accusers,
+            keepers=tuple(self.identity(name).peer_id for name in self.keepers),
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]
