@@ -41,7 +41,11 @@ COMMANDS = (
     ),
     ("members", "invitations:members", "List the members of an invite-only run."),
     ("revoke", "invitations:revoke", "Put a member out of an invite-only run for good."),
-    ("rollback", "rollback:rollback", "Take back all rounds after one, as the run's founder or a keeper."),
+    (
+        "rollback",
+        "rollback:rollback",
+        "Take back all rounds after one, as founder or keeper.",
+    ),
     ("extend", "extend:extend", "Set another end of the run, or begin its cool-down."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
     ("generate", "generate:generate", "Continue a text with the model as it is on this disk."),

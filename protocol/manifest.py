@@ -309,6 +309,11 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (`policy.rollback_signers`). A manifest without it, as all from before, keeps its id and has no
     keepers."""
 
+    probation: int | msgspec.UnsetType = msgspec.UNSET
+    """Rounds that have to take a peer's work before it has its whole influence, in a run with
+    `trust = "open"` (`protocol.standing`). A manifest without it, as all from before, keeps its id
+    and has no probation."""
+
     @property
     def keeper_ids(self) -> tuple[str, ...]:
         return () if self.keepers is msgspec.UNSET else self.keepers

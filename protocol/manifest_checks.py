@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+from gossamer.protocol.standing import STANDING_ROUNDS
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import (
@@ -260,7 +261,14 @@ class _Checks:
         )
 
     def trust(self, manifest: Manifest) -> None:
+        if probation := manifest.rounds.probation:
+            self.within("rounds.probation", probation, 1, STANDING_ROUNDS)
         if manifest.trust != "open":
+            self.require(
+                not probation,
+                f'rounds.probation is {probation}; only trust = "open" has one: a sum does not '
+                "show its parts",
+            )
             return
         self.require(
             manifest.sync != "distro",

@@ -15,7 +15,6 @@ from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.heads.extensions import ExtensionFile, Extensions
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
@@ -36,6 +35,7 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.known_peers import KnownPeers
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics

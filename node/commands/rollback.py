@@ -18,7 +18,7 @@ def rollback(
     yes: Annotated[bool, Parameter(negative="")] = False,
     options: State = None,
 ) -> int:
-    """Take back all rounds after one, as the run's founder or a keeper.
+    """Take back all rounds after one, as founder or keeper.
 
     Every node of the run goes on from there: at once by the founder's word, and when more than half
     of the keepers have given this order. The state after that round has to be on this disk. It

@@ -13,7 +13,6 @@ from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.extensions import Extensions
 from gossamer.node.heads.heads import AT_WORK
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
@@ -22,6 +21,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics

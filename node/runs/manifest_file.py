@@ -51,8 +51,11 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
 }
 
 _SOURCES_EXAMPLE = '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]'
-_ACCUSERS_EXAMPLE = "# accusers = 2"
-_KEEPERS_EXAMPLE = '# keepers = ["12D3KooW...", "12D3KooW...", "12D3KooW..."]'
+_ROUNDS_EXAMPLES = {
+    "accusers": "# accusers = 2",
+    "keepers": '# keepers = ["12D3KooW...", "12D3KooW...", "12D3KooW..."]',
+    "probation": "# probation = 16",
+}
 
 TomlValue: TypeAlias = (
     "msgspec.Struct | str | int | float | date | time | Sequence[TomlValue] "
@@ -136,10 +139,8 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
                 entry[-1] = "# " + entry[-1]  # so that it follows an edited model
             if key == "sources" and not draft.corpus.sources:
                 entry[-1] = _SOURCES_EXAMPLE  # a key here would forbid [[corpus.sources]] below
-            if key == "accusers" and draft.rounds.accusers is msgspec.UNSET:
-                entry[-1] = _ACCUSERS_EXAMPLE
-            if key == "keepers" and draft.rounds.keepers is msgspec.UNSET:
-                entry[-1] = _KEEPERS_EXAMPLE
+            if section == "rounds" and getattr(values, key) is msgspec.UNSET:
+                entry[-1] = _ROUNDS_EXAMPLES[key]
             lines += entry
     return "\n".join(lines) + "\n"
 

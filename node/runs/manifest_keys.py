@@ -161,6 +161,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "alone. With 2 the last survivor of a ring begins its round again.",
         "keepers": "Peer ids, as gossamer id shows them, of which more than half take rounds back "
         "together with gossamer rollback. The founder can do so alone in any case.",
+        "probation": 'With trust = "open": rounds that have to take work of a new peer before it '
+        "has its whole influence on averages, 1 to 64. Until then it has a part of it, and none in "
+        "its first round. Without this key all peers are alike from the beginning.",
     },
 }
 
@@ -177,6 +180,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     hints["outer"]["widening"] = bool
     hints["rounds"]["accusers"] = int
     hints["rounds"]["keepers"] = tuple[str, ...]
+    hints["rounds"]["probation"] = int
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]

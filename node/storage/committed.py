@@ -27,6 +27,7 @@ import structlog
 from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.next_state import NextState, StateVectors, ring_rules_of
 from gossamer.node.storage.retention import Retention
 from gossamer.node.storage.shared_parameters import SharedParameters
@@ -40,11 +41,12 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, digest_of, short
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, open_ring
 from gossamer.protocol.rounds.proposal import Parent, Proposal
 from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.standing import Standing, standing_of
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
@@ -95,6 +97,7 @@ class CommittedState:
         self.end = RunEnd(manifest.model, manifest.inner, manifest.outer)
         self._store = store
         self.chain = chain
+        self._rounds = KnownRounds(chain)
         self._state_dir = state_dir
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         """The chunks of the state's blocks."""
@@ -192,7 +195,17 @@ class CommittedState:
         self, averages: Sequence[Payload], masks: Sequence[int], members: Sequence[Member]
     ) -> Digest:
         number = self.entry.round + 1
-        return self._next.compute(self._present, number, averages, masks, members).digest
+        standing = self._standing_of([PeerId(member.peer_id) for member in members])
+        return self._next.compute(self._present, number, averages, masks, members, standing).digest
+
+    def _standing_of(self, members: Sequence[PeerId]) -> Standing | None:
+        """The standing of a ring's members after the present head; None without a probation."""
+        needed = self._manifest.rounds.probation
+        if not needed:
+            return None
+        rounds = self._rounds
+        credited = (rounds.credits_of(head) for head in rounds.newest(self.head))
+        return standing_of(members, credited, needed)
 
     @property
     def _present(self) -> StateVectors:

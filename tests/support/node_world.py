@@ -330,6 +330,7 @@ def found(
     schedule: TokenSchedule | None = None,
     accusers: int = 1,
     keepers: tuple[str, ...] = (),
+    probation: int = 0,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -381,6 +382,7 @@ def found(
             checkpoint_rounds=checkpoint_rounds,
             accusers=accusers,
             keepers=keepers or msgspec.UNSET,
+            probation=probation or msgspec.UNSET,
         ),
         data=replace(
             example.data,
@@ -436,6 +438,8 @@ class World:
     accusers: int = 1
     keepers: Sequence[str] = ()
     """Names of the nodes that may take rounds back together."""
+    probation: int = 0
+    """Rounds until a node has its whole influence; 0: every node has it at once."""
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
     schedule: TokenSchedule | None = None
@@ -473,6 +477,7 @@ class World:
             schedule=self.schedule,
             accusers=self.accusers,
             keepers=tuple(self.identity(name).peer_id for name in self.keepers),
+            probation=self.probation,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

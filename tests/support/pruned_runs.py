@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gossamer.node.base.disk_health import DiskHealth
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_adoption import ChainAdoption
@@ -18,6 +17,7 @@ from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, Pending
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.storage.chain_start import start_after
 from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
