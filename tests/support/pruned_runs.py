@@ -31,7 +31,8 @@ from gossamer.protocol.policy.chain_checkpoint import (
     kept_round,
     signing_bytes,
 )
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
+from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, decode_header
 from gossamer.protocol.wire.chain_messages import ChainRequest, encode_chain_reply
 from gossamer.protocol.wire.checkpoint_messages import CheckpointRequest, CheckpointSignature

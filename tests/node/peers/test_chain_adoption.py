@@ -21,7 +21,7 @@ from gossamer.protocol.policy.chain_checkpoint import (
     encode_summary,
     signing_bytes,
 )
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
 from tests.support.long_chains import rounds_after
 from tests.support.memory_transport import MemoryNetwork, run_simulated

@@ -115,8 +115,8 @@ def test_a_rollback_holds_when_more_than_half_of_the_keepers_signed_the_same(
 ) -> None:
     known, files = rollbacks_in(tmp_path, KEEPERS)
     other = Rollback(digest_of(b"another round"), ORDER.parent, ORDER.round)
-    for keeper, statement in ((0, ORDER), (1, ORDER), (1, ORDER), (2, other)):
-        known.heard(signed_by(KEEPERS[keeper], statement), statement)
+    for number, statement in ((0, ORDER), (1, ORDER), (1, ORDER), (2, other)):
+        known.heard(signed_by(KEEPERS[number], statement), statement)
         assert len(known) == 0
     known.heard(signed_by(KEEPERS[3]), ORDER)
     assert list(known) == [ORDER]
