@@ -279,6 +279,27 @@ def test_a_manifest_without_accusers_keeps_its_bytes_and_means_one() -> None:
         assert "rounds.accusers" in problem
 
 
+def test_a_manifest_without_keepers_and_probation_keeps_its_bytes() -> None:
+    old = manifest()
+    assert b"keepers" not in encode_manifest(old)
+    assert b"probation" not in encode_manifest(old)
+    assert not old.rounds.keeper_ids
+    keepers = tuple(peers(3))
+    new = changed("rounds.keepers", keepers)
+    assert decode_manifest(encode_manifest(new)) == new
+    assert new.rounds.keeper_ids == keepers
+    for wrong in ((*keepers, keepers[0]), ("nobody",), tuple(peers(17))):
+        (problem,) = problems_of(changed("rounds.keepers", wrong))
+        assert "rounds.keepers" in problem
+    (problem,) = problems_of(changed("rounds.probation", 16))
+    assert 'only trust = "open"' in problem
+    opened = replace(changed("rounds.probation", 16), trust="open")
+    assert decode_manifest(encode_manifest(opened)) == opened
+    too_long = replace(changed("rounds.probation", 65), trust="open")
+    (problem,) = problems_of(too_long)
+    assert "rounds.probation is 65" in problem
+
+
 def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:
     outer = changed("outer.fragments", 2).outer
     assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 25]

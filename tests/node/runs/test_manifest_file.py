@@ -455,3 +455,16 @@ def test_the_number_of_accusers_is_the_founders_choice(tmp_path: Path) -> None:
     assert parse_manifest_file(text, tmp_path).rounds.num_accusers == 1
     chosen = text.replace("# accusers = 2", "accusers = 2")
     assert parse_manifest_file(chosen, tmp_path).rounds.num_accusers == 2
+
+
+def test_keepers_and_a_probation_are_the_founders_choice(tmp_path: Path) -> None:
+    text = render(draft_of_preset("tiny"))
+    plain = parse_manifest_file(text, tmp_path).rounds
+    assert not plain.keeper_ids
+    assert not plain.probation
+    example = next(line for line in text.splitlines() if line.startswith("# keepers"))
+    chosen = text.replace(example, 'keepers = ["one", "two"]')
+    chosen = chosen.replace("# probation = 16", "probation = 16")
+    found = parse_manifest_file(chosen, tmp_path).rounds
+    assert found.keeper_ids == ("one", "two")
+    assert found.probation == 16
