@@ -34,6 +34,7 @@ from gossamer.node.storage.block_files import (
     MissingBlockError,
     digest_from_name,
     digest_of_file,
+    path_of,
     pieces_of,
 )
 from gossamer.node.storage.block_index import BlockIndex
@@ -91,8 +92,7 @@ class BlockStore:
 
     def path(self, digest: Digest) -> Path:
         """The file of the block, if it is here. Reading it directly skips the check."""
-        name = digest.hex()
-        return self.root / name[:2] / name
+        return path_of(self.root, digest)
 
     def has(self, digest: Digest) -> bool:
         """Returns whether the block is here, as far as is known without reading it."""
