@@ -3,8 +3,8 @@
     vectors     parameters and AdamW's two moments (or one momentum: of shared steps, or of the
                 matrices that Muon has), all fp32
     gradient    fp32; it exists while a pass adds to it
-    frozen      with adapters (`model.lora`), the model's weights, without gradient and moments: bf16
-                where they came so and products are in half precision, else fp32
+    frozen      with adapters (`model.lora`), the model's weights, without gradient and moments:
+                bf16 where they came so and products are in half precision, else fp32
     weights     under autocast each matrix has a copy in half precision until its gradient is taken
     layers      what the backward pass needs of the forward pass, for each token and layer. With
                 checkpointing it is the layer's input, and the rest for one layer at a time

@@ -294,7 +294,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def load_frozen(self, pieces: Iterator[NDArray[np.float32]]) -> None:
-        """Fills the frozen weights from the flat vector of the whole model, in pieces of any length.
+        """Fills the frozen weights from the flat vector of the whole model, in pieces of any size.
 
         Raises:
             ValueError: the pieces end early.
@@ -374,9 +374,7 @@ class Decoder(nn.Module):
                 continue
             if name.endswith("lora_A.weight"):
                 std = 1.0 / math.sqrt(parameter.shape[1])
-                parameter.copy_(
-                    torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
-                )
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

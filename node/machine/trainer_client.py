@@ -83,9 +83,7 @@ class TrainerClient:
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )
-        self._frozen = partial(
-            _frozen_paths, manifest, StateDir(settings.state_dir).blocks_path
-        )
+        self._frozen = partial(_frozen_paths, manifest, StateDir(settings.state_dir).blocks_path)
         self.is_up = False
         self._changed = trio.Event()
         """The event of the next change of `is_up` or `failure`. It is replaced at each change."""
@@ -180,9 +178,7 @@ class TrainerClient:
         # The blocks of these weights are here by the time at which the trainer runs.
         frozen = await trio.to_thread.run_sync(self._frozen) if self._configure.model.lora else ()
         try:
-            await self._process.send(
-                msgspec.structs.replace(self._configure, frozen_paths=frozen)
-            )
+            await self._process.send(msgspec.structs.replace(self._configure, frozen_paths=frozen))
         except TrainerGoneError:
             log.debug("the trainer died at once")  # its TrainerExit says why
 
@@ -361,8 +357,8 @@ class TrainerClient:
 
 
 def _frozen_paths(manifest: Manifest, blocks: Path) -> tuple[str, ...]:
-    """Returns the files of the weights that a run of adapters leaves as they are; none if their list
-    cannot be read, which the worker tells when it is to use them."""
+    """Returns the files of the weights that adapters leave as they are; none if their list cannot
+    be read, which the worker tells when it is to use them."""
     assert manifest.data.frozen_digest
     path = path_of(blocks, Digest(manifest.data.frozen_digest))
     try:

@@ -7,15 +7,16 @@ A node cannot take part without the data index, so these blocks are asked for un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.units import format_bytes
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.run_exchange import JoinError
-from gossamer.node.base.units import format_bytes
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import MalformedError
@@ -46,13 +47,11 @@ class RunBlocks:
         self._heldout: list[Digest] = []
 
     def pin(self) -> None:
-        """Pins the blocks that the manifest names, whether they are here or still to come, and those
-        of the frozen weights as soon as their list is here."""
+        """Pins the blocks that the manifest names, whether they are here or still to come; those of
+        the frozen weights if their list is here."""
         self._store.pin("manifest", self._manifest_blocks())
-        try:
+        with suppress(BlockError, MalformedError):  # else `fetch_frozen` pins them
             self._store.pin("frozen", self._frozen_blocks())
-        except (BlockError, MalformedError):
-            pass  # `fetch_frozen` pins them
 
     async def fetch_index(self) -> ShardIndex:
         """Waits until the data index and the tokenizer are here, and returns the index.
@@ -108,8 +107,8 @@ class RunBlocks:
         return [str(self._store.path(digest)) for digest in self._heldout]
 
     def _manifest_blocks(self) -> list[Digest]:
-        """Digests of the data index and, where the run has them, of the tokenizer and of the list of
-        frozen weights."""
+        """Digests of the data index and, where the run has them, of the tokenizer and of the list
+        of frozen weights."""
         data = self._data
         digests = (data.index_digest, data.tokenizer_digest, data.frozen_digest or b"")
         return [Digest(digest) for digest in digests if digest]

@@ -241,8 +241,8 @@ def _problems_of_data(draft: Draft) -> list[str]:
         )
     if draft.model.lora and not draft.init_from:
         problems.append(
-            "model.lora is set, and there is no model whose weights the adapters belong to: gossamer "
-            "start --init-from FOLDER"
+            "model.lora is set, and there is no model whose weights the adapters belong to: "
+            "gossamer start --init-from FOLDER"
         )
     return problems
 

@@ -150,9 +150,7 @@ def write_frozen(
     return dataclasses.replace(data, config=replace(data.config, frozen_digest=frozen))
 
 
-def _store_with(
-    data: DataConfig, index: ShardIndex, blocks: Path, cache_bytes: int
-) -> BlockStore:
+def _store_with(data: DataConfig, index: ShardIndex, blocks: Path, cache_bytes: int) -> BlockStore:
     """Opens the store of blocks. What is put may be larger than the cache, which would otherwise
     drop the corpus for it."""
     store = BlockStore(blocks, cache_bytes)

@@ -53,7 +53,9 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
 }
 
 _SOURCES_EXAMPLE = '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]'
-_LORA_EXAMPLE = '# lora = {rank = 16, alpha = 32.0, targets = ["q_proj", "k_proj", "v_proj", "o_proj"]}'
+_LORA_EXAMPLE = (
+    '# lora = {rank = 16, alpha = 32.0, targets = ["q_proj", "k_proj", "v_proj", "o_proj"]}'
+)
 _ACCUSERS_EXAMPLE = "# accusers = 2"
 
 TomlValue: TypeAlias = (

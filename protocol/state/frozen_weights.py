@@ -58,7 +58,7 @@ def blocks_of(weights: FloatVector, lora: LoraConfig) -> Iterator[bytes]:
 
 
 def values_of(block: bytes, lora: LoraConfig) -> FloatVector:
-    """The values of a block in fp32, exactly, as a copy. Raises ValueError for a piece of a value."""
+    """A copy of the values of a block in fp32, exact. Raises ValueError for a piece of a value."""
     if lora.weights == "bf16":
         return from_bfloat16(np.frombuffer(block, dtype="<u2"))
     return np.frombuffer(block, dtype="<f4").astype(np.float32)

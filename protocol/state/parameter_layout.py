@@ -59,6 +59,10 @@ def layout_of(model: ModelConfig) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
+def is_adapter(tensor: Tensor) -> bool:
+    return tensor.name.endswith((_A, _B))
+
+
 def adapters_of(matrix: Tensor) -> tuple[str, str]:
     """The names of A and B of a matrix that has adapters."""
     prefix = matrix.name.removesuffix("weight")
