@@ -49,6 +49,7 @@ class RunBlocks:
     def pin(self) -> None:
         """Pins the blocks that the manifest names, whether they are here or still to come; those of
         the frozen weights if their list is here."""
+        self._store.reserved_bytes = self._model.frozen_bytes
         self._store.pin("manifest", self._manifest_blocks())
         with suppress(BlockError, MalformedError):  # else `fetch_frozen` pins them
             self._store.pin("frozen", self._frozen_blocks())

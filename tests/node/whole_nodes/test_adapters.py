@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -26,9 +27,19 @@ def frozen_paths(world: World, name: str) -> list[Path]:
     return [path_of(root, digest) for digest in decode_list(listed.read_bytes(), manifest.model)]
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "int4", "sparse"])
-def test_two_peers_average_adapters_alone(tmp_path: Path, codec: str) -> None:
-    world = World(tmp_path, seed=92, codec=codec, lora=LORA, wait_for_peers=1)
+@pytest.mark.parametrize(
+    ("codec", "how"),
+    [
+        ("fp32", {}),
+        ("fp16", {"fragments": 2}),
+        ("int8", {"overlap": True}),
+        ("int4", {}),
+        ("int4", {"trust": "open"}),
+        ("sparse", {}),
+    ],
+)
+def test_two_peers_average_adapters_alone(tmp_path: Path, codec: str, how: dict[str, Any]) -> None:
+    world = World(tmp_path, seed=92, codec=codec, lora=LORA, wait_for_peers=1, **how)
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
@@ -41,7 +52,7 @@ def test_two_peers_average_adapters_alone(tmp_path: Path, codec: str) -> None:
             assert last is not None
             assert len(last.contributors) == 2
             committed = world.participant(name).context.committed
-            assert committed.plan.num_elements == model.num_parameters == 128
+            assert committed.plan.num_elements == model.num_parameters == 128 * model.num_layers
             # At most each element as a sum and as an average, in fp32.
             assert last.bytes_sent < 2 * 4 * model.num_parameters + FRAMES_BYTES
             assert last.bytes_sent < model.frozen_bytes / 4
