@@ -33,7 +33,11 @@ def read_frozen(paths: Sequence[str], lora: LoraConfig) -> Iterator[FloatVector]
                 f"frozen weights are damaged on the disk ({path}): start the node again, which "
                 "fetches them anew"
             )
-        yield values_of(block, lora)
+        try:
+            values = values_of(block, lora)
+        except ValueError as error:
+            raise DataError(f"the run's frozen weights cannot be used: {path}: {error}") from error
+        yield values
 
 
 def merged(adapters: FloatVector, model: ModelConfig, frozen: Iterable[FloatVector]) -> FloatVector:

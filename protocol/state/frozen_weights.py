@@ -58,7 +58,15 @@ def blocks_of(weights: FloatVector, lora: LoraConfig) -> Iterator[bytes]:
 
 
 def values_of(block: bytes, lora: LoraConfig) -> FloatVector:
-    """A copy of the values of a block in fp32, exact. Raises ValueError for a piece of a value."""
+    """A copy of the values of a block in fp32, exact.
+
+    Raises:
+        ValueError: they are not finite, or end in the middle of one.
+    """
     if lora.weights == "bf16":
-        return from_bfloat16(np.frombuffer(block, dtype="<u2"))
-    return np.frombuffer(block, dtype="<f4").astype(np.float32)
+        values = from_bfloat16(np.frombuffer(block, dtype="<u2"))
+    else:
+        values = np.frombuffer(block, dtype="<f4").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("weights that are not finite")
+    return values

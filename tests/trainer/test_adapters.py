@@ -178,7 +178,11 @@ def test_the_estimate_counts_frozen_weights_without_moments(model: ModelConfig) 
 
 
 def test_weights_that_are_damaged_or_missing_train_nothing(
-    model: ModelConfig, inner_config: InnerConfig, paths: tuple[str, ...], shard: str
+    model: ModelConfig,
+    inner_config: InnerConfig,
+    paths: tuple[str, ...],
+    shard: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(TrainerError, match="are not here: start the node again"):
         train(trainer_of(model, inner_config, ()), shard, 1)
@@ -188,6 +192,10 @@ def test_weights_that_are_damaged_or_missing_train_nothing(
     damaged.write_bytes(bytes(1) + damaged.read_bytes()[1:])
     with pytest.raises(DataError, match="are damaged on the disk"):
         trainer_of(model, inner_config, paths)
+    infinite = tmp_path / "infinite"
+    infinite.mkdir()
+    with pytest.raises(DataError, match="not finite"):
+        list(read_frozen(write_blocks(infinite, np.full(10, np.inf, np.float32), LORA), LORA))
     damaged.unlink()
     with pytest.raises(DataError, match="cannot be read"):
         list(read_frozen(paths, LORA))
