@@ -14,14 +14,13 @@ from gossamer.protocol.lora import problems_of_lora
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import (
         DataConfig,
-        ImportedShape,
         InnerConfig,
         Manifest,
-        ModelConfig,
         OuterConfig,
         RoundConfig,
         TokenSchedule,
     )
+    from gossamer.protocol.model_config import ImportedShape, ModelConfig
 
 
 def require_valid(manifest: Manifest) -> Manifest:

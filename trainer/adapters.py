@@ -10,7 +10,7 @@ import numpy as np
 
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.lora import LoraConfig
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.frozen_weights import values_of
 from gossamer.protocol.state.parameter_layout import adapters_of, layout_of

@@ -21,12 +21,13 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.lora import LoraConfig
-from gossamer.protocol.manifest import DataConfig, ModelConfig
+from gossamer.protocol.manifest import DataConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained
 
 LEARNING_RATE_SHARE = 0.1

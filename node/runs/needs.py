@@ -17,8 +17,9 @@ from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
-from gossamer.protocol.manifest import Manifest, ModelConfig
-from gossamer.trainer.memory_estimate import FLOAT_BYTES, Training, moment_elements
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.resources.memory_estimate import FLOAT_BYTES, Training, moment_elements
 
 DAEMON_BYTES_PER_PARAMETER = 28
 """Five fp32 vectors, and the chunks of a ring. Measured: 22 to 28, by the way of averaging."""

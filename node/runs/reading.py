@@ -21,7 +21,8 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.lora import LoraConfig
-from gossamer.protocol.manifest import Manifest, ModelConfig
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.frozen_weights import decode_list, values_of
 from gossamer.trainer.adapters import merged

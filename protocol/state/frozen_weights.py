@@ -18,7 +18,7 @@ from gossamer.protocol.codecs.bfloat16 import from_bfloat16, to_bfloat16
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 from gossamer.protocol.lora import LoraConfig
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector, float_bytes
 
 _encoder = msgspec.msgpack.Encoder()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gossamer.protocol.lora import LoraConfig, Target
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"

@@ -11,8 +11,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.lora import TARGETS, LoraConfig
-from gossamer.protocol.manifest import Manifest, ModelConfig, decode_manifest, encode_manifest
+from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
 from gossamer.protocol.manifest_checks import problems_of
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.frozen_weights import blocks_of, decode_list, encode_list, values_of
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.protocol.state.sync_sets import fragments_of

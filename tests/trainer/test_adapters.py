@@ -12,14 +12,15 @@ from msgspec.structs import replace
 from gossamer.protocol import limits
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.lora import TARGETS, LoraConfig
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.frozen_weights import blocks_of
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.adapters import merged, read_frozen
-from gossamer.trainer.gradients import TrainerError
+from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
-from gossamer.trainer.memory_estimate import Training
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources.memory_estimate import Training
 from gossamer.trainer.text.data import DataError
 from tests.trainer.conftest import train
 

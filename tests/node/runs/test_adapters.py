@@ -28,7 +28,7 @@ from gossamer.node.storage.restoring import open_read_only
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import Family
+from gossamer.protocol.model_config import Family
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.folder import Pretrained, open_pretrained
 from gossamer.trainer.pretrained.weights import _read_header
