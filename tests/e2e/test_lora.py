@@ -23,7 +23,7 @@ from tests.support.model_folders import config_of_family, make_folder
 
 pytestmark = pytest.mark.e2e
 
-ROUNDS = 6
+ROUNDS = 4
 
 MANIFEST = """\
 preset = "tiny"
