@@ -32,6 +32,7 @@ from gossamer.node.runs import draft, manifest_keys
 from gossamer.node.telemetry import status
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.wire.statements import Capacity
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
@@ -310,6 +311,7 @@ def _type(hint: Hint) -> str:
         float: "number",
         bool: "true or false",
         draft.SourceDraft: "tables of `path` and `weight`",
+        LoraConfig: "table of `rank`, `alpha`, `targets` and, if wanted, `weights`",
     }
     if hint in names:
         return names[hint]

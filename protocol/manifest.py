@@ -240,6 +240,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     messages: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the data are conversations, of which only the assistant's tokens are targets
     (`protocol.shard_index.PROMPT_BIT`). A manifest from before that has no such field."""
+    frozen_digest: bytes | msgspec.UnsetType = msgspec.UNSET
+    """Only in a run of adapters: block with the list of the model's weights, which stay as they are
+    (`protocol.state.frozen_weights`)."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+from gossamer.protocol.lora import problems_of_lora
 from gossamer.protocol.standing import STANDING_ROUNDS
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def problems_of(manifest: Manifest) -> list[str]:
         checks.chunks(manifest)
     checks.trust(manifest)
     checks.sync(manifest)
+    checks.lora(manifest)
     checks.rounds(manifest.rounds)
     checks.data(manifest.data, manifest.model)
     checks.digest("genesis_digest", manifest.genesis_digest)
@@ -118,6 +120,8 @@ class _Checks:
         self.within("model.norm_epsilon", model.norm_epsilon, 1e-12, 1e-1)
         if model.imported:
             self.imported(model.imported)
+        if model.lora:
+            self.problems += problems_of_lora(model.lora)
         if len(self.problems) > before:
             return
         self.require(
@@ -130,6 +134,12 @@ class _Checks:
             model.num_heads % model.num_kv_heads == 0,
             f"model.num_kv_heads is {model.num_kv_heads}; it must divide model.num_heads "
             f"({model.num_heads})",
+        )
+        self.within(
+            "number of blocks of the frozen weights",
+            -(-model.frozen_bytes // limits.BLOCK_BYTES_MAX),
+            0,
+            limits.CHUNKS_MAX,
         )
 
     def imported(self, shape: ImportedShape) -> None:
@@ -257,6 +267,26 @@ class _Checks:
         self.require(
             not outer.displacement or manifest.sync == "diloco",
             'outer.displacement is not 0: only sync = "diloco" chooses its momentum',
+        )
+
+    def lora(self, manifest: Manifest) -> None:
+        self.require(
+            bool(manifest.model.lora) == bool(manifest.data.frozen_digest),
+            "data.frozen_digest belongs to model.lora: a manifest has both, or neither",
+        )
+        if manifest.data.frozen_digest:
+            self.digest("data.frozen_digest", manifest.data.frozen_digest)
+        if not manifest.model.lora:
+            return
+        self.require(
+            manifest.sync != "distro",
+            'model.lora is for sync = "diloco" and "sparse"; the signs of "distro" were not tried '
+            "on adapters",
+        )
+        self.require(
+            not manifest.inner.uses_muon,
+            'inner.optimizer is "muon"; with model.lora only "adamw" is allowed: Muon is for whole '
+            "matrices, and not for the factors of one",
         )
 
     def trust(self, manifest: Manifest) -> None:

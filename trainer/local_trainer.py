@@ -21,6 +21,7 @@ from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import evaluate, overlap
+from gossamer.trainer.adapters import read_frozen
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
@@ -74,6 +75,9 @@ class TrainerConfig:
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
     mixing: float = 0.0
     """See `overlap`."""
+    frozen_paths: tuple[str, ...] = ()
+    """Files with the weights that adapters leave as they are (`adapters.read_frozen`). Without
+    them a run of adapters can draw its initial parameters, and nothing else."""
 
 
 class LocalTrainer:
@@ -108,6 +112,7 @@ class LocalTrainer:
         Raises:
             DeviceError: no such device here.
             ValueError: `base` or `pseudo_gradient` of the wrong length or type.
+            DataError: frozen weights that cannot be used.
         """
         model, inner = config.model, config.inner
         for vector in (base, pseudo_gradient):
@@ -119,7 +124,7 @@ class LocalTrainer:
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self.device = choose_device(config.device, model.width)
-        self._decoder = Decoder(model, self.device.torch_device)
+        self._decoder = self._make_decoder()
         self._decoder.flat.zero_()
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
@@ -138,6 +143,15 @@ class LocalTrainer:
         outer step."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
+
+    def _make_decoder(self) -> Decoder:
+        model, paths = self._config.model, self._config.frozen_paths
+        is_half = model.lora and model.lora.weights == "bf16" and self.device.is_half
+        dtype = torch.bfloat16 if is_half else torch.float32
+        decoder = Decoder(model, self.device.torch_device, dtype)
+        if paths and model.lora:
+            decoder.load_frozen(self._reported(read_frozen(paths, model.lora)))
+        return decoder
 
     def _make_optimizer(self) -> AdamW | Muon | None:
         """The run's optimiser, or None in a trainer that updates the parameters in another way."""
@@ -217,6 +231,7 @@ class LocalTrainer:
         ranges `new` of `base` have changed since then: they are taken over first, see `rebase`.
         """
         self._require_between_rounds("Begin")
+        self._require_frozen()
         goes_on = start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
         if goes_on:
@@ -346,6 +361,7 @@ class LocalTrainer:
             TrainerError: memory does not suffice for a single sequence.
         """
         self._require_between_rounds("Evaluate")
+        self._require_frozen()
         local = self._copy_of_local()
         self._load_base()
         model, token_bytes = self._config.model, self._config.token_bytes
@@ -408,6 +424,13 @@ class LocalTrainer:
         if self._round is None:
             raise TrainerError("no round is running: Begin comes first")
         return self._round
+
+    def _require_frozen(self) -> None:
+        if self._config.model.lora and not self._config.frozen_paths:
+            raise TrainerError(
+                "the weights that the adapters of this run belong to are not here: start the node "
+                "again, which fetches them"
+            )
 
     def _require_between_rounds(self, what: str) -> None:
         if self._round is not None:

@@ -250,6 +250,7 @@ class Worker:
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
             mixing=message.mixing,
+            frozen_paths=message.frozen_paths,
         )
         trainer = make(
             config,

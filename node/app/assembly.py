@@ -231,6 +231,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
             index = await core.run_blocks.fetch_index()
+            await core.run_blocks.fetch_frozen()
             found = index, await self._build_feed(core, index, own_text)
             nursery.cancel_scope.cancel()
         return found

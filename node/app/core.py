@@ -111,7 +111,7 @@ class CoreBuilder:
         manifest, settings, state_dir = inputs.manifest, inputs.settings, inputs.state_dir
         transport, run_in_thread = inputs.transport, inputs.runtime.run_in_thread
         randomness = random.Random(inputs.identity.peer_id)
-        run_blocks = RunBlocks(manifest.data, inputs.store, self._blocks, transport)
+        run_blocks = RunBlocks(manifest, inputs.store, self._blocks, transport)
         run_blocks.pin()
         trainer = inputs.runtime.make_trainer(manifest, settings, str(state_dir.optimizer_path))
         genesis_state = Digest(manifest.genesis_digest)

@@ -277,7 +277,7 @@ class _Daemon:
             manifest,
             settings,
             trains_on_host=trains_on_host(settings.device, gpus),
-            disk_bytes=CACHE_BYTES_MIN,
+            disk_bytes=CACHE_BYTES_MIN + manifest.model.frozen_bytes,
             card=device_memory(settings.device, gpus),
             tokens_per_second=None,
         )

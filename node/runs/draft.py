@@ -299,6 +299,7 @@ def _probe(draft: Draft) -> Manifest:
         num_shards=1,
         num_tokens=1,
         heldout_tokens=1,
+        frozen_digest=bytes(DIGEST_BYTES) if draft.model.lora else msgspec.UNSET,
     )
     return manifest_of(
         draft,

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from gossamer.node.runs.draft import CorpusDraft, Draft, ScheduleDraft, TokenizerDraft
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
 
@@ -85,6 +86,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "tied_embeddings": "Whether input and output embeddings are the same weights.",
         "rope_theta": "Base of the rotary position embedding.",
         "norm_epsilon": "Epsilon of RMSNorm.",
+        "lora": "With gossamer start --init-from: only adapters of this rank are trained and sent, "
+        "their product counts alpha / rank times (LoRA, arXiv 2106.09685), and the weights of the "
+        'folder stay as they are. weights = "bf16" rounds these.',
     },
     "inner": {
         "learning_rate": "Highest learning rate, right after the warm-up.",
@@ -168,6 +172,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     del hints["model"]["vocabulary"]  # tokenizer.vocabulary sets it
     # These come from the folder of `gossamer start --init-from`.
     del hints["model"]["imported"]
+    hints["model"]["lora"] = LoraConfig
     # The runs that have no such fields were founded before them.
     hints["inner"]["ends"] = bool
     hints["inner"]["optimizer"] = InnerOptimizer

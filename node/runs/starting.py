@@ -21,7 +21,12 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.runs.device_fit import device_fit, require_fit
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import risk_of, sign_manifest
-from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
+from gossamer.node.runs.importing import (
+    draft_for,
+    with_pretrained,
+    write_frozen,
+    write_genesis,
+)
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.own_text import OwnText, founders_text
@@ -96,7 +101,15 @@ async def found_here(
         log.info(note)
     for warning in data.warnings:
         log.warning(warning)
-    if pretrained is None:
+    lora = draft.model.lora
+    if pretrained is not None and lora:
+        tell("storing the weights that stay as they are")
+        data = await trio.to_thread.run_sync(
+            lambda: write_frozen(
+                data, pretrained.weights.read(), lora, blocks, settings.cache_bytes
+            )
+        )
+    if pretrained is None or lora:
         tell("drawing the initial weights")
         parameters = await initial_parameters(draft, settings)
         return sign_manifest(draft, data, parameters, identity=identity).signed, own_text

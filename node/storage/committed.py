@@ -110,7 +110,8 @@ class CommittedState:
     def begins_with_drawn_weights(self) -> bool:
         """Whether every peer can draw the first state from the run's seed. Otherwise its blocks
         come from the founder."""
-        return not self._manifest.model.imported
+        model = self._manifest.model
+        return bool(model.lora) or not model.imported
 
     @property
     def is_finished(self) -> bool:

@@ -84,6 +84,9 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
+    frozen_paths: tuple[str, ...] = ()
+    """Files with the weights that a run of adapters leaves as they are, in order: blocks, named by
+    their digests. Empty in any other run, and where only Genesis is asked for."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are the peer's own."""
 

@@ -3,6 +3,8 @@
     vectors     parameters and AdamW's two moments (or one momentum: of shared steps, or of the
                 matrices that Muon has), all fp32
     gradient    fp32; it exists while a pass adds to it
+    frozen      with adapters (`model.lora`), the model's weights, without gradient and moments:
+                bf16 where they came so and products are in half precision, else fp32
     weights     under autocast each matrix has a copy in half precision until its gradient is taken
     layers      what the backward pass needs of the forward pass, for each token and layer. With
                 checkpointing it is the layer's input, and the rest for one layer at a time
@@ -59,7 +61,16 @@ class Training:
     def vectors_bytes(self) -> int:
         """Bytes that are held all the time."""
         num_parameters, moments = self.model.num_parameters, self.moment_elements
-        return FLOAT_BYTES * (num_parameters + (2 * num_parameters if moments is None else moments))
+        vectors = num_parameters + (2 * num_parameters if moments is None else moments)
+        return FLOAT_BYTES * vectors + self.frozen_bytes
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the weights that adapters leave as they are."""
+        model = self.model
+        if not model.lora:
+            return 0
+        return model.frozen_bytes if self.half else FLOAT_BYTES * model.whole.num_parameters
 
     @property
     def gradient_bytes(self) -> int:
@@ -67,7 +78,14 @@ class Training:
 
     @property
     def weight_copies_bytes(self) -> int:
-        return HALF_BYTES * self.model.num_parameters if self.half else 0
+        if not self.half:
+            return 0
+        model = self.model
+        is_frozen_half = model.lora and model.lora.item_bytes == HALF_BYTES
+        return HALF_BYTES * (
+            model.num_parameters
+            + (model.whole.num_parameters if model.lora and not is_frozen_half else 0)
+        )
 
     @property
     def layer_token_bytes(self) -> int:
@@ -89,7 +107,8 @@ class Training:
         """Bytes that the loss of so many tokens takes at its peak, without its input."""
         model, element = self.model, HALF_BYTES if self.half else FLOAT_BYTES
         logits = model.vocabulary * min(num_tokens, max(1, self.logits_max // model.vocabulary))
-        gradients = FLOAT_BYTES * model.width * (model.vocabulary + num_tokens)
+        head = 0 if model.lora else model.vocabulary
+        gradients = FLOAT_BYTES * model.width * (head + num_tokens)
         return logits * (FLOAT_BYTES + element) + gradients
 
     def pass_bytes(
