@@ -18,7 +18,12 @@ from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.memory_estimate import FLOAT_BYTES, moment_elements
+from gossamer.trainer.memory_estimate import (
+    FLOAT_BYTES,
+    MomentChoice,
+    moment_bytes,
+    moment_elements,
+)
 
 DAEMON_BYTES_PER_PARAMETER = 28
 """Five fp32 vectors, and the chunks of a ring. Measured: 22 to 28, by the way of averaging."""
@@ -56,17 +61,27 @@ class Needs:
     disk: int
 
 
-def needs_of(run: Manifest | Draft, *, trains_on_host: bool, cache_bytes: int) -> Needs:
+def needs_of(
+    run: Manifest | Draft,
+    *,
+    trains_on_host: bool,
+    cache_bytes: int,
+    moments: MomentChoice = "auto",
+) -> Needs:
     """Returns what a run needs of a machine.
 
     Args:
         trains_on_host: whether the trainer's vectors lie in host memory.
         cache_bytes: limit of the data cache.
+        moments: the owner's choice of what the optimiser keeps its moments in. `auto` counts as
+            fp32, which a CPU has then.
     """
     parameters = run.model.num_parameters
     records = _records_bytes(run)
     # Parameters, gradient and what the optimiser keeps; activations come on top.
-    trainer = FLOAT_BYTES * (2 * parameters + moment_elements(run.model, run.inner))
+    elements = moment_elements(run.model, run.inner)
+    kept = moment_bytes(elements, "fp32" if moments == "auto" else moments)
+    trainer = FLOAT_BYTES * 2 * parameters + kept
     return Needs(
         memory=PROCESS_BYTES
         + DAEMON_BYTES_PER_PARAMETER * parameters

@@ -36,6 +36,7 @@ import msgspec
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
+from gossamer.trainer.memory_estimate import MomentChoice
 
 # Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
 # the largest preset are 8,127 shards of a corpus of 0.25 billion tokens, and half of these are left
@@ -81,6 +82,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate. The
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
+    moments: MomentChoice = "auto"
+    """What the optimiser keeps its moments in; see `moments`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     shared_steps: SharedSteps | None = None
@@ -221,8 +224,9 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """Model of the processor or of the graphics card, for people."""
     num_parameters: int
     precision: str
-    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights and moments stay
-    fp32)."""
+    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights stay fp32)."""
+    moments: str = ""
+    """What the optimiser keeps its moments in; empty with shared steps, which have none."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None

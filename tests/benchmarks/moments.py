@@ -1,0 +1,85 @@
+"""What do moments in bf16 or 8 bits cost the model?
+
+    python -m tests.benchmarks.moments
+    python -m tests.benchmarks.moments --optimizer muon
+    python -m tests.benchmarks.moments --beta2 0.999 --formats fp32 bf16 nearest
+
+One peer takes inner steps with the smallest preset on the default corpus, from the same weights and
+on the same tokens for each format; the loss is of 32,768 held-out tokens at the end, in nats.
+`nearest` is bf16 that is always rounded to the nearest value. One CPU thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import get_args
+from unittest.mock import patch
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from gossamer.protocol.manifest import InnerOptimizer
+from gossamer.trainer import moments
+from gossamer.trainer.memory_estimate import MomentFormat
+from gossamer.trainer.moments import Span
+from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.text.shard_folder import cut_text
+from gossamer.trainer.train import Swarm, Worker
+
+FORMATS = {**{name: name for name in get_args(MomentFormat)}, "nearest": "bf16"}
+
+
+def _write_nearest(self: moments._Bf16, span: Span, values: Tensor, turn: int) -> None:
+    self._values[span.start : span.stop] = values
+
+
+def loss_of(run: Preset, name: str, seed: int, folder: Path) -> float:
+    """Held-out loss in nats at the end."""
+    text = cut_text((), folder, run.tokenizer, run.model, seed)
+    worker = Worker(run, text.token_bytes, "cpu", FORMATS[name])
+    text.push_shards(worker.queue, range(len(text.index.shards)))
+    parameters = Swarm(run, "diloco", seed).parameters
+    nearest = patch.object(moments._Bf16, "write", _write_nearest)
+    with nearest if name == "nearest" else nullcontext():
+        worker.train(parameters, 0, run.inner.total_steps)
+    parameters -= worker.pending
+    return worker.loss(parameters, list(text.heldout(run.model.vocabulary)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--steps", type=int, default=400, help="inner steps")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["fp32", "bf16", "8bit"])
+    parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
+    parser.add_argument("--beta2", type=float, help="instead of the preset's")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    run = PRESETS[options.preset]
+    inner = replace(run.inner, total_steps=options.steps, optimizer=options.optimizer)
+    inner = replace(inner, warmup_steps=min(inner.warmup_steps, options.steps // 10))
+    inner = replace(inner, beta2=options.beta2 or inner.beta2)
+    run = replace(run, inner=inner)
+    losses: dict[str, list[float]] = {name: [] for name in options.formats}
+    for seed in options.seeds:
+        for name, found in losses.items():
+            with TemporaryDirectory() as folder:
+                found.append(loss_of(run, name, seed, Path(folder)))
+            change = found[-1] / losses[options.formats[0]][-1] - 1
+            print(f"seed {seed}  {name:<8} {found[-1]:.4f}  {change:+.3%}", flush=True)
+    for name, found in losses.items():
+        change = fmean(found) / fmean(losses[options.formats[0]]) - 1
+        print(f"mean    {name:<8} {fmean(found):.4f}  {change:+.3%}")
+
+
+if __name__ == "__main__":
+    main()
