@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 import torch
@@ -63,7 +63,7 @@ def load_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str
     Returns why it could not (damaged, or of another model or optimizer), or the empty string.
     """
     try:
-        _load_optimizer(optimizer, model, path)
+        load_optimizer(optimizer, model, path)
     except FileNotFoundError:
         return ""
     except CheckpointError as error:
@@ -71,7 +71,7 @@ def load_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str
     return ""
 
 
-def _load_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
+def load_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
     """Fills the optimizer from a checkpoint; on an error it is as it was.
 
     Raises:
@@ -151,10 +151,18 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
     return saved
 
 
+class _File(Protocol):
+    """An open safetensors file, which has no types of its own."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
 @contextlib.contextmanager
 def _reading(
     path: Path, file_format: str, model: ModelConfig, what: str
-) -> Iterator[tuple[safe_open, dict[str, str]]]:
+) -> Iterator[tuple[_File, dict[str, str]]]:
     """Opens the file, and reads the metadata. A tensor that cannot be read within the block is
     damaged.
 
@@ -169,7 +177,7 @@ def _reading(
             metadata = file.metadata() or {}
             if (metadata.get("format"), metadata.get("model")) != (file_format, _model_key(model)):
                 raise CheckpointError(f"{path} has {what} of another model or format")
-            yield file, metadata
+            yield cast(_File, file), metadata
     except CheckpointError:
         raise
     except (OSError, SafetensorError, KeyError, ValueError, OverflowError) as error:

@@ -1,8 +1,9 @@
 """What do moments in bf16 or 8 bits cost the model?
 
     python -m tests.benchmarks.moments
-    python -m tests.benchmarks.moments --optimizer muon
-    python -m tests.benchmarks.moments --beta2 0.999 --formats fp32 bf16 nearest
+    python -m tests.benchmarks.moments --small --seeds 1 2 3 4 5 6
+    python -m tests.benchmarks.moments --small --optimizer muon
+    python -m tests.benchmarks.moments --small --beta2 0.999 --formats fp32 bf16 nearest
 
 One peer takes inner steps with the smallest preset on the default corpus, from the same weights and
 on the same tokens for each format; the loss is of 32,768 held-out tokens at the end, in nats.
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--small", action="store_true", help="half the preset's width")
     parser.add_argument("--steps", type=int, default=400, help="inner steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["fp32", "bf16", "8bit"])
@@ -68,7 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     inner = replace(run.inner, total_steps=options.steps, optimizer=options.optimizer)
     inner = replace(inner, warmup_steps=min(inner.warmup_steps, options.steps // 10))
     inner = replace(inner, beta2=options.beta2 or inner.beta2)
-    run = replace(run, inner=inner)
+    model = run.model
+    if options.small:
+        model = replace(model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
+        model = replace(model, hidden_width=128)
+    run = replace(run, inner=inner, model=model)
     losses: dict[str, list[float]] = {name: [] for name in options.formats}
     for seed in options.seeds:
         for name, found in losses.items():
