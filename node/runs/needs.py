@@ -18,7 +18,7 @@ from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.memory_estimate import (
+from gossamer.trainer.resources.memory_estimate import (
     FLOAT_BYTES,
     MomentChoice,
     moment_bytes,

@@ -22,7 +22,7 @@ from gossamer.node.storage import shared_parameters
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.state.exact_transform import grids_of, pieces_of
 from gossamer.protocol.state.shared_step import shared_step
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 
 KEPT = 4
 """Signs of a tile in each member's part."""

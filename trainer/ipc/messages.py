@@ -34,9 +34,10 @@ from typing import Literal
 
 import msgspec
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.trainer.memory_estimate import MomentChoice
+from gossamer.trainer.resources.memory_estimate import MomentChoice
 
 # Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
 # the largest preset are 8,127 shards of a corpus of 0.25 billion tokens, and half of these are left

@@ -17,7 +17,7 @@ from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.state.exact_transform import Grid, grids_of, inverse_exact, pieces_of
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from tests.support.node_world import MODEL, every_place, found, initial_weights
 
 STEPS = 4
