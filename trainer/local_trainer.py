@@ -31,7 +31,6 @@ from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import choose_device
-from gossamer.trainer.resources.memory_estimate import MomentChoice
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
 
@@ -73,7 +72,7 @@ class TrainerConfig:
     """File from which the moments come and to which they are saved; empty for none."""
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
-    moments: MomentChoice = "auto"
+    moments: messages.MomentChoice = "auto"
     """What the optimiser keeps its moments in."""
     mixing: float = 0.0
     """See `overlap`."""

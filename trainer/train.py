@@ -48,12 +48,12 @@ from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.inner_step.optimizer import clip, gradient_norm
 from gossamer.trainer.inner_step.schedule import learning_rate_of
+from gossamer.trainer.ipc.messages import MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.resources.device import choose_device
-from gossamer.trainer.resources.memory_estimate import MomentFormat
 from gossamer.trainer.text.data import DataError, DataQueue, Tokens
 from gossamer.trainer.text.shard_folder import cut_text
 

@@ -24,7 +24,7 @@ from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire.statements import check_name
-from gossamer.trainer.resources.memory_estimate import MomentChoice
+from gossamer.trainer.ipc.messages import MomentChoice
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX

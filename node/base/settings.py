@@ -29,7 +29,7 @@ from gossamer.node.base.setting_values import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerOptimizer
-from gossamer.trainer.resources.memory_estimate import MomentChoice
+from gossamer.trainer.ipc.messages import MomentChoice
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"

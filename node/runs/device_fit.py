@@ -10,11 +10,10 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
 from gossamer.trainer.resources.memory_estimate import (
     GPU_FEW_TOKENS,
     GPU_TOKENS_MAX,
-    MomentChoice,
-    MomentFormat,
     Training,
     fitting_moments,
     moment_elements,

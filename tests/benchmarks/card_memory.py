@@ -30,9 +30,9 @@ from rich.table import Table
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.ipc.messages import MomentChoice
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.resources.memory_estimate import MomentChoice
 from gossamer.trainer.resources.passes import Passes, moment_format_on
 from tests.trainer.simulated_card import card, decoder_on, device_of, sequences_of
 

@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.trainer.resources.memory_estimate import MOMENT_BLOCK, MomentFormat
+from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.resources.memory_estimate import MOMENT_BLOCK
 
 PIECE_ELEMENTS = 2**22
 """Elements that are in fp32 at once, a multiple of a block: some 100 MB with all that the update

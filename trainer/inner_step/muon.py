@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.trainer.inner_step.moments import MomentVector, Span, copy_moments, spans_of, zeros
 from gossamer.trainer.inner_step.optimizer import AdamW
+from gossamer.trainer.ipc.messages import MomentFormat
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.resources.memory_estimate import MomentFormat
 
 MOMENTUM = 0.95
 """Decay of the gradient's mean, as published."""

@@ -19,18 +19,13 @@ vocabulary. An element has c bytes: 2 under autocast, else 4.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.ipc.messages import MomentFormat
 
 FLOAT_BYTES = 4
-
-MomentFormat = Literal["fp32", "bf16", "8bit"]
-"""What an optimiser keeps its moments in, see `moments`; from the one with the most bytes."""
-
-MomentChoice = Literal["auto", "fp32", "bf16", "8bit"]
-"""The owner's choice; with `auto` it is what fits, see `fitting_moments`."""
 
 MOMENT_BLOCK = 256
 """Elements of a block of 8-bit moments, which has one fp32 scale. The paper has 2,048; bitsandbytes

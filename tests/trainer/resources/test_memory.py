@@ -20,15 +20,11 @@ from gossamer.trainer import evaluate
 from gossamer.trainer.chunked_loss import chunked_loss_sum
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.resources.memory_estimate import (
-    MomentChoice,
-    MomentFormat,
-    Training,
-    moment_elements,
-)
+from gossamer.trainer.resources.memory_estimate import Training, moment_elements
 from gossamer.trainer.resources.passes import FILE_NAME, Pass, Passes, moment_format_on
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
 
