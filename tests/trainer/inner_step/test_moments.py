@@ -39,7 +39,7 @@ def filled(
     """A vector, and what was written to it: values of many magnitudes."""
     generator = np.random.default_rng(1)
     values = generator.normal(size=sum(LENGTHS)) * 10.0 ** generator.integers(-6, 0, sum(LENGTHS))
-    given = np.float32(values if is_signed else np.abs(values))
+    given = (values if is_signed else np.abs(values)).astype(np.float32)
     vector = zeros(spans(moment_format), moment_format, CPU, is_signed=is_signed)
     for span in spans(moment_format):
         vector.write(span, torch.from_numpy(given[span.start : span.stop].copy()), 0)
@@ -53,7 +53,7 @@ def read(vector: MomentVector, moment_format: MomentFormat) -> np.ndarray:
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_eight_bits_are_the_nearest_numbers_of_each_block(is_signed: bool) -> None:
     vector, given = filled("8bit", is_signed=is_signed)
-    numbers = np.float32(code_values(is_signed=is_signed))
+    numbers = np.array(code_values(is_signed=is_signed), np.float32)
     expected = []
     for span in spans("8bit"):
         for start in range(span.start, span.stop, MOMENT_BLOCK):
