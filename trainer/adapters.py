@@ -3,7 +3,7 @@ Without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,19 @@ from gossamer.protocol.state.parameter_layout import adapters_of, layout_of
 from gossamer.trainer.text.data import DataError
 
 
-def read_frozen(paths: Sequence[str], lora: LoraConfig) -> Iterator[FloatVector]:
+def read_frozen(
+    paths: Sequence[str], lora: LoraConfig, on_piece: Callable[[], None] = lambda: None
+) -> Iterator[FloatVector]:
     """The frozen weights in pieces, from files of blocks that are named by their digests.
+
+    Args:
+        on_piece: is called before each piece.
 
     Raises:
         DataError: a file cannot be read, or is damaged.
     """
     for path in map(Path, paths):
+        on_piece()
         try:
             block = path.read_bytes()
         except OSError as error:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,15 +21,15 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.adapters import read_frozen
-from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
+from gossamer.trainer.checkpoint import load_moments, save_moments
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.resources.device import choose_device, is_out_of_memory
-from gossamer.trainer.resources.passes import FILE_NAME, Passes
+from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
@@ -40,8 +39,6 @@ STEPS_AHEAD = 4
 # A round ends early when its data was in this many pieces: its spans go into one message, and one
 # step may add as many as it has sequences, and more. The daemon makes one span of a partition's.
 _SPANS_PER_ROUND = messages.SPANS_PER_ROUND_MAX // 2
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -73,6 +70,8 @@ class TrainerConfig:
     """File from which the moments come and to which they are saved; empty for none."""
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
+    moments: messages.MomentChoice = "auto"
+    """What the optimiser keeps its moments in."""
     mixing: float = 0.0
     """See `overlap`."""
     frozen_paths: tuple[str, ...] = ()
@@ -150,12 +149,14 @@ class LocalTrainer:
         dtype = torch.bfloat16 if is_half else torch.float32
         decoder = Decoder(model, self.device.torch_device, dtype)
         if paths and model.lora:
-            decoder.load_frozen(self._reported(read_frozen(paths, model.lora)))
+            decoder.load_frozen(read_frozen(paths, model.lora, self._on_progress))
         return decoder
 
     def _make_optimizer(self) -> AdamW | Muon | None:
         """The run's optimiser, or None in a trainer that updates the parameters in another way."""
-        return optimizer_for(self._decoder, self._config.inner, self.device.coarse_dtype)
+        model, inner = self._config.model, self._config.inner
+        moment_format = moment_format_on(self.device, model, inner, self._config.moments)
+        return optimizer_for(self._decoder, inner, self.device.coarse_dtype, moment_format)
 
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
@@ -167,6 +168,11 @@ class LocalTrainer:
     @property
     def optimizer_steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.num_steps
+
+    @property
+    def moments(self) -> str:
+        """What the optimiser keeps its moments in; empty without one."""
+        return "" if self._optimizer is None else self._optimizer.moment_format
 
     @property
     def micro_batch(self) -> int:
@@ -362,29 +368,18 @@ class LocalTrainer:
         """
         self._require_between_rounds("Evaluate")
         self._require_frozen()
-        local = self._copy_of_local()
+        local = self.device.copy_of(self._decoder.flat)
         self._load_base()
         model, token_bytes = self._config.model, self._config.token_bytes
         shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
-        in_time = evaluate.in_time(self._reported(batches), seconds_max)
+        in_time = evaluate.in_time(batches, seconds_max, on_batch=self._on_progress)
         try:
             loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
         finally:
             with torch.no_grad():
                 self._decoder.flat.copy_(local)
         return messages.Evaluated(loss=loss, tokens=tokens)
-
-    def _copy_of_local(self) -> torch.Tensor:
-        """The local parameters, on the host if the device has no room for them twice."""
-        flat = self._decoder.flat
-        try:
-            return flat.detach().clone()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        self.device.release_memory()
-        return flat.detach().to("cpu", copy=True)
 
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.
@@ -393,32 +388,16 @@ class LocalTrainer:
         """
         if self._optimizer_path is None or self._optimizer is None:
             return ""
-        try:
-            save_optimizer(self._optimizer, self._config.model, self._optimizer_path)
-        except CheckpointError as error:
-            return str(error)
-        return ""
+        return save_moments(self._optimizer, self._config.model, self._optimizer_path)
 
     def _load_moments(self) -> str:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
-        try:
-            load_optimizer(self._optimizer, self._config.model, self._optimizer_path)
-        except FileNotFoundError:
-            return ""
-        except CheckpointError as error:
-            return f"{error}; the optimiser starts with fresh moments"
-        return ""
+        return load_moments(self._optimizer, self._config.model, self._optimizer_path)
 
     @torch.no_grad()
     def _load_base(self) -> None:
         self._decoder.flat.copy_(torch.from_numpy(self._base))
-
-    def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
-        """The same pieces; `on_progress` is called before each."""
-        for piece in pieces:
-            self._on_progress()
-            yield piece
 
     def _require_round(self) -> _Round:
         if self._round is None:

@@ -249,6 +249,7 @@ class Worker:
             device=message.device,
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
+            moments=message.moments,
             mixing=message.mixing,
             frozen_paths=message.frozen_paths,
         )
@@ -267,6 +268,7 @@ class Worker:
                 device_name=trainer.device.name,
                 num_parameters=num_parameters,
                 precision=trainer.device.precision,
+                moments=trainer.moments,
                 optimizer_steps=trainer.optimizer_steps,
                 momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,

@@ -52,6 +52,7 @@ from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.own_text import OwnText
+from gossamer.node.runs.step_estimate import operations_of_token
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
@@ -118,6 +119,8 @@ class Node:
         gpus = Gpus()
         self.metrics = Metrics(gpus)
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
+        operations = operations_of_token(self.manifest.model, twice=False)
+        self.metrics.operations_per_token.set(operations)
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()

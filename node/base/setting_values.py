@@ -24,6 +24,7 @@ from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire.statements import check_name
+from gossamer.trainer.ipc.messages import MomentChoice
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
@@ -316,6 +317,7 @@ PARSERS: dict[str, Parser] = {
     "gpu_power_watts": _or_none(GPU_WATTS_MIN, GPU_WATTS_MAX, "watts"),
     "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
+    "moments": _choice(get_args(MomentChoice)),
     "work_hours": _work_hours,
     "name": _name,
     "on_battery": _yes_or_no,

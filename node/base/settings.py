@@ -29,6 +29,7 @@ from gossamer.node.base.setting_values import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerOptimizer
+from gossamer.trainer.ipc.messages import MomentChoice
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
@@ -111,6 +112,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch: int = 0
     """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
     device's memory by an estimate. Fewer are taken where memory runs out."""
+    moments: MomentChoice = "auto"
+    """What the optimiser keeps its moments in: `fp32`, `bf16` (half of it) or `8bit` (a quarter);
+    `auto` takes fp32 unless only less fits into the device's memory."""
     name: str = ""
     """Name by which others see this node, beside its peer id, at most 32 characters; empty shows
     none. It is signed, and nobody else has it checked."""

@@ -86,6 +86,9 @@ class NodeOptions(StateOptions):
     """Temperature of the card in degrees C above which to pause until it is 5 degrees less."""
     micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
     """Number of sequences that go through the model at once, to begin with."""
+    moments: Annotated[str | None, _default(_DEFAULTS.moments)] = None
+    """Format of the optimiser's moments, the fewer bytes the later: fp32, bf16, 8bit, or auto, the
+    first that fits."""
     name: Annotated[str | None, _default("none")] = None
     """Name by which others see this node, beside its peer id; at most 32 characters."""
     work_hours: Annotated[str | None, _default("always")] = None

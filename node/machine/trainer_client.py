@@ -80,6 +80,7 @@ class TrainerClient:
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
             micro_batch=settings.micro_batch,
+            moments=settings.moments,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )

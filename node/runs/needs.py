@@ -19,7 +19,13 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.resources.memory_estimate import FLOAT_BYTES, Training, moment_elements
+from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.resources.memory_estimate import (
+    FLOAT_BYTES,
+    Training,
+    moment_bytes,
+    moment_elements,
+)
 
 DAEMON_BYTES_PER_PARAMETER = 28
 """Five fp32 vectors, and the chunks of a ring. Measured: 22 to 28, by the way of averaging."""
@@ -57,18 +63,28 @@ class Needs:
     disk: int
 
 
-def needs_of(run: Manifest | Draft, *, trains_on_host: bool, cache_bytes: int) -> Needs:
+def needs_of(
+    run: Manifest | Draft,
+    *,
+    trains_on_host: bool,
+    cache_bytes: int,
+    moments: MomentChoice = "auto",
+) -> Needs:
     """Returns what a run needs of a machine.
 
     Args:
         trains_on_host: whether the trainer's vectors lie in host memory.
         cache_bytes: limit of the data cache.
+        moments: the owner's choice of what the optimiser keeps its moments in. `auto` counts as
+            fp32, which a CPU has then.
     """
     parameters = run.model.num_parameters
     records = _records_bytes(run)
     # Parameters, gradient, what the optimiser keeps, and weights that adapters leave as they are,
     # in half precision on cards alone; activations come on top.
-    trainer = FLOAT_BYTES * (2 * parameters + moment_elements(run.model, run.inner))
+    elements = moment_elements(run.model, run.inner)
+    kept = moment_bytes(elements, "fp32" if moments == "auto" else moments)
+    trainer = FLOAT_BYTES * 2 * parameters + kept
     trainer += Training(run.model, half=not trains_on_host).frozen_bytes
     return Needs(
         memory=PROCESS_BYTES

@@ -81,11 +81,13 @@ async def found_here(
     )
     if (risk := risk_of(draft)) is not None:
         log.warning(risk)
-    needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
+    needs = needs_of(
+        draft, trains_on_host=True, cache_bytes=settings.cache_bytes, moments=settings.moments
+    )
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     memory = await run_abandonable(lambda: device_memory(settings.device, Gpus().read()))
     if memory is not None:
-        fit = device_fit(draft, memory)
+        fit = device_fit(draft, memory, settings.moments)
         require_fit(draft, fit)
         log.info(fit.text)
     with ProgressBars(tell) as bars:

@@ -50,6 +50,12 @@ ALIVE_SECONDS = 2.0
 """Interval of the worker's signs of life, which have a few bytes each."""
 
 
+MomentFormat = Literal["fp32", "bf16", "8bit"]
+"""What an optimiser keeps its moments in, see `moments`; from the one with the most bytes."""
+
+MomentChoice = Literal["auto", "fp32", "bf16", "8bit"]
+"""The owner's choice; with `auto` it is what fits, see `fitting_moments`."""
+
 Span = tuple[int, int, int]
 """(shard, first token, token after the last one) of consumed data."""
 
@@ -82,6 +88,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate. The
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
+    moments: MomentChoice = "auto"
+    """What the optimiser keeps its moments in; see `moments`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     frozen_paths: tuple[str, ...] = ()
@@ -225,8 +233,9 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """Model of the processor or of the graphics card, for people."""
     num_parameters: int
     precision: str
-    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights and moments stay
-    fp32)."""
+    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights stay fp32)."""
+    moments: str = ""
+    """What the optimiser keeps its moments in; empty with shared steps, which have none."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None
