@@ -32,6 +32,7 @@ COMMANDS = (
     ("pause", "orders:pause", "Stop training and free the device; the node serves what it has."),
     ("resume", "orders:resume", "Go on after a pause, or after the trainer failed."),
     ("limits", "limits:limits", "Show the limits of this machine beside their use, or set them."),
+    ("schedule", "schedule:schedule", "Show when this machine works, or change it."),
     ("finish", "orders:finish", "Finish the present round, then leave and exit."),
     ("leave", "orders:leave", "Stop the node in order: commit its work, save its state, exit."),
     (

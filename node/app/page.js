@@ -223,7 +223,7 @@ function show(s) {
   document.title = s.phase + " · round " + s.round + " · Gossamer";
   $("run").textContent = s.run_name || (s.run_id ? "run " + s.run_id.slice(0, 10) : "");
   notePace(s);
-  showNode(s); showSwarm(s); showLimits(s); showLoss(s); showLast(s); showPeers(s);
+  showNode(s); showSwarm(s); showLimits(s); showSchedule(s); showLoss(s); showLast(s); showPeers(s);
   const outside = s.addresses.filter((a) => !a.includes("/127.") && !a.includes("/::1/"));
   const [first, ...more] = (outside.length ? outside : s.addresses).slice(0, 3);
   const head = s.settled_head ? "@" + s.settled_head : "";

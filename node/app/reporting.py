@@ -143,6 +143,7 @@ class Reporter:
             capacity=CapacityStatus.of(capacity),
             confinement=progress.confinement,
             limits=() if self._limits is None else self._limits.status(),
+            schedule=() if self._limits is None else self._limits.schedule(),
             uptime_seconds=trio.current_time() - self._started_seconds,
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),

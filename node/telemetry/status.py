@@ -183,6 +183,16 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps the limit from holding here, for people."""
 
 
+class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting of the owner that says when the node trains."""
+
+    name: str
+    text: str
+    """As `gossamer schedule set` takes it; `off` for none."""
+    source: str = "settings"
+    """`schedule set` for what the owner set on the running node, else `settings`."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one node, and its view of the swarm, at one moment."""
 
@@ -247,6 +257,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     capacity: CapacityStatus | None = None
     limits: tuple[LimitStatus, ...] = ()
     """The owner's limits beside the use."""
+    schedule: tuple[RuleStatus, ...] = ()
+    """When the owner lets this node train."""
     confinement: str | None = None
     """What the trainer's process can and cannot do on this machine, for people; None before it has
     started."""
