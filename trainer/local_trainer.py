@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from gossamer.trainer.optimizer import AdamW, clip
 from gossamer.trainer.passes import FILE_NAME, Passes
 from gossamer.trainer.schedule import learning_rate_of
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
+
+if TYPE_CHECKING:
+    from gossamer.trainer.samples import Sampler
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -120,6 +124,7 @@ class LocalTrainer:
         self.device = choose_device(config.device, model.width)
         self._decoder = Decoder(model, self.device.torch_device)
         self._decoder.flat.zero_()
+        self._sampler: Sampler | None = None
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
@@ -345,18 +350,36 @@ class LocalTrainer:
             TrainerError: memory does not suffice for a single sequence.
         """
         self._require_between_rounds("Evaluate")
-        local = self._copy_of_local()
-        self._load_base()
         model, token_bytes = self._config.model, self._config.token_bytes
         shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
         in_time = evaluate.in_time(self._reported(batches), seconds_max)
-        try:
+        with self._with_base():
             loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
+        return messages.Evaluated(loss=loss, tokens=tokens)
+
+    def sample(self, task: messages.Sample) -> messages.Sampled:
+        """Texts of the model of `base`. The local parameters stay."""
+        self._require_between_rounds("Sample")
+        if self._sampler is None:
+            # Here: most trainers are never asked for a text, and need no tokenizer.
+            from gossamer.trainer.samples import Sampler
+
+            model, decoder = self._config.model, self._decoder
+            self._sampler = Sampler(model, decoder, self.device, self._on_progress)
+        with self._with_base():
+            return self._sampler.sample(task)
+
+    @contextmanager
+    def _with_base(self) -> Iterator[None]:
+        """The model has the parameters of `base`, and afterwards the local ones again."""
+        local = self._copy_of_local()
+        self._load_base()
+        try:
+            yield
         finally:
             with torch.no_grad():
                 self._decoder.flat.copy_(local)
-        return messages.Evaluated(loss=loss, tokens=tokens)
 
     def _copy_of_local(self) -> torch.Tensor:
         """The local parameters, on the host if the device has no room for them twice."""

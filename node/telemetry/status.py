@@ -56,6 +56,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     name: str = ""
     """The name that its owner wants to be shown; nobody checks that it is the only one."""
+    team: str = ""
+    """The team that its owner wants to be shown."""
     phase: str
     round: int
     head: str | None = None
@@ -204,6 +206,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest's rule of who comes in: `open`, `allow` or `invite`."""
     name: str = ""
     """The name by which others see this node; empty for none."""
+    team: str = ""
+    """The team that others see beside it; empty for none."""
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""
@@ -253,6 +257,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Mean training loss of this node's newest steps."""
     heldout_loss: float | None = None
     """Loss of the newest evaluated state on held-out text."""
+    sampled_round: int | None = None
+    """Round after which the state is that wrote the newest samples; None: there are none."""
     num_parameters: int | None = None
     capacity: CapacityStatus | None = None
     limits: tuple[LimitStatus, ...] = ()
