@@ -24,7 +24,7 @@ COMMANDS = (
     ("id", "show_id:show_id", "Show the id of this node, which a founder needs to admit it."),
     ("join", "join:join", "Join the run of a peer, or go on with it."),
     ("status", "show_status:status", "Show what the node does and what the swarm does."),
-    ("top", "top:top", "Watch the node in this terminal, and pause or resume it with a key."),
+    ("top", "top:top", "Watch the node in this terminal, and steer it with a key."),
     ("watch", "watch:watch", "Look at a run from outside, without joining it."),
     ("page", "show_page:page", "Print the link of the page that steers this node."),
     ("peers", "peers:peers", "Show what each member has given: tokens, rank, share of the run."),

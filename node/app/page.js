@@ -50,6 +50,11 @@ function runLeft(s) {
   if (!rounds) return "none: the last round is committed";
   return plural(rounds, "round", "rounds") + (known(pace.roundSeconds) ? ", about " + seconds(rounds * pace.roundSeconds) : "");
 }
+function tokensLeft(s, tokensPerSecond) {
+  const left = Math.max(0, s.final_tokens - s.swarm_tokens_total);
+  if (!left) return "none: the last token is trained";
+  return count(left) + " tokens" + (tokensPerSecond ? ", about " + seconds(left / tokensPerSecond) + " at this speed" : "");
+}
 function showBar(bar, done, all) {
   bar.hidden = !all;
   if (!all) return;
@@ -111,17 +116,19 @@ function showSwarm(s) {
   const connected = s.peers.filter((p) => p.connected).length;
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
   const speeds = others.map((p) => p.tokens_per_second).concat(s.tokens_per_second).filter(known);
+  const speed = speeds.reduce((a, b) => a + b, 0);
   showBar($("run-progress"), s.final_tokens ? s.swarm_tokens_total : s.round, s.final_tokens || s.final_round || 0);
   $("swarm").textContent = !s.run_id ? "Not known yet" : s.round === 0 ? "At the first state" : plural(s.round, "round", "rounds") + " committed";
   $("swarm-more").textContent = !s.run_id ? "The first peer that answers tells which run it is." : others.length ? "by " + plural(others.length + 1, "peer", "peers") + " at present" : "This node is alone at present.";
   facts($("swarm-facts"), [
-    ["Speed", speeds.length ? count(speeds.reduce((a, b) => a + b, 0)) + " tokens/s" : "–"],
+    ["Speed", speeds.length ? count(speed) + " tokens/s" : "–"],
     ["Trained on", count(s.swarm_tokens_total) + (s.final_tokens ? " of " + count(s.final_tokens) : "") + " tokens"],
     ["Held-out loss", loss(s.heldout_loss)],
     ["Model", known(s.num_parameters) ? count(s.num_parameters) + " parameters" : "–"],
     ["Connected here", plural(connected, "peer", "peers")],
     ["Head", s.head ? s.head.slice(0, 10) : "–"],
     ...(s.final_round ? [["Time left", runLeft(s), "whole"]] : []),
+    ...(s.final_tokens ? [["Time left", tokensLeft(s, speed), "whole"]] : []),
     ["Data", data(s.data), "whole"],
   ]);
 }
