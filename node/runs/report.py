@@ -146,7 +146,7 @@ def _newest_heldout(points: Sequence[LossPoint]) -> str:
     return f"{values[-1]:.4f}" if values else "not known"
 
 
-def _members(credits: Credits, names: Mapping[str, str]) -> str:
+def _members(credits: Credits, names: Mapping[str, MemberName]) -> str:
     if not credits.rows:
         return "<p class=soft>No round has been committed yet.</p>"
     rows = "".join(

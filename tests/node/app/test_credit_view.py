@@ -22,7 +22,7 @@ def state(tmp_path: Path) -> StateDir:
 
 
 def test_the_members_and_their_tokens(state: StateDir) -> None:
-    names = {B: MemberName("Ada", "us")}
+    names: dict[str, MemberName] = {B: MemberName("Ada", "us")}
     answer = trio.run(CreditView(lambda: read_credits(state), lambda: names).answer)
     found = json.loads(answer or b"")
     assert (found["round"], found["tokens_total"]) == (2, 200)

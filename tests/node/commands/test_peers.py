@@ -107,7 +107,11 @@ def test_teams_and_names_of_members_that_are_away(
     state: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No node runs here: the names are those that it heard before."""
-    names = {A: MemberName("Ada", "=us"), B: MemberName("", "=us"), D: MemberName("Eve", "none")}
+    names: dict[str, MemberName] = {
+        A: MemberName("Ada", "=us"),
+        B: MemberName("", "=us"),
+        D: MemberName("Eve", "none"),
+    }
     NamesFile(state.names_path, read_credits(state).manifest.run_id).save(names)
     command = ["peers", "--state-dir", str(state.root)]
     assert run_command(command) == 0

@@ -12,8 +12,7 @@ from tests.support.node_world import World, simulate
 
 
 def test_texts_of_the_model_come_every_few_rounds_and_stay(tmp_path: Path) -> None:
-    settings = {"sample_prompts": ("Once", ""), "sample_rounds": 3}
-    world = World(tmp_path, seed=1, settings=settings)
+    world = World(tmp_path, seed=1, settings={"sample_prompts": ("Once", ""), "sample_rounds": 3})
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a", ())
