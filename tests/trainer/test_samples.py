@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import framing, messages
 from gossamer.trainer.model import Decoder

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from gossamer.node.cli import run_command
-from gossamer.node.commands import top
-from gossamer.node.commands.top import _owner_line, curve
+from gossamer.node.commands.views import top
+from gossamer.node.commands.views.top import _owner_line, curve
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus, Status
 
