@@ -46,7 +46,7 @@ _ORDERS: Mapping[str, tuple[Order, Mapping[str, int], str]] = {
 
 
 def top(*, options: State = None) -> int:
-    """Watch the node in this terminal, and pause, resume or finish it with a key.
+    """Watch the node in this terminal, and steer it with a key.
 
     It shows what `gossamer status` shows, the curve of losses, and the limits and the schedule that
     hold, every two seconds.

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.gradients import TrainerError
+from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, messages
 from gossamer.trainer.model import Decoder
 from tests.trainer.conftest import MakeTrainer
