@@ -234,6 +234,7 @@ _ROUTE_TEXTS = {
     "/": "The status page, for a browser.",
     "/api/status": "The status as JSON.",
     "/api/credit": "The tokens of each member in the run, as JSON; 503 before the first count.",
+    "/api/samples": "What the model wrote for the owner's prompts, by round, as JSON.",
     "/api/log": "The newest lines of the log, as JSON; needs what orders need.",
     "/join.svg": "The link for `gossamer join` as a QR code.",
     "/metrics": "The metrics, for Prometheus.",

@@ -24,7 +24,7 @@ COMMANDS = (
     ("id", "members.show_id", "Show the id of this node, which a founder needs to admit it."),
     ("join", "daemon.join", "Join the run of a peer, or go on with it."),
     ("status", "views.show_status:status", "Show what the node does and what the swarm does."),
-    ("top", "views.top", "Watch the node in this terminal, and pause or resume it with a key."),
+    ("top", "views.top", "Watch the node in this terminal, and steer it with a key."),
     ("watch", "views.watch", "Look at a run from outside, without joining it."),
     ("page", "views.show_page:page", "Print the link of the page that steers this node."),
     ("peers", "views.peers", "Show what each member has given: tokens, rank, share of the run."),
@@ -36,6 +36,7 @@ COMMANDS = (
     ),
     ("resume", "daemon.orders:resume", "Go on after a pause, or after the trainer failed."),
     ("limits", "daemon.limits", "Show the limits of this machine beside their use, or set them."),
+    ("schedule", "daemon.schedule", "Show when this machine works, or change it."),
     ("finish", "daemon.orders:finish", "Finish the present round, then leave and exit."),
     (
         "leave",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +33,9 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
+
+if TYPE_CHECKING:
+    from gossamer.trainer.generation.samples import Sampler
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -125,6 +130,7 @@ class LocalTrainer:
         self.device = choose_device(config.device, model.width)
         self._decoder = self._make_decoder()
         self._decoder.flat.zero_()
+        self._sampler: Sampler | None = None
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
@@ -368,18 +374,37 @@ class LocalTrainer:
         """
         self._require_between_rounds("Evaluate")
         self._require_frozen()
-        local = self.device.copy_of(self._decoder.flat)
-        self._load_base()
         model, token_bytes = self._config.model, self._config.token_bytes
         shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
         in_time = evaluate.in_time(batches, seconds_max, on_batch=self._on_progress)
-        try:
+        with self._with_base():
             loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
+        return messages.Evaluated(loss=loss, tokens=tokens)
+
+    def sample(self, task: messages.Sample) -> messages.Sampled:
+        """Texts of the model of `base`. The local parameters stay."""
+        self._require_between_rounds("Sample")
+        self._require_frozen()
+        if self._sampler is None:
+            # Here: most trainers are never asked for a text, and need no tokenizer.
+            from gossamer.trainer.generation.samples import Sampler
+
+            model, decoder = self._config.model, self._decoder
+            self._sampler = Sampler(model, decoder, self.device, self._on_progress)
+        with self._with_base():
+            return self._sampler.sample(task)
+
+    @contextmanager
+    def _with_base(self) -> Iterator[None]:
+        """The model has the parameters of `base`, and afterwards the local ones again."""
+        local = self.device.copy_of(self._decoder.flat)
+        self._load_base()
+        try:
+            yield
         finally:
             with torch.no_grad():
                 self._decoder.flat.copy_(local)
-        return messages.Evaluated(loss=loss, tokens=tokens)
 
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.

@@ -218,6 +218,8 @@ class Worker:
             case messages.Evaluate():
                 paths, tokens_max = message.paths, message.tokens_max
                 self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
+            case messages.Sample():
+                self._send(trainer.sample(message))
             case messages.Save():
                 started = time.monotonic()
                 problem = trainer.save(message.place)

@@ -48,6 +48,7 @@ from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
+from gossamer.node.rounds.model_samples import ModelSamples, sample_task
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
@@ -57,7 +58,9 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.roll_file import read_pinned_head
+from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.logs import printable
@@ -258,7 +261,8 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone, self._limits, self._limit_parts.disk, self._settings.name,
+            self._runtime.zone, self._limits, self._limit_parts.disk,
+            MemberName(self._settings.name, self._settings.team),
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -325,6 +329,7 @@ class Node:
             self._state_dir.health,
             self._runtime.awake,
             LossFile(self._state_dir.losses_path, self.run_id),
+            self._build_samples(core.trainer),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
             limits=self._limits.rates,
@@ -337,6 +342,13 @@ class Node:
             serve_seconds=parse_serve_after(self._settings.serve_after),
             orders=orders,
         )
+
+    def _build_samples(self, trainer: Trainer) -> ModelSamples:
+        settings = self._settings
+        task = sample_task(settings.sample_prompts, self.manifest.data, self._store.path)
+        file = SamplesFile(self._state_dir.samples_path, self.run_id)
+        every_rounds, run_in_thread = settings.sample_rounds, self._runtime.run_in_thread
+        return ModelSamples(task, every_rounds, trainer, file, run_in_thread)
 
     @property
     def _node(self) -> Participant:
@@ -365,7 +377,10 @@ class Node:
                 controls=self,
                 token=DaemonFiles(self._state_dir).new_token(),
                 hosts=self._settings.api_hosts,
-                credit=CreditView(lambda: read_credits(self._state_dir)),
+                credit=CreditView(
+                    lambda: read_credits(self._state_dir), lambda: reporter.names.kept
+                ),
+                samples=lambda: self._node.context.samples.kept,
             )
         )
         DaemonFiles(self._state_dir).write_api(api)
@@ -383,6 +398,7 @@ class Node:
             context.feed.claims,
             self._hardware.capacity(),
             self._settings.name,
+            self._settings.team,
         )
 
     async def _serve_ring(self, stream: Stream) -> None:

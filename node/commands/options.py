@@ -91,6 +91,8 @@ class NodeOptions(StateOptions):
     first that fits."""
     name: Annotated[str | None, _default("none")] = None
     """Name by which others see this node, beside its peer id; at most 32 characters."""
+    team: Annotated[str | None, _default("none")] = None
+    """Team that others see beside the name; at most 32 characters."""
     work_hours: Annotated[str | None, _default("always")] = None
     """Hours in which to train, such as 22:00-07:00, or "mon-fri 22:00-07:00, sat 00:00-24:00"."""
     on_battery: Annotated[str | None, _default(_DEFAULTS.on_battery)] = None

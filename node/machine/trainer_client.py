@@ -329,6 +329,10 @@ class TrainerClient:
         answer = await self._ask(job, patient=False)
         return answer if isinstance(answer, messages.Evaluated) else None
 
+    async def sample(self, task: messages.Sample) -> messages.Sampled | None:
+        answer = await self._ask(task, patient=False)
+        return answer if isinstance(answer, messages.Sampled) else None
+
     async def limit(self, limits: messages.Limits) -> None:
         self._configure = msgspec.structs.replace(self._configure, limits=limits)
         if self.is_up:

@@ -20,6 +20,7 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.model_samples import ModelSamples
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.loss_file import LossFile
@@ -59,6 +60,7 @@ class NodeContext:
     health: DiskHealth
     awake: AwakeClock
     losses: LossFile
+    samples: ModelSamples
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards; empty until all of them are on this disk."""
     pinned_head: Digest | None = None

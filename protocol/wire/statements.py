@@ -87,6 +87,8 @@ class Announce(
     name: str = ""
     """The name that its owner wants to be shown; empty for none. Two peers may have the same one:
     only the peer id tells who it is."""
+    team: str = ""
+    """The team that its owner wants to be shown; empty for none. Anybody may name any team."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
@@ -462,6 +464,7 @@ def _check_announce(announce: Announce) -> None:
     for address in announce.addresses:
         _require(len(address) <= limits.ADDRESS_CHARACTERS_MAX, "address too long")
     check_name(announce.name)
+    check_name(announce.team)
     capacity = announce.capacity
     _check_text(capacity.device, "device")
     _check_text(capacity.device_kind, "device kind")

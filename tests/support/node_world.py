@@ -255,6 +255,9 @@ class NumbersTrainer:
         loss = float(np.square(self.base, dtype=np.float64).mean())
         return messages.Evaluated(loss=loss, tokens=1)
 
+    async def sample(self, task: messages.Sample) -> messages.Sampled | None:
+        return messages.Sampled(texts=tuple(f"{prompt}!" for prompt in task.prompts))
+
     async def limit(self, limits: messages.Limits) -> None:
         pass
 
