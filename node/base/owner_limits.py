@@ -26,6 +26,18 @@ SETTING_OF: Mapping[str, str] = {
 }
 """The setting behind each name that `gossamer limits` shows."""
 
+UNITS: Mapping[str, str] = {
+    "upload": "Mbit/s",
+    "download": "Mbit/s",
+    "threads": "threads",
+    "memory": "bytes",
+    "disk": "bytes",
+    "gpu_memory": "bytes",
+    "gpu_power": "W",
+    "gpu_temperature": "degrees C",
+}
+"""The unit of each of these."""
+
 OFF = "off"
 """The word for no limit."""
 

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_count
 from gossamer.node.runs.credit import Credits
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint
 
 MARK = '<meta name="generator" content="gossamer report">'

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import fcntl
 import gc
 import importlib
@@ -32,6 +33,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -43,6 +45,7 @@ ROOT = Path(__file__).parents[2]
 CLI = "gossamer.node.cli"
 MODULES = (
     CLI,
+    "gossamer.node.runs.cut_confined",
     "gossamer.node.runs.preparing",
     "gossamer.trainer.generate",
     "gossamer.trainer.worker",
@@ -74,6 +77,8 @@ COMMAND_LINE_BYTES = 8 * 1024
 """Room for the command line of a copy. Longer ones are cut."""
 
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000  # <linux/sched.h>
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 1 << 14, 1 << 19, 2  # <linux/mount.h>, <sys/mount.h>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that groups of processes get; a server ends with the process that it serves."""
 
@@ -83,6 +88,8 @@ class _Start:
     """What a copy is to become."""
 
     command: list[str]
+    namespace: str
+    """Network namespace to enter, as `ip netns exec` does; empty for none."""
     environment: dict[str, str]
     folder: str
     fds: list[int]
@@ -98,19 +105,20 @@ class Popen(subprocess.Popen[AnyStr]):
     """`subprocess.Popen` that lets a server fork for commands of `MODULES`."""
 
     def _execute_child(self, *given: Any) -> None:
-        call = _CALL.bind(self, *given).arguments
+        call: Mapping[str, Any] = _CALL.bind(self, *given).arguments
         start = _start_of(call)
         if start is None:
             super()._execute_child(*given)  # type: ignore[misc]
-            return
-        ours = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
-        own = [number if fd == -1 else fd for number, fd in enumerate(ours)]
-        self.pid = _server().fork(start, [*own, *start.fds[3:]])
-        self._child_created = True
-        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(call[end] for end in ends))  # type: ignore[attr-defined]
+        else:
+            self._fork(start, call)
+
+    def _fork(self, start: _Start, call: Mapping[str, Any]) -> None:
+        self.pid = _server().fork(start, [*_standard_fds(call), *start.fds[3:]])
+        self._child_created: bool = True
+        self._close_pipe_fds(*map(call.get, _PIPES))  # type: ignore[attr-defined]
 
 
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _CALL = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
@@ -119,7 +127,9 @@ def _start_of(call: Mapping[str, Any]) -> _Start | None:
     args = call["args"]
     if isinstance(args, str | bytes | os.PathLike):
         return None
-    command = [os.fsdecode(each) for each in args]
+    command, namespace = [os.fsdecode(each) for each in args], ""
+    if command[:3] == ["ip", "netns", "exec"]:
+        _, _, _, namespace, *command = command
     fits = command[:2] == [sys.executable, "-m"] and command[2] in MODULES
     if not fits or call["executable"] not in (None, args[0]) or not call["close_fds"]:
         return None
@@ -133,6 +143,7 @@ def _start_of(call: Mapping[str, Any]) -> _Start | None:
         return None
     start = _Start(
         command=command,
+        namespace=namespace,
         environment=wanted,
         folder=os.fsdecode(call["cwd"] or os.getcwd()),
         fds=[0, 1, 2, *sorted(call["pass_fds"])],
@@ -140,6 +151,12 @@ def _start_of(call: Mapping[str, Any]) -> _Start | None:
         process_group=call["process_group"],
     )
     return start if len(start.fds) <= FDS_MAX and len(_encoded(start)) < MESSAGE_BYTES_MAX else None
+
+
+def _standard_fds(call: Mapping[str, Any]) -> list[int]:
+    """Returns what a copy has as 0, 1 and 2: ends of pipes, files, or what this process has."""
+    ends = (call["p2cread"], call["c2pwrite"], call["errwrite"])
+    return [number if end == -1 else end for number, end in enumerate(ends)]
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -200,7 +217,8 @@ def _server() -> _Server:
             theirs.close()
             server = _Server(ours)
             _servers.append(server)
-            atexit.register(lambda: (server.close(), process.wait()))
+            atexit.register(process.wait)
+            atexit.register(server.close)  # called first
     return _servers[0]
 
 
@@ -258,6 +276,8 @@ def _run(
         os.setsid()
     elif start.process_group >= 0:
         os.setpgid(0, start.process_group)
+    if start.namespace:
+        _enter(start.namespace)
     os.chdir(start.folder)
     os.environ.clear()
     os.environ.update(start.environment)
@@ -273,6 +293,8 @@ def _run(
     _open_standard_streams()
     sys.path[0] = start.folder
     sys.argv = ["-m", *arguments]
+    # A module of these may be loaded already, as what others import from.
+    warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning, "runpy")
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         _status.append(0)
@@ -295,6 +317,23 @@ def _end_at_once() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_status[-1])
+
+
+def _enter(namespace: str) -> None:
+    """Enters a network namespace as `ip netns exec` does: /sys shows that network's devices, in a
+    mount namespace of this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    network = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    for failed in (
+        libc.setns(network, _CLONE_NEWNET),
+        libc.unshare(_CLONE_NEWNS),
+        libc.mount(b"", b"/", b"none", ctypes.c_ulong(_MS_SLAVE | _MS_REC), None),
+        libc.umount2(b"/sys", _MNT_DETACH) and ctypes.get_errno() != errno.EINVAL,
+        libc.mount(namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None),
+    ):
+        if failed:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+    os.close(network)
 
 
 def _take_fds(fds: Sequence[int], numbers: Sequence[int]) -> None:
@@ -340,8 +379,8 @@ def _show_command_line(command: Sequence[str]) -> None:
 def _open_standard_streams() -> None:
     """Opens the streams of Python on the files that are 0, 1 and 2 now, as Python does."""
     encoding = sys.stdout.encoding
-    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)
-    sys.stderr = sys.__stderr__ = open(
+    sys.stdin = os.fdopen(0, encoding=encoding, closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding=encoding, closefd=False)
+    sys.stderr = os.fdopen(
         2, "w", buffering=1, encoding=encoding, errors="backslashreplace", closefd=False
     )
