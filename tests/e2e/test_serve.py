@@ -61,7 +61,7 @@ class Server:
         (child,) = (
             each
             for each in psutil.Process(self.process.pid).children()
-            if "gossamer.trainer.generate" in each.cmdline()
+            if "gossamer.trainer.generation.generate" in each.cmdline()
         )
         return child
 

@@ -47,7 +47,7 @@ MODULES = (
     CLI,
     "gossamer.node.runs.cut_confined",
     "gossamer.node.runs.preparing",
-    "gossamer.trainer.generate",
+    "gossamer.trainer.generation.generate",
     "gossamer.trainer.worker",
 )
 """Modules that a copy may run."""
@@ -55,7 +55,7 @@ MODULES = (
 LOADED = (
     "gossamer.node.app.daemon",
     "gossamer.node.runs.preparing",
-    "gossamer.trainer.generate",
+    "gossamer.trainer.generation.generate",
     "gossamer.trainer.worker_loop",
 )
 """Modules that the server loads besides all commands. `MODULES` themselves are run by a copy."""
@@ -231,7 +231,7 @@ def main() -> None:
         signal.signal(each, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     commands = importlib.import_module("gossamer.node.commands")
-    for module in pkgutil.iter_modules(commands.__path__, "gossamer.node.commands."):
+    for module in pkgutil.walk_packages(commands.__path__, "gossamer.node.commands."):
         importlib.import_module(module.name)
     for name in LOADED:
         importlib.import_module(name)
