@@ -67,6 +67,8 @@ READ_AT_IMPORT = (
 """Beginnings of variables that Python and libraries read when they are loaded: a process with
 others is started anew."""
 
+_THREADS = "OMP_NUM_THREADS"  # `tests/conftest.py` sets it, unless the person has
+
 MESSAGE_BYTES_MAX = 96 * 1024
 """Limit of a request, of which the environment is most. A socket takes twice as much."""
 FDS_MAX = 64
@@ -139,7 +141,8 @@ def _start_of(call: Mapping[str, Any]) -> _Start | None:
         return None
     environment = os.environ if call["env"] is None else call["env"]
     wanted = {os.fsdecode(key): os.fsdecode(value) for key, value in environment.items()}
-    if _read_at_import(wanted) != _read_at_import(os.environ):
+    # With more threads than one numpy starts them when it is loaded, and no process can be forked.
+    if _read_at_import(wanted) != _read_at_import(os.environ) or wanted.get(_THREADS) != "1":
         return None
     start = _Start(
         command=command,
