@@ -132,7 +132,8 @@ def _start_of(call: Mapping[str, Any]) -> _Start | None:
     command, namespace = [os.fsdecode(each) for each in args], ""
     if command[:3] == ["ip", "netns", "exec"]:
         _, _, _, namespace, *command = command
-    fits = command[:2] == [sys.executable, "-m"] and command[2] in MODULES
+    is_module = len(command) > 2 and command[:2] == [sys.executable, "-m"]
+    fits = is_module and command[2] in MODULES
     if not fits or call["executable"] not in (None, args[0]) or not call["close_fds"]:
         return None
     if call["preexec_fn"] is not None or call["shell"] or call["umask"] != -1:
@@ -142,7 +143,8 @@ def _start_of(call: Mapping[str, Any]) -> _Start | None:
     environment = os.environ if call["env"] is None else call["env"]
     wanted = {os.fsdecode(key): os.fsdecode(value) for key, value in environment.items()}
     # With more threads than one numpy starts them when it is loaded, and no process can be forked.
-    if _read_at_import(wanted) != _read_at_import(os.environ) or wanted.get(_THREADS) != "1":
+    loaded_with = _servers[0].loaded_with if _servers else _read_at_import(os.environ)
+    if _read_at_import(wanted) != loaded_with or wanted.get(_THREADS) != "1":
         return None
     start = _Start(
         command=command,
@@ -176,6 +178,7 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._control.settimeout(ANSWER_SECONDS_MAX)
+        self.loaded_with = _read_at_import(os.environ)
         self._lock = threading.Lock()
 
     def fork(self, start: _Start, fds: Sequence[int]) -> int:
