@@ -94,11 +94,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=is_short)
 
 
-@pytest.fixture(autouse=True)
-def _real_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the processes of a test that is about the real executable from being forked."""
-    if request.node.get_closest_marker("real_processes"):
-        monkeypatch.setattr(subprocess, "Popen", preloaded.REAL_POPEN)
+@pytest.fixture(autouse=True, scope="module")
+def _real_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keeps the processes of a module that is about the real executable from being forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("real_processes"):
+            patch.setattr(subprocess, "Popen", preloaded.REAL_POPEN)
+        yield
 
 
 @pytest.fixture(autouse=True)
