@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -125,11 +124,17 @@ GROUPS = (
 COMPLETION_HELP = "Install completion for bash, zsh or fish, whichever shell this is."
 
 
+def _version() -> str:
+    from importlib.metadata import version  # takes 30 ms, which other commands need not wait
+
+    return f"gossamer {version('gossamer')}"
+
+
 def _build_app() -> App:
     app = App(
         name="gossamer",
         help="Train one model together on machines without a common administrator.",
-        version=lambda: f"gossamer {version('gossamer')}",
+        version=_version,
         default_parameter=Parameter(negative=()),
         print_error=False,
         exit_on_error=False,
@@ -191,7 +196,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _complain(problems: Sequence[str]) -> None:
-    from gossamer.node.telemetry.logs import printable
+    from gossamer.node.base.printable import printable
 
     for problem in problems:
         print(f"gossamer: {printable(problem)}", file=sys.stderr)

@@ -33,6 +33,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
+from gossamer.node.base.printable import printable
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine.hardware import Hardware
@@ -63,7 +64,6 @@ from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.node.training.feed import Feed

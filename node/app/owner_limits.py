@@ -13,15 +13,17 @@ from typing import Protocol
 import structlog
 import trio
 
+from gossamer.node.base.limit_periods import parse_limit
 from gossamer.node.base.owner_limits import (
     SCHEDULE,
     SETTING_OF,
+    UNITS,
     changed,
     rule_text,
     setting_of,
     with_limits,
 )
-from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, parse_limit, rate_limit_of
+from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, rate_limit_of
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.limit_uses import NodeUses
@@ -43,17 +45,6 @@ Check = Callable[[Settings], Sequence[str]]
 
 Apply = Callable[[Settings], None]
 """Makes the parts of the node obey. It returns at once."""
-
-UNITS: Mapping[str, str] = {
-    "upload": "Mbit/s",
-    "download": "Mbit/s",
-    "threads": "threads",
-    "memory": "bytes",
-    "disk": "bytes",
-    "gpu_memory": "bytes",
-    "gpu_power": "W",
-    "gpu_temperature": "degrees C",
-}
 
 
 class Reads(Protocol):

@@ -27,6 +27,17 @@ SETTING_OF: Mapping[str, str] = {
 }
 """The setting behind each name that `gossamer limits` shows."""
 
+UNITS: Mapping[str, str] = {
+    "upload": "Mbit/s",
+    "download": "Mbit/s",
+    "threads": "threads",
+    "memory": "bytes",
+    "disk": "bytes",
+    "gpu_memory": "bytes",
+    "gpu_power": "W",
+    "gpu_temperature": "degrees C",
+}
+"""The unit of each of these."""
 SCHEDULE = ("work_hours", "only_when_idle", "on_battery", "on_metered", "pause_for")
 """The settings that say when the node trains. Each is shown and set under its own name."""
 

@@ -18,8 +18,8 @@ from gossamer.node.base.address_text import (
     parse_listen,
 )
 from gossamer.node.base.durations import parse_serve_after
+from gossamer.node.base.limit_periods import PERIODS_MAX, parse_limit
 from gossamer.node.base.pausing import parse_idle, parse_programs
-from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError

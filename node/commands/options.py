@@ -18,7 +18,6 @@ from gossamer.node.base.settings import (
     load_settings,
 )
 from gossamer.node.storage.state_dir import StateDir, StateDirError
-from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import decode_manifest
@@ -156,5 +155,8 @@ def reading_settings_of(options: StateOptions | None) -> Settings:
     is none. ConfigError as `settings_of`.
     """
     settings = settings_of(options)
+    # Here, because `gossamer status` and orders write no log, and loading it takes 50 ms.
+    from gossamer.node.telemetry.logs import configure_logs
+
     configure_logs(settings.log_format, "error")
     return settings

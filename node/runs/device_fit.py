@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_bytes
 from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
 from gossamer.trainer.resources.memory_estimate import (

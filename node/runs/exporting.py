@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
 from gossamer.node.runs.credit import read_credits
@@ -12,7 +13,6 @@ from gossamer.node.runs.model_card import model_card
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.export.gguf_export import export_gguf
 from gossamer.trainer.export.hugging_face import (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gossamer.node.base.rate_limit import BITS, MBIT, parse_limit
+from gossamer.node.base.limit_periods import parse_limit
+from gossamer.node.base.rate_limit import BITS, MBIT
 from gossamer.node.base.setting_values import gpu_memory_bytes
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes

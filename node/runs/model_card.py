@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gossamer.node.base.printable import printable
 from gossamer.node.runs.credit import Credits
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.export.hugging_face import CARD_MARK

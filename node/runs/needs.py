@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.planning import Line, plan_round
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest

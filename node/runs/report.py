@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_count
 from gossamer.node.runs.credit import Credits
 from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.samples_file import RoundSamples
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint
 
 MARK = '<meta name="generator" content="gossamer report">'

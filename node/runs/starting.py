@@ -152,11 +152,12 @@ async def _described(role: Found, pretrained: Pretrained | None) -> Draft:
         return draft if pretrained is None else with_pretrained(draft, pretrained)
     if pretrained is None:
         preset = role.preset or DEFAULT_PRESET
+        draft = draft_of_preset(preset)
         log.info(
             f"the settings of the preset {preset} {PRESETS[preset].origin}",
             fields={"event": "preset", "preset": preset, "settings": PRESETS[preset].origin},
         )
-        return draft_of_preset(preset)
+        return draft
     draft, preset = draft_for(pretrained, role.preset)
     log.info(
         f"the model comes from {pretrained.folder}, the settings from the preset {preset} with a "

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from gossamer.node.base.pausing import Hold
-from gossamer.node.telemetry.logs import printable_json
+from gossamer.node.base.printable import printable_json
 from gossamer.protocol.wire.statements import Capacity, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

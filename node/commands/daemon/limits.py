@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gossamer.node.app.client import NotRunningError, StartingError, change_limits, fetch_status
-from gossamer.node.app.owner_limits import UNITS
-from gossamer.node.base.owner_limits import SETTING_OF, changed, with_limits
+from gossamer.node.base.owner_limits import SETTING_OF, UNITS, changed, with_limits
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.storage.limits_file import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LimitStatus
 
 

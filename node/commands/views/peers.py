@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.app.client import ClientError, fetch_status
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
@@ -20,7 +21,6 @@ from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
 from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 
 Cell = str | int | float | bool
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.commands.views.peers import names_of, write_csv
@@ -19,7 +20,6 @@ from gossamer.node.runs.report import MARK, Sample, page
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 
 SAMPLES_MAX = 16
 """Texts on a page: each starts a process with the model."""

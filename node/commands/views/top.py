@@ -16,12 +16,12 @@ from rich.text import Text
 
 from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
 from gossamer.node.base.owner_limits import OFF
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.commands.views.status_view import render_status
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint, Status
 
 REFRESH_SECONDS = 2.0
