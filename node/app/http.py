@@ -31,9 +31,10 @@ from gossamer.node.app.http_server import IDLE_SECONDS_MAX, Guard, bind_address,
 from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.printable import printable_json
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.samples_file import RoundSamples
-from gossamer.node.telemetry.logs import newest_lines, printable_json
+from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
 if TYPE_CHECKING:
