@@ -202,7 +202,7 @@ class RoundEnd:
         await self._settlement.install(outcome)
         await opened.work.rebase()
         await self._settlement.take(outcome)
-        self._heads.note_new()
+        self._heads.note_new(outcome.proposal.header)
         opened.work.settled()
         await self._settlement.drop_if_stale()
         await self._saver.save()

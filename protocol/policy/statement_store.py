@@ -119,6 +119,14 @@ class StatementStore:
         entry = self._entries.get(key)
         return None if entry is None else entry.statement
 
+    def find(self, kind: type[Statement]) -> dict[bytes, Signed]:
+        """Returns the statements of one kind, by the first `TAG_BYTES` bytes of their digests."""
+        return {
+            entry.signed.digest[:TAG_BYTES]: entry.signed
+            for entry in self._entries.values()
+            if isinstance(entry.statement, kind)
+        }
+
     def has(self, digest: Digest) -> bool:
         """Returns whether the store has this very statement."""
         return digest in self._digests

@@ -110,7 +110,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     spans: tuple[Span, ...]
     links: bytes = b""
     """The peers that the author is connected to, `limits.LINK_BYTES` of the digest of each, sorted
-    (`ring_order.encode_links`). Empty: the author says nothing about its connections."""
+    (`ring_order.encode_links`). Empty: it is connected to all that it knows."""
     root: bytes = b""
     """Root over the author's records, chunk by chunk (`record_tree`), in a run with
     `trust = "open"`; empty in others."""
@@ -237,8 +237,13 @@ def signing_bytes(run_id: Digest, payload: bytes) -> bytes:
 
 def seal(statement: Statement, author: PeerId, run_id: Digest, sign: Sign) -> Signed:
     """Puts a statement into a signed envelope."""
-    payload = _encoder.encode(statement)
+    payload = encode_statement(statement)
     return Signed(author, payload, sign(signing_bytes(run_id, payload)))
+
+
+def encode_statement(statement: Statement) -> bytes:
+    """The bytes that the author of a statement signs."""
+    return _encoder.encode(statement)
 
 
 def encode_signed(signed: Signed) -> bytes:
