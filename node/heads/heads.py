@@ -395,7 +395,8 @@ class Heads:
         """The committed head has changed: forgets what belonged to earlier heads, and announces.
 
         Args:
-            header: of the new head, if this node was in the ring that committed it.
+            header: of the new head, if this node was in the ring that committed it, and no member
+                was out of that ring.
         """
         entry = self._committed.entry
         self._better_since = None

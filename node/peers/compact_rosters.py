@@ -1,11 +1,7 @@
-"""Rosters as gossip carries them: the `Ready` in them are named, not repeated.
+"""Rosters that came by gossip, which names the `Ready` in them.
 
-A roster has the signed `Ready` of every member in it, and nearly every peer that it goes to has
-heard these before. So a message names each by the first bytes of its digest, and the receiver puts
-the roster together from its statement store, byte for byte: the organiser's signature is over the
-whole roster. A `Ready` that is still on its way completes the roster when it comes. If it does not,
-the receiver compares its statement store with the organiser's, which brings the roster as a whole.
-The idea is that of compact blocks (Bitcoin, BIP 152).
+A `Ready` that is still on its way completes the roster when it comes. If it does not, this node
+compares its statement store with that of the roster's author, which brings the roster as a whole.
 """
 
 from __future__ import annotations
@@ -13,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-import msgspec
 import trio
 
-from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.statement_store import TAG_BYTES, StatementStore
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, encode_statement
+from gossamer.protocol.policy.statement_store import StatementStore
+from gossamer.protocol.wire.compact_roster import CompactRoster, put_together
+from gossamer.protocol.wire.statements import Ready, Signed
 
 LACKING_MAX = 16
 """Rosters that wait for a `Ready`, of all organisers together: rings at work in a divided swarm.
@@ -32,61 +26,11 @@ LACKING_SECONDS = 0.25
 organiser had it. Then the organiser is asked."""
 
 
-class CompactRoster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A signed roster, with tags in the place of its members' `Ready`."""
-
-    author: str
-    signature: bytes
-    round: int
-    head: bytes
-    attempt: int
-    codec: str
-    chunk_elements: int
-    tags: bytes
-    """`TAG_BYTES` for each member, in ring order."""
-
-
 class _Lacking(NamedTuple):
     """A roster that cannot be put together yet."""
 
     bringer: PeerId
     compact: CompactRoster
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(CompactRoster)
-
-
-def encode_compact(signed: Signed, roster: Roster) -> bytes:
-    """A sealed roster as a message."""
-    return _encoder.encode(
-        CompactRoster(
-            signed.author,
-            signed.signature,
-            roster.round,
-            roster.head,
-            roster.attempt,
-            roster.codec,
-            roster.chunk_elements,
-            b"".join(member.digest[:TAG_BYTES] for member in roster.members),
-        )
-    )
-
-
-def decode_compact(data: bytes) -> CompactRoster:
-    """A message whose values are not checked, except for the number of members.
-
-    Raises:
-        MalformedError: it is no roster of `Ready` that are named.
-    """
-    try:
-        compact = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a compact roster: {error}") from error
-    num_members, rest = divmod(len(compact.tags), TAG_BYTES)
-    if rest or not 1 <= num_members <= limits.RING_MEMBERS_MAX:
-        raise MalformedError(f"compact roster with tags of {len(compact.tags)} bytes")
-    return compact
 
 
 class CompactRosters:
@@ -124,24 +68,9 @@ class CompactRosters:
 
     def put_together(self, compact: CompactRoster) -> Signed | None:
         """Returns the signed roster; None: a `Ready` in it is not here, or is not the very one that
-        the organiser has. The author of a `Ready` can sign several."""
-        found = self._store.find(Ready)
-        tags = compact.tags
-        members = [
-            found.get(tags[start : start + TAG_BYTES]) for start in range(0, len(tags), TAG_BYTES)
-        ]
-        if None in members:
-            return None
-        roster = Roster(
-            compact.round,
-            compact.head,
-            compact.attempt,
-            tuple(member for member in members if member is not None),
-            compact.codec,
-            compact.chunk_elements,
-        )
-        signed = Signed(compact.author, encode_statement(roster), compact.signature)
-        return signed if self._is_good(signed) else None
+        the organiser has. The author of a `Ready` can sign one several times."""
+        signed = put_together(compact, self._store.find(Ready))
+        return signed if signed is not None and self._is_good(signed) else None
 
     def wait(self, bringer: PeerId, compact: CompactRoster) -> None:
         """Keeps a roster that cannot be put together yet, if there is room."""

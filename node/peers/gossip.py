@@ -26,25 +26,22 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
-from gossamer.node.peers.compact_rosters import (
-    CompactRoster,
-    CompactRosters,
-    decode_compact,
-    encode_compact,
-)
+from gossamer.node.peers.compact_rosters import CompactRosters
 from gossamer.node.peers.gossip_listener import GossipListener
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.gossip_quota import OWN_RATE
-from gossamer.protocol.policy.statement_store import (
-    STATEMENTS_MAX,
-    TAG_BYTES,
-    StatementStore,
-)
+from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
+from gossamer.protocol.wire.compact_roster import (
+    CompactRoster,
+    decode_compact,
+    encode_compact,
+)
 from gossamer.protocol.wire.statements import (
+    TAG_BYTES,
     Announce,
     Extension,
     Ready,

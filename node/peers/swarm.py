@@ -167,8 +167,8 @@ class Swarm:
         self._announcer.announce_soon()
 
     def committed(self, header: Header) -> None:
-        """A round is committed in whose ring this node was. Its members know that of each other, so
-        only its heralds announce the new head."""
+        """A round is committed in whose ring this node was, and no member was out of it. They know
+        that of each other, so only the heralds announce the new head."""
         credits = credits_of(header)
         self.membership.committed(credits, header.digest, header.round, header.tokens_total)
         if self.me in heralds(header.digest, credits):

@@ -16,7 +16,7 @@ Rules
 - Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
   heads and serves blocks. `awaited` says for which peers a round waits.
 - The members of a ring whose work a committed round has taken are at its head, also before they say
-  so. To all others `NUM_HERALDS` of them announce it at once.
+  so, unless a member was out of that ring. To all others `NUM_HERALDS` of them announce it at once.
 - At most `MEMBERS_MAX` peers are kept. A new peer replaces the one that has been silent longest. If
   all are living, a connected peer replaces one that is not connected, and any other new peer is
   refused. So invented identities keep no real peer out.

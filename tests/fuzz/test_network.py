@@ -75,6 +75,7 @@ from gossamer.protocol.wire.checkpoint_messages import (
     decode_signatures,
     decode_summary_reply,
 )
+from gossamer.protocol.wire.compact_roster import encode_compact
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
 from gossamer.protocol.wire.run_messages import (
@@ -382,7 +383,11 @@ def test_the_rings_sender(data: st.DataObject) -> None:
     _run(send)
 
 
-GOSSIP = [b"\x00" + encode_signed(one) for one in STATEMENTS] + [b"\x01" + encode_commit(COMMIT)]
+GOSSIP = [
+    *(b"\x00" + encode_signed(one) for one in STATEMENTS),
+    b"\x02" + encode_compact(ROSTER, RING.roster),
+    b"\x01" + encode_commit(COMMIT),
+]
 
 
 @given(data=st.data())

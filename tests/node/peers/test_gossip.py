@@ -6,18 +6,12 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-import msgspec
 import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers import gossip as gossip_module
-from gossamer.node.peers.compact_rosters import (
-    LACKING_MAX,
-    LACKING_SECONDS,
-    decode_compact,
-    encode_compact,
-)
+from gossamer.node.peers.compact_rosters import LACKING_MAX, LACKING_SECONDS
 from gossamer.node.peers.gossip import (
     APART_SECONDS,
     DROPPED_SECONDS,
@@ -25,10 +19,10 @@ from gossamer.node.peers.gossip import (
     RECONCILE_SECONDS,
     Gossip,
 )
-from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.compact_roster import encode_compact
 from gossamer.protocol.wire.statements import (
     Announce,
     Ready,
@@ -281,16 +275,3 @@ def test_rosters_that_can_never_be_put_together_take_little_room() -> None:
         assert not listeners[1].heard
 
     with_two(story)
-
-
-@pytest.mark.parametrize("tags", [b"", bytes(7), bytes(8 * 257)])
-def test_a_compact_roster_names_one_member_to_the_most_of_a_ring(tags: bytes) -> None:
-    made = roster_of(readies())
-    sealed = seal(made, IDENTITIES[0].peer_id, RUN_ID, IDENTITIES[0].sign)
-    good = encode_compact(sealed, made)
-    compact = decode_compact(good)
-    assert len(compact.tags) == 8 * len(made.members)
-    with pytest.raises(MalformedError, match="tags of"):
-        decode_compact(msgspec.msgpack.encode(msgspec.structs.replace(compact, tags=tags)))
-    with pytest.raises(MalformedError, match="not a compact roster"):
-        decode_compact(good[:-1])

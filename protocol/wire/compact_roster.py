@@ -1,0 +1,90 @@
+"""A roster as a message of gossip: the `Ready` in it are named, not repeated.
+
+A roster has the signed `Ready` of every member in it, and nearly every peer that it goes to has
+heard these before. So the message names each by the first `TAG_BYTES` bytes of its digest, and the
+receiver puts the roster together from what it has, byte for byte: the organiser's signature is over
+the whole roster. The idea is that of compact blocks (Bitcoin, BIP 152).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.wire.statements import TAG_BYTES, Roster, Signed, encode_statement
+
+
+class CompactRoster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A signed roster, with tags in the place of its members' `Ready`."""
+
+    author: str
+    signature: bytes
+    round: int
+    head: bytes
+    attempt: int
+    codec: str
+    chunk_elements: int
+    tags: bytes
+    """`TAG_BYTES` for each member, in ring order."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CompactRoster)
+
+
+def encode_compact(signed: Signed, roster: Roster) -> bytes:
+    """A sealed roster as a message."""
+    return _encoder.encode(
+        CompactRoster(
+            signed.author,
+            signed.signature,
+            roster.round,
+            roster.head,
+            roster.attempt,
+            roster.codec,
+            roster.chunk_elements,
+            b"".join(member.digest[:TAG_BYTES] for member in roster.members),
+        )
+    )
+
+
+def decode_compact(data: bytes) -> CompactRoster:
+    """A message whose number of members is checked, and nothing else.
+
+    Raises:
+        MalformedError: it is no compact roster, or one of too many members.
+    """
+    try:
+        compact = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a compact roster: {error}") from error
+    num_members, rest = divmod(len(compact.tags), TAG_BYTES)
+    if rest or not 1 <= num_members <= limits.RING_MEMBERS_MAX:
+        raise MalformedError(f"compact roster with tags of {len(compact.tags)} bytes")
+    return compact
+
+
+def put_together(compact: CompactRoster, found: Mapping[bytes, Signed]) -> Signed | None:
+    """The roster of which nothing is checked; None: a `Ready` in it is not here.
+
+    Args:
+        found: the `Ready` that are here, by tag.
+    """
+    tags, members = compact.tags, []
+    for start in range(0, len(tags), TAG_BYTES):
+        member = found.get(tags[start : start + TAG_BYTES])
+        if member is None:
+            return None
+        members.append(member)
+    roster = Roster(
+        compact.round,
+        compact.head,
+        compact.attempt,
+        tuple(members),
+        compact.codec,
+        compact.chunk_elements,
+    )
+    return Signed(compact.author, encode_statement(roster), compact.signature)
