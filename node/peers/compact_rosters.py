@@ -6,14 +6,14 @@ compares its statement store with that of the roster's author, which brings the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import trio
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.wire.compact_roster import CompactRoster, put_together
+from gossamer.protocol.wire.gossip_messages import CompactRoster, put_together
 from gossamer.protocol.wire.statements import Ready, Signed
 
 LACKING_MAX = 16
@@ -29,7 +29,7 @@ organiser had it. Then the organiser is asked."""
 class _Lacking(NamedTuple):
     """A roster that cannot be put together yet."""
 
-    bringer: PeerId
+    author: PeerId
     compact: CompactRoster
 
 
@@ -63,32 +63,40 @@ class CompactRosters:
     async def _complete(self, lacking: _Lacking) -> None:
         await trio.sleep(LACKING_SECONDS)
         if lacking.compact.signature in self._lacking:
-            await self._ask(lacking.bringer)
+            await self._ask(lacking.author)
             self._lacking.pop(lacking.compact.signature, None)
 
-    def put_together(self, compact: CompactRoster) -> Signed | None:
+    def put_together(self, author: PeerId, compact: CompactRoster) -> Signed | None:
         """Returns the signed roster; None: a `Ready` in it is not here, or is not the very one that
         the organiser has. The author of a `Ready` can sign one several times."""
-        signed = put_together(compact, self._store.find(Ready))
+        return self._from(author, compact, self._store.find(Ready))
+
+    def _from(
+        self, author: PeerId, compact: CompactRoster, found: Mapping[bytes, Signed]
+    ) -> Signed | None:
+        signed = put_together(author, compact, found)
         return signed if signed is not None and self._is_good(signed) else None
 
-    def wait(self, bringer: PeerId, compact: CompactRoster) -> None:
+    def wait(self, author: PeerId, compact: CompactRoster) -> None:
         """Keeps a roster that cannot be put together yet, if there is room."""
         if compact.signature in self._lacking or len(self._lacking) >= LACKING_MAX:
             return
-        lacking = _Lacking(bringer, compact)
+        lacking = _Lacking(author, compact)
         try:
             self._send.send_nowait(lacking)
         except trio.WouldBlock:
             return
         self._lacking[compact.signature] = lacking
 
-    def completed(self) -> list[tuple[PeerId, Signed]]:
-        """Takes out the rosters that can be put together now, each with its bringer."""
-        done: list[tuple[PeerId, Signed]] = []
-        for bringer, compact in [*self._lacking.values()]:
-            signed = self.put_together(compact)
+    def completed(self) -> list[Signed]:
+        """Takes out the rosters that can be put together now."""
+        if not self._lacking:
+            return []
+        done: list[Signed] = []
+        found = self._store.find(Ready)
+        for author, compact in [*self._lacking.values()]:
+            signed = self._from(author, compact, found)
             if signed is not None:
                 del self._lacking[compact.signature]
-                done.append((bringer, signed))
+                done.append(signed)
         return done

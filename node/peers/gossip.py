@@ -35,10 +35,12 @@ from gossamer.protocol.policy.gossip_quota import OWN_RATE
 from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
-from gossamer.protocol.wire.compact_roster import (
+from gossamer.protocol.wire.gossip_messages import (
     CompactRoster,
     decode_compact,
+    decode_own,
     encode_compact,
+    encode_own,
 )
 from gossamer.protocol.wire.statements import (
     TAG_BYTES,
@@ -50,7 +52,6 @@ from gossamer.protocol.wire.statements import (
     Signed,
     Statement,
     decode_signed,
-    encode_signed,
     open_signed,
     seal,
     signing_bytes,
@@ -90,6 +91,7 @@ anti-entropy brings them later."""
 _STATEMENT = b"\x00"
 _COMMIT = b"\x01"
 _ROSTER = b"\x02"
+_OWN = b"\x03"
 
 log = structlog.get_logger("gossip")
 
@@ -181,13 +183,14 @@ class Gossip:
         return seal(statement, self._identity.peer_id, self._run_id, self._identity.sign)
 
     def publish(self, signed: Signed, statement: Statement) -> None:
-        """Stores and publishes a statement that is signed already."""
+        """Stores and publishes a statement that this node has signed already."""
+        assert signed.author == self._identity.peer_id, "others publish their own"
         self.statement_store.post(signed, statement)
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
         if isinstance(statement, Roster):
             self._enqueue(topic, _ROSTER + encode_compact(signed, statement))
         else:
-            self._enqueue(topic, _STATEMENT + encode_signed(signed))
+            self._enqueue(topic, _OWN + encode_own(signed))
 
     def publish_commit(self, commit: Commit, num_members: int) -> None:
         """Publishes the record of a round that this node has just committed, if its ring is small.
@@ -219,6 +222,8 @@ class Gossip:
     def _received(self, author: PeerId, data: bytes) -> bool:
         """Takes a gossip message and returns whether it is news."""
         try:
+            if data[:1] == _OWN:
+                return self._take(author, decode_own(author, data[1:]))
             if data[:1] == _STATEMENT:
                 return self._take(author, decode_signed(data[1:]))
             if data[:1] == _COMMIT:
@@ -265,18 +270,18 @@ class Gossip:
             return False
         self._listener.heard_statement(signed, statement)
         if isinstance(statement, Ready):
-            for brought_by, roster in self._rosters.completed():
-                self._take(brought_by, roster)
+            for roster in self._rosters.completed():
+                self._take(PeerId(roster.author), roster)
         return True
 
-    def _take_roster(self, bringer: PeerId, compact: CompactRoster) -> bool:
+    def _take_roster(self, author: PeerId, compact: CompactRoster) -> bool:
         """Takes a roster, or waits for the `Ready` in it that are not here yet."""
-        if not self._listener.is_welcome(PeerId(compact.author)):
+        if not self._listener.is_welcome(author):
             return False
-        signed = self._rosters.put_together(compact)
+        signed = self._rosters.put_together(author, compact)
         if signed is not None:
-            return self._take(bringer, signed)
-        self._rosters.wait(bringer, compact)
+            return self._take(author, signed)
+        self._rosters.wait(author, compact)
         return False
 
     def _is_good(self, signed: Signed) -> bool:

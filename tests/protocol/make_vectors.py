@@ -59,8 +59,8 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
-from gossamer.protocol.wire.compact_roster import encode_compact
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
     Certificate,
     Claim,
@@ -254,6 +254,7 @@ def vectors() -> dict[str, Any]:
             "order": rank_order(HEAD, 0, PEERS),
             "envelope": encode_signed(envelope).hex(),
             "ring_id": ring_id_of(envelope).hex(),
+            "own": encode_own(envelope).hex(),
             "compact": encode_compact(envelope, roster).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},

@@ -1,4 +1,4 @@
-"""Rosters that name the `Ready` of their members."""
+"""Messages without what the receiver has already."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.wire.compact_roster import decode_compact, encode_compact, put_together
-from gossamer.protocol.wire.statements import TAG_BYTES
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.gossip_messages import (
+    decode_compact,
+    decode_own,
+    encode_compact,
+    encode_own,
+    put_together,
+)
+from gossamer.protocol.wire.statements import TAG_BYTES, encode_signed
 from tests.support.builders import peers, ring_of
 
 RING = ring_of(peers(4))
@@ -16,9 +23,18 @@ FOUND = {each.digest[:TAG_BYTES]: each for each in RING.roster.members}
 
 def test_a_roster_is_put_together_byte_for_byte() -> None:
     compact = decode_compact(encode_compact(RING.envelope, RING.roster))
-    assert put_together(compact, FOUND) == RING.envelope
+    assert put_together(RING.organiser, compact, FOUND) == RING.envelope
     for tag in FOUND:
-        assert put_together(compact, {t: one for t, one in FOUND.items() if t != tag}) is None
+        others = {each: one for each, one in FOUND.items() if each != tag}
+        assert put_together(RING.organiser, compact, others) is None
+
+
+def test_an_envelope_has_the_author_of_its_message() -> None:
+    one = RING.roster.members[0]
+    assert decode_own(PeerId(one.author), encode_own(one)) == one
+    assert len(encode_signed(one)) - len(encode_own(one)) == len(one.author) + 2
+    with pytest.raises(MalformedError, match="not an envelope"):
+        decode_own(PeerId(one.author), encode_signed(one))
 
 
 @pytest.mark.parametrize("tags", [b"", bytes(7), bytes(8 * 257)])
