@@ -52,6 +52,7 @@ from gossamer.protocol.wire.statements import (
     Signed,
     Statement,
     decode_signed,
+    encode_signed,
     open_signed,
     seal,
     signing_bytes,
@@ -183,11 +184,12 @@ class Gossip:
         return seal(statement, self._identity.peer_id, self._run_id, self._identity.sign)
 
     def publish(self, signed: Signed, statement: Statement) -> None:
-        """Stores and publishes a statement that this node has signed already."""
-        assert signed.author == self._identity.peer_id, "others publish their own"
+        """Stores and publishes a statement that is signed already."""
         self.statement_store.post(signed, statement)
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
-        if isinstance(statement, Roster):
+        if signed.author != self._identity.peer_id:
+            self._enqueue(topic, _STATEMENT + encode_signed(signed))
+        elif isinstance(statement, Roster):
             self._enqueue(topic, _ROSTER + encode_compact(signed, statement))
         else:
             self._enqueue(topic, _OWN + encode_own(signed))
