@@ -52,8 +52,8 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     assert ring.ring_id.hex() == committed["roster"]["ring_id"]
     assert list(ring.members) == committed["roster"]["order"]
     compact = decode_compact(bytes.fromhex(committed["roster"]["compact"]))
-    found = {one.digest[:8]: one for one in roster.members}
-    assert put_together(ring.organiser, compact, found) == envelope
+    named = {one.digest[:8]: one for one in roster.members}
+    assert put_together(ring.organiser, compact, named) == envelope
     own = bytes.fromhex(committed["roster"]["own"])
     assert decode_own(ring.organiser, own) == envelope
     commit = decode_commit(bytes.fromhex(committed["commit"]))
