@@ -33,7 +33,7 @@ from gossamer.node.telemetry import status
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.wire.statements import Capacity
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
 Hint: TypeAlias = type | GenericAlias | UnionType
 Value: TypeAlias = str | bool | int | float | Path | tuple[str, ...]

@@ -13,14 +13,13 @@ from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import (
         DataConfig,
-        ImportedShape,
         InnerConfig,
         Manifest,
-        ModelConfig,
         OuterConfig,
         RoundConfig,
         TokenSchedule,
     )
+    from gossamer.protocol.model_config import ImportedShape, ModelConfig
 
 
 def require_valid(manifest: Manifest) -> Manifest:

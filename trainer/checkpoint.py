@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.inner_step.muon import Muon
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.muon import Muon
-from gossamer.trainer.optimizer import AdamW
 
 MOMENTUM_FORMAT = "gossamer-demo-1"
 

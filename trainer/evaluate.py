@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.trainer.device import Device, is_out_of_memory
-from gossamer.trainer.gradients import TrainerError
+from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources.device import Device, is_out_of_memory
 from gossamer.trainer.text.data import DataError, Tokens, num_targets
 
 log = logging.getLogger(__name__)

@@ -17,18 +17,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
-from gossamer.trainer.device import choose_device, is_out_of_memory
-from gossamer.trainer.gradients import Gradients, TrainerError
+from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
+from gossamer.trainer.inner_step.muon import Muon, optimizer_for
+from gossamer.trainer.inner_step.optimizer import AdamW, clip
+from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.muon import Muon, optimizer_for
-from gossamer.trainer.optimizer import AdamW, clip
-from gossamer.trainer.passes import FILE_NAME, Passes
-from gossamer.trainer.schedule import learning_rate_of
+from gossamer.trainer.resources.device import choose_device, is_out_of_memory
+from gossamer.trainer.resources.passes import FILE_NAME, Passes
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the

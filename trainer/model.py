@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gossamer.protocol.manifest import ModelConfig, RopeScaling
+from gossamer.protocol.model_config import ModelConfig, RopeScaling
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
-from gossamer.trainer.device import has_grouped_kernel
-from gossamer.trainer.memory_estimate import logits_max_of
+from gossamer.trainer.resources.device import has_grouped_kernel
+from gossamer.trainer.resources.memory_estimate import logits_max_of
 
 INIT_STD = 0.02
 

@@ -44,14 +44,15 @@ from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.run_end import RunEnd, SchedulePlace
-from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
+from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.inner_step.optimizer import clip, gradient_norm
+from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.muon import optimizer_for
-from gossamer.trainer.optimizer import clip, gradient_norm
-from gossamer.trainer.preset_modes import adapted
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset
-from gossamer.trainer.schedule import learning_rate_of
+from gossamer.trainer.presets.modes import adapted
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import DataError, DataQueue, Tokens
 from gossamer.trainer.text.shard_folder import cut_text
 

@@ -24,17 +24,17 @@ from typing import BinaryIO
 
 import msgspec
 
-from gossamer.trainer.device import (
+from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.inner_step.gradients import TrainerError
+from gossamer.trainer.ipc import framing, memory, messages
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.resources.device import (
     OWNER_LIMITS,
     Device,
     DeviceError,
     choose_device,
     is_out_of_memory,
 )
-from gossamer.trainer.distro.shared_trainer import SharedTrainer
-from gossamer.trainer.gradients import TrainerError
-from gossamer.trainer.ipc import framing, memory, messages
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.text.data import DataError
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.

@@ -53,6 +53,7 @@ from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.own_text import OwnText
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.roll_file import read_pinned_head
@@ -358,12 +359,12 @@ class Node:
                 reporter.status,
                 self.metrics.registry,
                 controls=self,
-                token=self._state_dir.new_token(),
+                token=DaemonFiles(self._state_dir).new_token(),
                 hosts=self._settings.api_hosts,
                 credit=CreditView(lambda: read_credits(self._state_dir)),
             )
         )
-        self._state_dir.write_api(api)
+        DaemonFiles(self._state_dir).write_api(api)
         log.info(f"status page at http://{api}/", fields={"event": "status page", "address": api})
 
     def _standing(self) -> Standing:

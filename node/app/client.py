@@ -12,6 +12,7 @@ import msgspec
 
 from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.status import Status, decode_status
 
@@ -96,10 +97,10 @@ def change_limits(state_dir: StateDir, changes: Mapping[str, str]) -> None:
 
 def _token_of(state_dir: StateDir) -> str:
     try:
-        return state_dir.read_token()
+        return DaemonFiles(state_dir).read_token()
     except StateDirError as error:
         # Of a node that is not there at all, that is the better word.
-        if state_dir.read_api() is not None:
+        if DaemonFiles(state_dir).read_api() is not None:
             raise ClientError(str(error)) from error
         return ""
 
@@ -115,7 +116,7 @@ def page_link(state_dir: StateDir) -> str:
     where = _address_of(state_dir)
     _ask(state_dir, "GET", "/livez")
     try:
-        token = state_dir.read_token()
+        token = DaemonFiles(state_dir).read_token()
     except StateDirError as error:
         raise ClientError(str(error)) from error
     return f"http://{where}/#token={token}"
@@ -124,11 +125,11 @@ def page_link(state_dir: StateDir) -> str:
 def _address_of(state_dir: StateDir) -> HostPort:
     """Returns where the daemon of a state directory answers."""
     try:
-        address = state_dir.read_api()
+        address = DaemonFiles(state_dir).read_api()
     except StateDirError as error:
         raise ClientError(str(error)) from error
     if address is None:
-        if (does := state_dir.read_starting()) is not None:
+        if (does := DaemonFiles(state_dir).read_starting()) is not None:
             raise StartingError(f"the node on {state_dir.root} is starting: {does}")
         raise NotRunningError(
             f"no node runs on {state_dir.root}. Start one with `gossamer start` or "

@@ -24,6 +24,7 @@ from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.chain_adoption import ChainAdoption
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints
+from gossamer.node.peers.chain_records import ChainRecords
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.discovery import Discovery
 from gossamer.node.peers.entrance import Entrance
@@ -161,17 +162,16 @@ class CoreBuilder:
             swarm.relay(
                 rate_limit_of(settings.relay_limit), introduces=settings.relay == "introduce"
             )
-        chain_sync = ChainSync(
-            manifest,
+        records = ChainRecords(
             transport,
-            self._blocks,
             committed,
             run_in_thread=run_in_thread,
             open_commit=admission.open_commit,
             on_offence=swarm.offence,
         )
+        chain_sync = ChainSync(manifest, records, self._blocks, committed, run_in_thread)
         rollbacks = self._read_rollbacks()
-        keeper = self._build_checkpoints(committed, choice, rollbacks, chain_sync, swarm, admission)
+        keeper = self._build_checkpoints(committed, choice, rollbacks, records, swarm, admission)
         known = self._known_peers
         discovery = Discovery(
             transport, known, settings.bootstrap, membership, self._metrics, randomness,
@@ -194,7 +194,7 @@ class CoreBuilder:
         committed: CommittedState,
         choice: HeadChoice,
         rollbacks: Rollbacks,
-        chain_sync: ChainSync,
+        records: ChainRecords,
         swarm: Swarm,
         admission: Admission,
     ) -> CheckpointKeeper:
@@ -205,11 +205,11 @@ class CoreBuilder:
             None if roll is None else roll.branch_of, self._entrance.require_known, swarm.offence,
         )  # fmt: skip
         adoption = ChainAdoption(
-            committed, chain_sync, checkpoints, admission.open_commit, choice,
+            committed, records, checkpoints, admission.open_commit, choice,
             inputs.runtime.run_in_thread,
         )  # fmt: skip
         adoption.rolled_back = lambda: [each.round for each in rollbacks]
-        chain_sync.adopt = adoption.adopt
+        records.adopt = adoption.adopt
         return CheckpointKeeper(
             inputs.manifest, inputs.identity, inputs.transport, committed, choice, rollbacks,
             checkpoints, swarm.offence, self._pinned_head,

@@ -56,6 +56,7 @@ from gossamer.node.runs.needs import (
 from gossamer.node.runs.own_text import own_text_of, require_fitting
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.errors import RemoteProtocolError
@@ -180,7 +181,7 @@ class _Daemon:
 
     def _starts(self, does: str) -> None:
         self._starting = does
-        self._state_dir.write_starting(does)
+        DaemonFiles(self._state_dir).write_starting(does)
 
     async def _run(self, runtime: Runtime) -> None:
         state_dir = self._state_dir

@@ -10,6 +10,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.runs.own_text import OwnText, key_of, own_seed, require_fitting
 from gossamer.node.runs.preparing import cut_elsewhere
 from gossamer.node.runs.progress import ProgressBars
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.own_data import OwnData
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import PeerId
@@ -50,7 +51,7 @@ async def open_own_data(
         return data
     folder = await run_in_thread(lambda: data.folder_for(key))
     with ProgressBars(
-        lambda does: state_dir.write_starting(f"it cuts its own text: {does}")
+        lambda does: DaemonFiles(state_dir).write_starting(f"it cuts its own text: {does}")
     ) as bars:
         warnings, notes = await cut_elsewhere(
             text, manifest, tokenizer_file, own_seed(manifest, me), folder, bars.show

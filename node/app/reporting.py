@@ -33,7 +33,7 @@ from gossamer.node.telemetry.status import (
 )
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_checkpoint import is_mark
+from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 

@@ -21,7 +21,7 @@ from gossamer.node.service.managers import ServiceError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
-from gossamer.trainer.export import ExportError
+from gossamer.trainer.export.hugging_face import ExportError
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.corpus_errors import CorpusError
 

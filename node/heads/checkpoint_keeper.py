@@ -28,14 +28,16 @@ from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_checkpoint import (
+    checkpoint_of,
+    due_round,
+    kept_round,
+    signing_bytes,
+)
+from gossamer.protocol.policy.chain_summary import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     ChainSummary,
-    checkpoint_of,
-    due_round,
     extended,
-    kept_round,
-    signing_bytes,
 )
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
 from gossamer.protocol.state.chain import Header

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 import structlog
 import trio
 
+from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
 from gossamer.node.heads.known_rounds import KnownRounds
-from gossamer.node.heads.rollbacks import Rollbacks
-from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.chain_records import BehindError
+from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
@@ -85,14 +86,12 @@ class Heads:
         swarm: Swarm,
         metrics: Metrics,
         progress: Progress,
-        rollbacks: Rollbacks,
-        pinned_head: Digest | None = None,
+        allowed: AllowedHeads,
     ) -> None:
         """
         Args:
             rounds: those of the committed state's chain, as `choice` sees them.
-            rollbacks: the rounds that the founder has taken back.
-            pinned_head: the chain has to contain it, if there is one.
+            allowed: the heads at which this node may be.
         """
         self._gather_seconds = rules.gather_seconds
         self._committed = committed
@@ -100,8 +99,7 @@ class Heads:
         self._swarm = swarm
         self._metrics = metrics
         self._progress = progress
-        self._rollbacks = rollbacks
-        self._pinned_head = pinned_head
+        self.allowed = allowed
         self._rounds, self._choice = rounds, choice
         self._rings: set[bytes] = set()
         """Rings on the committed head that this node followed."""
@@ -133,13 +131,16 @@ class Heads:
     def better(self) -> BetterHead | None:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
         now, chain, mine = trio.current_time(), self._committed.chain, self.mine
-        if not self._own():
-            self._counting |= self._rollbacks.parents()
-        self._counting = {head for head in self._counting if head in chain and self._may_win(head)}
+        allowed = self.allowed
+        if not allowed.own():
+            self._counting |= allowed.rollbacks.parents()
+        self._counting = {
+            head for head in self._counting if head in chain and allowed.may_win(head)
+        }
         self._seen_seconds = {
             head: self._seen_seconds.get(head, now) for head in sorted(self._counting)
         }
-        heads = [*self._own(), *self._eligible(now)]
+        heads = [*allowed.own(), *self._eligible(now)]
         if not heads or (best := self._choice.best(heads)) == mine:
             self._better_since = None
             return None
@@ -147,53 +148,6 @@ class Heads:
             self._better_since = now
         fork = self._choice.fork_of(best, mine)
         return BetterHead(best, self._choice.weight(fork, best), self._better_since)
-
-    def has_pin(self, head: Digest) -> bool:
-        """Returns whether the chain of a known head contains the pinned head."""
-        pin, chain = self._pinned_head, self._committed.chain
-        if pin is None or pin in chain.passed:
-            return True
-        return pin in chain and self._choice.fork_of(pin, head) == pin
-
-    def is_void(self, head: Digest) -> bool:
-        """Returns whether the founder has taken back a round on the way to a known head."""
-        chain = self._committed.chain
-        first = chain.entry(chain.root).round
-        return any(
-            self._choice.fork_of(Digest(each.undone), head) == each.undone
-            if each.undone in chain
-            # Members keep the rounds since each rollback that they obey. So a chain that begins
-            # later is one of those that do not.
-            else each.round < first
-            for each in self._rollbacks
-        )
-
-    def may_stand(self, head: Digest) -> bool:
-        """Returns whether a node may be at a known head: it has the pinned head in its chain, and
-        no round that was taken back, and it follows the start of the chain."""
-        return (
-            self._committed.chain.is_linked(head) and self.has_pin(head) and not self.is_void(head)
-        )
-
-    def is_beyond_end(self, head: Digest) -> bool:
-        """Returns whether the run was over before the round of a known head, so that no node goes
-        there. Such a head counts once the founder has extended the run."""
-        chain, end = self._committed.chain, self._committed.end
-        parent = chain.entry(head).parent
-        if parent not in chain:
-            return False
-        before = chain.entry(parent)
-        return end.is_over_after(before.round, before.tokens_total)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the committed head is the run's final state: no round follows it, and it is not
-        taken back."""
-        return self._committed.is_finished and self.may_stand(self.mine)
-
-    def _own(self) -> list[Digest]:
-        """The committed head, if it can win."""
-        return [self.mine] if self.may_stand(self.mine) else []
 
     def _eligible(self, now: float) -> list[Digest]:
         """The heads among which this node chooses, but its own."""
@@ -222,29 +176,18 @@ class Heads:
                 for head in {self._choice.anchor_of(head, mine) for head in whole}
                 if head not in self._counting
                 and self._is_best(now, head)
-                and head not in self._chain_sync.unfinished
+                and head not in self._chain_sync.records.unfinished
                 and not self._is_avoided(now, head)
                 and self._may_follow(now, head, was_time=True)
             ),
             key=self._weight,
         )
 
-    def _may_win(self, head: Digest) -> bool:
-        """Returns whether a node may be at a known head, and this head is not this node's past, nor
-        parts from it too early, nor lies beyond the end of the run. A node that may not stay where
-        it is goes back as well."""
-        if not self.may_stand(head) or self.is_beyond_end(head):
-            return False
-        if not self._own():
-            return True
-        is_past = self._choice.fork_of(head, self.mine) == head
-        return not is_past and self._choice.may_undo(self.mine, head)
-
     def _is_best(self, now: float, head: Digest) -> bool:
         """Returns whether the best head is this one or descends from it."""
-        if not self._may_win(head):
+        if not self.allowed.may_win(head):
             return False
-        best = self._choice.best([*self._own(), head, *self._eligible(now)])
+        best = self._choice.best([*self.allowed.own(), head, *self._eligible(now)])
         return self._choice.fork_of(best, head) == head
 
     def _weight(self, head: Digest) -> tuple[int, int, Digest]:
@@ -253,7 +196,7 @@ class Heads:
 
     def _may_follow(self, now: float, head: Digest, *, was_time: bool | None = None) -> bool:
         """Returns whether this node may follow a head that wins, see `HeadChoice.counts`."""
-        if not self._committed.is_loaded or not self._own():
+        if not self._committed.is_loaded or not self.allowed.own():
             return True
         mine, me = self.mine, self._swarm.me
         at_work = {
@@ -292,7 +235,7 @@ class Heads:
         A member that has stake has signed it, or most members of this node's own ring, or this
         node has no state that it could train.
         """
-        if not self._committed.is_loaded or not self._own() or self._is_of_my_ring(head):
+        if not self._committed.is_loaded or not self.allowed.own() or self._is_of_my_ring(head):
             return True
         fork = self._choice.fork_of(head, self.mine)
         return self._choice.weight(fork, head).support > 0
@@ -335,9 +278,9 @@ class Heads:
         A head that is not proven here counts as one: a lie costs one gathering and no more.
         """
         head = Digest(announce.head)
-        if not self._committed.chain.is_whole(head) or not self.may_stand(head):
+        if not self._committed.chain.is_whole(head) or not self.allowed.may_stand(head):
             return True
-        if self.is_beyond_end(head):
+        if self.allowed.is_beyond_end(head):
             return True
         return self._choice.best([self.mine, head]) == self.mine
 
@@ -428,11 +371,11 @@ class Heads:
             return
         announced = {Digest(each.head) for each in self._swarm.living().values()}
         # A chain that is being learned is announced by a head that is not here yet.
-        kept = announced | self._chain_sync.unfinished
+        kept = announced | self._chain_sync.records.unfinished
         if self._needs_room:
             now = trio.current_time()
             kept = {h for h in announced if h in chain and not self._is_avoided(now, h)}
-            self._chain_sync.unfinished.clear()
+            self._chain_sync.records.unfinished.clear()
         self._needs_room = False
         chain.forget_all_but([entry.head, *sorted(kept)])
 

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.peers.chain_sync import BehindError, ChainSync, UnknownHeadError
+from gossamer.node.peers.chain_records import BehindError, ChainRecords, UnknownHeadError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
@@ -57,11 +57,11 @@ class HeadProver:
     """Proves announced heads that are not known here."""
 
     def __init__(
-        self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, orders: Orders
+        self, committed: CommittedState, records: ChainRecords, swarm: Swarm, orders: Orders
     ) -> None:
         """`orders` is notified of each head that is proven."""
         self._committed = committed
-        self._chain_sync = chain_sync
+        self._records = records
         self._swarm = swarm
         self._orders = orders
         self._holders: dict[PeerId, _Holder] = {}
@@ -151,7 +151,7 @@ class HeadProver:
     async def _ask(self, peer: PeerId, holder: _Holder, claimed_tokens: int) -> None:
         chain, swarm = self._committed.chain, self._swarm
         try:
-            await self._chain_sync.learn(holder.head, peer)
+            await self._records.learn(holder.head, peer)
             if chain.entry(holder.head).tokens_total != claimed_tokens:
                 raise ImplausibleError("a head announced with tokens that are not in its chain")
         except UnknownHeadError as error:

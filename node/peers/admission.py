@@ -149,15 +149,19 @@ class Admission:
         if isinstance(statement, Equivocation):
             return False  # its proof decides (`Equivocations`), and not its author
         if isinstance(statement, Roster):
-            return self.admits_ring(statement)
+            return self.admits_ring(author, statement)
         self._bounds.check_statement(statement, self.run_id)
         if self.sits_out(author):
             return False
         return author in self._transport.peers() or self._is_among_few(author, statement.head)
 
-    def admits_ring(self, roster: Roster) -> bool:
-        """Returns whether this node takes part in a ring. Its organiser does not matter: it is
-        enough that a ring member follows the roster.
+    def admits_ring(self, organiser: PeerId, roster: Roster) -> bool:
+        """Returns whether this node takes part in a ring. It is enough that a ring member follows
+        the roster.
+
+        Only the organiser decides who sits out of its ring. What members remember of others
+        differs, and a ring that some of its members refuse stands still for the others. An
+        organiser that sits out itself has no say.
 
         Raises:
             ImplausibleError: a member claims work that it cannot have done.
@@ -167,7 +171,7 @@ class Admission:
         far = members - {*self._transport.peers(), self._transport.peer_id}
         if members & self._accusers or len(far) > self._far_max:
             return False
-        if any(map(self.sits_out, members - {self._transport.peer_id})):
+        if self.sits_out(organiser):
             return False
         return all(map(self.is_welcome, members))
 

@@ -21,19 +21,13 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError
-from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.chain_records import BehindError, ChainRecords
 from gossamer.node.storage.chain_start import ChainStart, start_after
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.policy.chain_checkpoint import (
-    ChainCheckpoint,
-    ChainSummary,
-    OpenedCheckpoint,
-    follow_path,
-    is_mark,
-    marks_of,
-)
+from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, OpenedCheckpoint, follow_path
+from gossamer.protocol.policy.chain_summary import ChainSummary, is_mark, marks_of
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, check_follows, decode_commit
 from gossamer.protocol.wire.chain_messages import ChainRequest
@@ -47,7 +41,7 @@ class ChainAdoption:
     def __init__(
         self,
         committed: CommittedState,
-        chain_sync: ChainSync,
+        records: ChainRecords,
         checkpoints: ChainCheckpoints,
         open_commit: Callable[[Commit], Header],
         choice: HeadChoice,
@@ -59,7 +53,7 @@ class ChainAdoption:
         """
         self._committed = committed
         self._checkpoints = checkpoints
-        self._chain_sync = chain_sync
+        self._records = records
         self._open_commit = open_commit
         self._choice = choice
         self._run_in_thread = run_in_thread
@@ -178,7 +172,7 @@ class ChainAdoption:
             after = headers[-1].round if headers else checkpoint.round - STANDING_ROUNDS
             if after >= checkpoint.round:
                 break
-            records = await self._chain_sync.request(peer, ChainRequest(checkpoint.head, after))
+            records = await self._records.request(peer, ChainRequest(checkpoint.head, after))
             if not records:
                 raise BehindError(f"{short(peer)} has not the rounds before its checkpoint")
             for record in records:

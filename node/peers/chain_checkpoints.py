@@ -28,18 +28,16 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.branch_caps import BranchOf
 from gossamer.protocol.policy.chain_checkpoint import (
     ChainCheckpoint,
-    ChainSummary,
     OpenedCheckpoint,
     claimed_by,
-    decode_summary,
     encode_checkpoint,
-    encode_summary,
     follow_path,
     is_proven,
     is_signed_by,
     open_checkpoint,
     shortened,
 )
+from gossamer.protocol.policy.chain_summary import ChainSummary, decode_summary, encode_summary
 from gossamer.protocol.wire.checkpoint_messages import (
     CHECKPOINT_PROTOCOL,
     CHECKPOINT_REQUEST_BYTES_MAX,

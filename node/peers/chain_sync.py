@@ -1,10 +1,7 @@
 """The way of a peer that is behind, new or on the lighter side of a split to the heavier head.
 
-`protocol.wire.chain_messages` has the messages.
-
-First the commit records on the way to the wanted head, each checked with its votes, back to a round
-that is known here, or to a signed checkpoint of the chain (`chain_adoption`). Then the state: from
-the present one or an own checkpoint by replaying averaged chunks, or from the blocks of a newer
+First the commit records on the way to the wanted head (`chain_records`). Then the state: from the
+present one or an own checkpoint by replaying averaged chunks, or from the blocks of a newer
 checkpoint, fetched from several peers at once. Fetched blocks stay in the block store, so a node
 that is killed meanwhile goes on where it stopped.
 """
@@ -19,32 +16,14 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import ask, receive_frame, send_frame
-from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.chain_records import BehindError, ChainRecords
 from gossamer.node.storage.committed import CommittedState, Replayed
 from gossamer.node.storage.restoring import rebuild
 from gossamer.node.storage.state_blocks import CannotRebuildError
-from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.state.chain import Commit, Header, decode_commit
-from gossamer.protocol.wire.chain_messages import (
-    CHAIN_PROTOCOL,
-    CHAIN_REQUEST_BYTES_MAX,
-    ChainRequest,
-    decode_chain_reply,
-    decode_chain_request,
-    encode_chain_reply,
-    encode_chain_request,
-)
-
-REQUEST_SECONDS = 15.0
-"""Longest wait for one page of commit records, at most some 256 KiB."""
-
-PAGES_MAX = 4096
-"""Pages in one catching up: a chain of 250,000 rounds."""
+from gossamer.protocol.state.chain import Header
 
 FETCH_AHEAD_ROUNDS = 2
 """Rounds whose averages are fetched before they are wanted. The line is busy meanwhile, and little
@@ -63,22 +42,6 @@ _Get = Callable[[list[Digest]], Awaitable[None]]
 log = structlog.get_logger("sync")
 
 
-AdmitsRecord = Callable[[PeerId, Commit, Header], bool]
-"""Returns whether a record of (bringer, record, its header) is kept."""
-
-
-async def _adopt_nothing(_peer: PeerId) -> bool:
-    return False
-
-
-class BehindError(Exception):
-    """The wanted head could not be reached now; the text says why."""
-
-
-class UnknownHeadError(BehindError):
-    """The peer that was asked has no way to that head itself."""
-
-
 class ReplayListener(Protocol):
     """The part of the node that has to know of rounds which it took over from others."""
 
@@ -87,158 +50,31 @@ class ReplayListener(Protocol):
 
 
 class ChainSync:
-    """Serves the own chain, and follows others'."""
+    """Takes over the states of heads whose records are known."""
 
     def __init__(
         self,
         manifest: Manifest,
-        transport: Transport,
+        records: ChainRecords,
         blocks: BlockService,
         committed: CommittedState,
-        *,
         run_in_thread: RunInThread,
-        open_commit: Callable[[Commit], Header],
-        on_offence: OffenceHandler,
     ) -> None:
         self._manifest = manifest
-        self._run_id = manifest.run_id
-        self._transport = transport
+        self.records = records
         self._blocks = blocks
         self._committed = committed
         self._run_in_thread = run_in_thread
-        self._open_commit = open_commit
-        self._on_offence = on_offence
         self._listener: ReplayListener | None = None
-        self.admits_record: AdmitsRecord = lambda _bringer, _commit, _header: True
-        """Returns whether a record that a peer brings is kept."""
         self.kept_states: Callable[[], Collection[Digest]] = tuple
         """Returns heads whose whole state is kept by the nodes that come to them, besides the
         regular checkpoints."""
-        self.adopt: Callable[[PeerId], Awaitable[bool]] = _adopt_nothing
-        """Begins the chain at a checkpoint of a peer. Returns False if it has no newer one."""
-        self.unfinished: set[Digest] = set()
-        """Rounds on the way to a head, up to which the records have come. Their states are no goal:
-        for old ones, no peer has them any more."""
         self.blocks_wanted = 0
         self.blocks_fetched = 0
-        transport.handle(CHAIN_PROTOCOL, self._serve)
 
     def report_to(self, listener: ReplayListener) -> None:
         """Sets the listener, which hears of every round that is taken over from now on."""
         self._listener = listener
-
-    # Records
-
-    async def learn(self, head: Digest, peer: PeerId) -> None:
-        """Gets the commit records on the way to a head that `peer` holds.
-
-        Raises:
-            UnknownHeadError: the peer does not know the way.
-            BehindError: it cannot be reached, or the way is too long.
-            RemoteProtocolError: it sent records that are not committed (its offence).
-        """
-        chain = self._committed.chain
-        self.unfinished.intersection_update(chain.tips())
-        # Known rounds need not come again: a peer that joins after many rounds learns them page by
-        # page, and a new one is announced before the last page is there.
-        after_round = max(chain.entry(tip).round for tip in chain.tips())
-        after_round = max(after_round, self._committed.entry.round)
-        step = limits.HEADERS_PER_REPLY_MAX
-        has_asked = False
-        for _ in range(PAGES_MAX):
-            if chain.is_whole(head):
-                return
-            first_round = 0 if chain.start is None else chain.start.round
-            after_round = max(after_round, first_round)
-            records = await self.request(peer, ChainRequest(head, after_round))
-            if not records and after_round == first_round:
-                if has_asked or not await self.adopt(peer):
-                    raise UnknownHeadError(f"{short(peer)} does not know the way to {short(head)}")
-                has_asked = True
-                continue
-            if not records:
-                # Of two branches the heavier one may have no more rounds than mine.
-                after_round = max(first_round, after_round - step)
-                step *= 2
-                continue
-            commits = [decode_commit(record) for record in records]
-            headers = []
-            for commit in commits:
-                headers.append(self._open_commit(commit))
-                await trio.lowlevel.checkpoint()  # up to 256 signatures each
-            if not chain.may_follow(Digest(headers[0].parent)):
-                if after_round == 0:
-                    raise MalformedError("chain that does not begin at the run")
-                if after_round == first_round:
-                    raise BehindError(
-                        f"{short(head)} parts from this node's chain before round {first_round}: "
-                        "older headers are gone. If the others are the run, stop this node and "
-                        "join again with a new --state-dir"
-                    )
-                after_round = max(first_round, after_round - step)
-                step *= 2
-                continue
-            self._take(peer, commits, headers, head)
-            after_round = headers[-1].round
-        raise BehindError("the chain is too long")
-
-    def _take(
-        self, peer: PeerId, commits: Sequence[Commit], headers: Sequence[Header], head: Digest
-    ) -> None:
-        """Keeps a page of records whose first parent is known.
-
-        Raises:
-            MalformedError: they do not follow each other.
-            BehindError: the peer has brought as much as it may.
-        """
-        chain, parent = self._committed.chain, Digest(headers[0].parent)
-        for place, (commit, header) in enumerate(zip(commits, headers, strict=True)):
-            if not chain.entry(parent).is_parent_of(header):
-                raise MalformedError("chain whose rounds do not follow each other")
-            if not self.admits_record(peer, commit, header):
-                if place:
-                    self.unfinished.add(parent)
-                raise BehindError(f"{short(peer)} has brought as many records as are kept")
-            self.unfinished.discard(parent)
-            parent = chain.add(commit, header)
-        if parent != head:
-            self.unfinished.add(parent)
-
-    async def request(self, peer: PeerId, request: ChainRequest) -> list[bytes]:
-        """Encoded commit records of a peer.
-
-        Raises:
-            BehindError: it does not answer.
-            RemoteProtocolError: it sends something else.
-        """
-        try:
-            encoded = encode_chain_request(request)
-            message = await ask(self._transport, peer, CHAIN_PROTOCOL, encoded, REQUEST_SECONDS)
-        except (TransportError, trio.TooSlowError) as error:
-            raise BehindError(f"{short(peer)} did not answer: {error}") from error
-        return decode_chain_reply(message)
-
-    async def _serve(self, stream: Stream) -> None:
-        with trio.move_on_after(REQUEST_SECONDS):
-            try:
-                message, _ = await receive_frame(
-                    stream, message_bytes_max=CHAIN_REQUEST_BYTES_MAX, payload_bytes_max=0
-                )
-                request = decode_chain_request(message)
-            except RemoteProtocolError as error:
-                self._on_offence(stream.peer_id, error)
-                await stream.reset()
-                return
-            chain = self._committed.chain
-            records = await self._run_in_thread(
-                lambda: chain.records_after(Digest(request.head), request.after_round)
-            )
-            await send_frame(stream, encode_chain_reply(records))
-            await stream.close()
-            return
-        await stream.reset()
-
-    # State
 
     async def follow(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
         """Becomes the state of a head whose records are known.

@@ -180,9 +180,9 @@ class ActiveRounds:
         if peer not in {member.author for member in statement.members}:
             raise MalformedError("ring stream of a peer that is not in that ring")
         # Conduct counts for the next ring. A ring that is at work here has gained no member since.
-        running = self._running
+        running, admission = self._running, self._swarm.admission
         is_at_work = running is not None and running.dispatcher.ring_id == ring_id_of(envelope)
-        if not is_at_work and not self._swarm.admission.admits_ring(statement):
+        if not is_at_work and not admission.admits_ring(PeerId(envelope.author), statement):
             return None
         with trio.move_on_after(HELLO_SECONDS):
             while True:

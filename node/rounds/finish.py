@@ -78,7 +78,7 @@ class FinishedRun:
         self._report()
         while not orders.leave:
             await self._follower.catch_up()
-            if not self._follower.heads.is_finished:
+            if not self._follower.heads.allowed.is_finished:
                 self._go_on(orders)
                 return
             self._follower.phases.set("finished")

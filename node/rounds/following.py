@@ -17,7 +17,8 @@ from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.chain_records import BehindError
+from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import Phases
 from gossamer.node.rounds.round_end import WorkSaver
@@ -106,7 +107,7 @@ class Follower:
         """Follows heads while the trainer starts or has failed, as long as the run goes on. No
         other peer waits for it."""
         trainer, progress = self._trainings.trainer, self.phases.progress
-        while not (trainer.is_up or self._orders.pause or self.heads.is_finished):
+        while not (trainer.is_up or self._orders.pause or self.heads.allowed.is_finished):
             self.check_leave()
             if trainer.failure is not None and progress.phase != "failed":
                 progress.problem = trainer.failure
@@ -136,7 +137,7 @@ class Follower:
                 self.phases.pause(hold.reason)
             if not self._orders.spares_line:
                 await self.catch_up()
-            if self.heads.is_finished:
+            if self.heads.allowed.is_finished:
                 return
             await self._orders.wait(POLL_SECONDS)
         if self._orders.leave:
@@ -204,7 +205,7 @@ class Joiner:
                 await self._follower.wait_for_disk()
         elif self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
             await self._trainings.orders.wait(POLL_SECONDS)
-        elif not self._follower.heads.has_pin(self._committed.head):
+        elif not self._follower.heads.allowed.has_pin(self._committed.head):
             log.info("no peer has the head that the link names yet: this node waits for one")
             await self._trainings.orders.wait(RETRY_SECONDS)
         elif not self._committed.chain.is_linked(self._committed.head):

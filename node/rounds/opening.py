@@ -138,6 +138,7 @@ class NodeHost:
             is_slow=SLOW in (removed.reason, removed.answers),
             is_gone=not swarm.is_connected(removed.peer),
             is_answer=removed.answers is not None,
+            alone_of=removed.alone_of,
         )
 
     def contested(self, contested: Contested) -> None:

@@ -21,6 +21,7 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import Hold, UserPause
+from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
@@ -79,14 +80,15 @@ class Participant:
         committed, swarm, chain_sync = context.committed, context.swarm, context.chain_sync
         metrics, work, trainer = context.metrics, context.work, context.trainer
         self._phases = Phases(self.progress, metrics, swarm, orders)
+        allowed = AllowedHeads(committed, context.choice, context.rollbacks, context.pinned_head)
         self._heads = Heads(
             context.manifest.rounds, context.rounds, context.choice, committed, chain_sync, swarm,
-            metrics, self.progress, context.rollbacks, context.pinned_head,
+            metrics, self.progress, allowed,
         )  # fmt: skip
         side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
-        chain_sync.admits_record = side_records.admits
+        chain_sync.records.admits_record = side_records.admits
         chain_sync.kept_states = context.rollbacks.parents
-        self._head_prover = HeadProver(committed, chain_sync, swarm, orders)
+        self._head_prover = HeadProver(committed, chain_sync.records, swarm, orders)
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
             context.manifest, trainer, context.feed, work, self.progress, orders,
@@ -94,7 +96,7 @@ class Participant:
         )  # fmt: skip
         self._mode = mode_for(context.manifest)(context.me, committed, trainings)
         self._settlement = Settlement(
-            committed, work, chain_sync, swarm, trainings, self._heads.is_void
+            committed, work, chain_sync, swarm, trainings, allowed.is_void
         )
         self._saver = WorkSaver(
             committed, work, trainer, self._mode, context.health, context.run_in_thread,
@@ -180,12 +182,12 @@ class Participant:
     @property
     def has_gone_back(self) -> bool:
         """See `RollbackNode`."""
-        return self.context.committed.is_loaded and self._heads.may_stand(self._heads.mine)
+        return self.context.committed.is_loaded and self._heads.allowed.may_stand(self._heads.mine)
 
     @property
     def is_finished(self) -> bool:
         """Returns whether this node has the final state of the run."""
-        return self._heads.is_finished
+        return self._heads.allowed.is_finished
 
     def leave(self) -> None:
         """Leaves in order: `run` returns when that is done."""
@@ -299,7 +301,7 @@ class Participant:
         if not await self._follower.catch_up():
             await self._follower.wait_for_disk()
             return False
-        if not self._heads.may_stand(self._heads.mine):
+        if not self._heads.allowed.may_stand(self._heads.mine):
             await self._follower.wait_for_state()
             return False
         return not self.is_finished

@@ -8,7 +8,8 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.chain_records import BehindError
+from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState, chunks_with
 from gossamer.node.storage.state_blocks import CannotRebuildError
@@ -178,7 +179,7 @@ class Settlement:
                 log.warning("which chunks an old round took is not known", round=header.round)
         sync_set = self._committed.sync_sets.of_round(header.round)
         # Nearly always there is one, and its record need not be read again.
-        is_ambiguous = tokens and len(self._work.account.open_offers_on(header.parent)) > 1
+        is_ambiguous = tokens and len(self._work.account.state.open_offers_on(header.parent)) > 1
         self._work.committed_by(
             head,
             header.parent,

@@ -18,7 +18,7 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_checkpoint import ChainSummary, extended
+from gossamer.protocol.policy.chain_summary import ChainSummary, extended
 from gossamer.protocol.state.chain import Header
 
 Order = Literal["tokens", "rounds", "last", "peer"]

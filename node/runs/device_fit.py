@@ -10,7 +10,7 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.memory_estimate import (
+from gossamer.trainer.resources.memory_estimate import (
     GPU_FEW_TOKENS,
     GPU_TOKENS_MAX,
     Training,

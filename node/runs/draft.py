@@ -18,7 +18,6 @@ from gossamer.protocol.manifest import (
     DataConfig,
     InnerConfig,
     Manifest,
-    ModelConfig,
     OuterConfig,
     RoundConfig,
     SyncMode,
@@ -26,8 +25,9 @@ from gossamer.protocol.manifest import (
     Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD
 from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
 from gossamer.trainer.text.tokens import (

@@ -14,11 +14,11 @@ from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.errors import MalformedError
-from gossamer.trainer.export import ExportError, byte_tokenizer_json, export_model
-from gossamer.trainer.gguf_export import export_gguf
+from gossamer.trainer.export.gguf_export import export_gguf
+from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_json, export_model
+from gossamer.trainer.export.weight_files import SHARD_BYTES, ExportType
 from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
 from gossamer.trainer.text.tokens import END_OF_DOCUMENT
-from gossamer.trainer.weight_files import SHARD_BYTES, ExportType
 
 
 @dataclass(frozen=True)

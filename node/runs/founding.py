@@ -20,12 +20,12 @@ from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import (
     DataConfig,
     Manifest,
-    ModelConfig,
     SignedManifest,
     encode_manifest,
     signing_bytes,
 )
 from gossamer.protocol.manifest_checks import require_valid
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of

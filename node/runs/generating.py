@@ -141,7 +141,7 @@ def load_model(state: StateOnDisk, descriptor: int, device: str) -> LoadModel:
 def generator_command(settings: Settings, folder: str) -> list[str]:
     """Returns the command of the process with the model, which may write to one folder."""
     confined_to = [folder] if settings.confine_trainer == "on" else []
-    return [sys.executable, "-m", "gossamer.trainer.generate", *confined_to]
+    return [sys.executable, "-m", "gossamer.trainer.generation.generate", *confined_to]
 
 
 def read_answer(line: bytes) -> FromGenerator:

@@ -19,10 +19,10 @@ from gossamer.node.storage.state_blocks import write_state
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained
 
 LEARNING_RATE_SHARE = 0.1

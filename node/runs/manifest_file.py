@@ -33,10 +33,10 @@ from gossamer.node.runs.draft import (
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTION_TITLES, SECTIONS
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.preset_modes import adapted
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.presets.modes import adapted
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
 # A file of `init` has about 5 KB, and a list of a thousand allowed peers 60 KB more.

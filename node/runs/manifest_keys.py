@@ -7,13 +7,8 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from gossamer.node.runs.draft import CorpusDraft, Draft, ScheduleDraft, TokenizerDraft
-from gossamer.protocol.manifest import (
-    InnerConfig,
-    InnerOptimizer,
-    ModelConfig,
-    OuterConfig,
-    RoundConfig,
-)
+from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, OuterConfig, RoundConfig
+from gossamer.protocol.model_config import ModelConfig
 
 HEADER = """\
 This file says what a Gossamer run trains and by which rules. Found the run with:

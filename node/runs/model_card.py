@@ -13,8 +13,8 @@ from gossamer.node.runs.credit import Credits
 from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.export import CARD_MARK
-from gossamer.trainer.weight_files import ExportType
+from gossamer.trainer.export.hugging_face import CARD_MARK
+from gossamer.trainer.export.weight_files import ExportType
 
 MEMBERS_MAX = 20
 """Members that the card names, those with the most tokens. `gossamer peers --csv` has all."""

@@ -31,7 +31,7 @@ from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained, open_pretrained
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.device_fit import device_fit
 from gossamer.node.runs.draft import Draft
-from gossamer.protocol.manifest import Manifest, ModelConfig
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.model_config import ModelConfig
 
 CARD_BYTES = 24 * 2**30
 """Memory of the card: that of a GeForce RTX 4090 or 3090."""

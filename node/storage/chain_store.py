@@ -23,7 +23,7 @@ from gossamer.node.storage.chain_start import FILE_NAMES, ChainStart, read_start
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
-from gossamer.protocol.policy.chain_checkpoint import marks_of
+from gossamer.protocol.policy.chain_summary import marks_of
 from gossamer.protocol.state.chain import (
     Commit,
     Header,

@@ -1,12 +1,6 @@
 """The committed state of the run: parameters, momentum, ledger and head, in memory and on disk.
 
-On disk the state is a *checkpoint* of some round, that is all its blocks, and the averaged chunks
-of the rounds after it. A block is named by its digest. So a checkpoint is complete exactly if every
-block of its index is here, and no other mark of that could be wrong. The order of writing is:
-averaged chunks, commit record, checkpoint if one is due, then the `head` file. A process that is
-killed in between finds the newest head that it can rebuild at its next start.
-
-`retention` says how long older blocks are kept, for newcomers and for peers that are behind.
+`state_on_disk` has the order in which it is written.
 
 All changes of the state are synchronous and may take long with large models, so callers use a
 thread. Several threads may come at once: the driver of a ring that was left may still take its
@@ -24,19 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.node.storage.next_state import NextState, StateVectors, ring_rules_of
-from gossamer.node.storage.retention import Retention
 from gossamer.node.storage.shared_parameters import SharedParameters
-from gossamer.node.storage.state_blocks import (
-    CannotRebuildError,
-    StateBlocks,
-    state_digests,
-    update_digests,
-)
+from gossamer.node.storage.state_blocks import CannotRebuildError, StateBlocks
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.storage.state_on_disk import StateOnDisk, WholeState
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -93,9 +81,7 @@ class CommittedState:
         self._read_only = read_only
         self._manifest = manifest
         self.end = RunEnd(manifest.model, manifest.inner, manifest.outer)
-        self._store = store
         self.chain = chain
-        self._state_dir = state_dir
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         """The chunks of the state's blocks."""
         self._next = NextState(manifest, self.plan, base)
@@ -108,11 +94,10 @@ class CommittedState:
         self.index: StateIndex | None = None
         self.head = chain.genesis
         self.ledger = Ledger()
-        self._retention = Retention(store, clock)
+        self._disk = StateOnDisk(self.blocks, store, chain, state_dir, clock)
         self.is_loaded = False
         self.tuned: OuterRates | None = None
         """Of the newest round of this life, see `NextState.tuned`."""
-        self._is_on_disk = True
 
     @property
     def sync_sets(self) -> SyncSets:
@@ -162,7 +147,7 @@ class CommittedState:
     @property
     def checkpoints(self) -> tuple[Entry, ...]:
         """The checkpoints that are kept, the oldest first."""
-        return self._retention.checkpoints
+        return self._disk.checkpoints
 
     # The outer step
 
@@ -193,6 +178,10 @@ class CommittedState:
     ) -> Digest:
         number = self.entry.round + 1
         return self._next.compute(self._present, number, averages, masks, members).digest
+
+    @property
+    def _whole(self) -> WholeState:
+        return WholeState(self.entry, self._present, self.ledger)
 
     @property
     def _present(self) -> StateVectors:
@@ -248,48 +237,17 @@ class CommittedState:
         if self._read_only:
             self._become_next(head, ledger)
             return
-        problem: DiskError | None = None
-        try:
-            self._state_dir.require_ours()
-            # They are pinned first, so that blocks which others put meanwhile do not evict them.
-            self._retention.add_update(head, header.round, update_digests(header, update))
-            self.blocks.write_update(update, averages)
-        except DiskError as error:
-            problem = error
+        problem = self._disk.write_averages(head, header, update, averages)
         self.chain.add(commit, header)
-        problem = problem or self.chain.problem
         self._become_next(head, ledger)
-        try:
-            if problem is not None:
-                raise problem
-            if not self._is_on_disk:
-                # Averages of some rounds may be missing, even some that were here before.
-                self._store.forget_lost()
-                self.checkpoint()
-            elif header.round % self._manifest.rounds.checkpoint_rounds == 0:
-                self.checkpoint()
-            self._write_head()
-        except DiskError as error:
-            self._note_in_memory_only(error)
-        else:
-            self._is_on_disk = True
-            self._state_dir.health.wrote("state")
-
-    def _write_head(self) -> None:
-        write_atomically(self._state_dir.head_path, f"{self.head.hex()}\n".encode())
+        is_due = header.round % self._manifest.rounds.checkpoint_rounds == 0
+        self._disk.end_round(problem or self.chain.problem, self._whole, is_due=is_due)
 
     def keep_head(self) -> None:
         """Writes the head of a state that was loaded as a whole, so that the next life begins with
         it. A disk that does not take it does not end the node."""
         with self._changing:
-            try:
-                self._write_head()
-            except DiskError as error:
-                self._note_in_memory_only(error)
-
-    def _note_in_memory_only(self, error: DiskError) -> None:
-        self._is_on_disk = False
-        self._state_dir.health.failed("state", error)
+            self._disk.keep_head(self.head)
 
     def _become_next(self, head: Digest, ledger: Ledger) -> None:
         self.index = self._next.apply(self._present)
@@ -305,13 +263,7 @@ class CommittedState:
     def checkpoint(self) -> None:
         """Writes the whole state as blocks. DiskError leaves the older checkpoints as they are."""
         with self._changing:
-            assert self.index is not None
-            self._state_dir.require_ours()
-            entry = self.entry
-            digests = state_digests(entry, self.index, self.ledger)
-            self._retention.hold_checkpoint(entry, digests)
-            self.blocks.write_state(self.parameters, self.momentum, self.index, self.ledger)
-            self._retention.add_checkpoint(entry)
+            self._disk.write_checkpoint(self._whole)
 
     # Rebuilding
 
@@ -329,10 +281,7 @@ class CommittedState:
             self._become(
                 self.chain.entry(self.chain.genesis), parameters, momentum, index, Ledger()
             )
-            try:
-                self.checkpoint()
-            except DiskError as error:
-                self._note_in_memory_only(error)
+            self._disk.begin(self._whole)
 
     def _become(
         self,
@@ -363,8 +312,7 @@ class CommittedState:
             parameters, momentum = self._next.spare, np.empty_like(self.momentum)
             index, ledger = self.blocks.read_state(entry, parameters, momentum)
             self._become(entry, parameters, momentum, index, ledger)
-            self._retention.hold_checkpoint(entry, state_digests(entry, index, ledger))
-            self._retention.add_checkpoint(entry)
+            self._disk.found_checkpoint(self._whole)
 
     def averages_of(self, header: Header) -> tuple[ChunkAverage, ...]:
         """Returns the masks of members in each average of a committed round. CannotRebuildError."""
@@ -407,11 +355,7 @@ class CommittedState:
 
     def head_on_disk(self) -> Digest | None:
         """Reads the head that was written last; None if there is none or its file is damaged."""
-        try:
-            return self._state_dir.read_head()
-        except (OSError, ValueError) as error:
-            log.warning("the head file is damaged; the chain is used instead", problem=str(error))
-            return None
+        return self._disk.head_on_disk()
 
     def keep_older(self, heads: Sequence[Digest]) -> None:
         """Keeps averages and a checkpoint of an earlier life for peers that are behind.
@@ -420,17 +364,7 @@ class CommittedState:
             heads: the newest first. They are kept up to the first one that has a checkpoint here.
         """
         with self._changing:
-            for head in heads:
-                try:
-                    header = self.header(head)
-                    update = self.blocks.update_index(header)
-                except CannotRebuildError:
-                    return
-                self._retention.add_update(head, header.round, update_digests(header, update))
-                if self.blocks.has_state(head):
-                    entry = self.chain.entry(head)
-                    self._retention.add_older_checkpoint(entry, self.blocks.of_state(head))
-                    return
+            self._disk.keep_older(heads)
 
 
 def chunks_with(averages: Sequence[ChunkAverage], position: int) -> list[bool]:

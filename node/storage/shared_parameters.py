@@ -16,7 +16,8 @@ import numpy as np
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import Manifest, ModelConfig, OuterConfig
+from gossamer.protocol.manifest import Manifest, OuterConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.exact_transform import grids_of

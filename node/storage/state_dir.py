@@ -3,7 +3,7 @@
     identity.key       Ed25519 key, 0600                     (`identity`)
     format             number of the format of this directory (`FORMAT`)
     lock               flock while a daemon runs; its pid is inside
-    api                HOST:PORT of the running daemon's HTTP endpoint
+    api                HOST:PORT of the running daemon's HTTP endpoint (`daemon_files`)
     token              secret that orders to the running daemon need, 0600
     seeds              addresses of peers that the owner gave, newest first
     starting           what the daemon does that has no endpoint yet, for people
@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -58,9 +57,6 @@ _SMALL_FILE_BYTES_MAX = 256
 FORMAT = 1
 """The format that this version writes. It reads the one before, too: format 0 is that of release
 0.2, which has no such file. A change of the format adds a step to `_migrate`."""
-
-TOKEN_BYTES = 32
-"""Random bytes of the secret for orders: nobody guesses it."""
 
 SEEDS_MAX = 64
 """Addresses of the owner that are kept: the links of several joins."""
@@ -324,64 +320,6 @@ class StateDir:
                 f"{self.root} holds run {here.hex()[:10]}..., not {run_id.hex()[:10]}...: a state "
                 "directory belongs to one run. Give this run its own --state-dir"
             )
-
-    def write_api(self, address: str) -> None:
-        """Leaves the HTTP endpoint's HOST:PORT for `gossamer status` and its like. DiskError."""
-        write_atomically(self.api_path, f"{address}\n".encode())
-        remove_quietly(self.starting_path)
-
-    def read_api(self) -> str | None:
-        """HOST:PORT of the daemon that runs here, or of one that was killed; None if none is."""
-        try:
-            data = read_bounded(self.api_path, _SMALL_FILE_BYTES_MAX)
-        except (OSError, OversizedError) as error:
-            raise StateDirError(f"{self.api_path} cannot be read: {error}") from error
-        return None if data is None else data.decode("utf-8", errors="replace").strip()
-
-    def write_starting(self, text: str) -> None:
-        """Leaves a word for `gossamer status` on what the daemon does before it can answer. Nothing
-        depends on it: it is not synced, and a disk that takes nothing is not reported."""
-        with contextlib.suppress(OSError):
-            temporary = self.root / f".{self.starting_path.name}{TEMPORARY_SUFFIX}"
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self.starting_path)
-
-    def read_starting(self) -> str | None:
-        """Returns the word of a daemon that is starting here, or None if none is."""
-        with contextlib.suppress(OSError, OversizedError):
-            pid = (read_bounded(self.lock_path, _SMALL_FILE_BYTES_MAX) or b"").strip()
-            data = read_bounded(self.starting_path, _SMALL_FILE_BYTES_MAX)
-            if data is not None and pid.isdigit() and int(pid) > 0:
-                os.kill(int(pid), 0)  # asks only whether it lives
-                return data.decode("utf-8", errors="replace")
-        return None
-
-    def new_token(self) -> str:
-        """Makes the secret that orders to this daemon need, and leaves it for the commands of the
-        same user (0600). Each start has another one. DiskError."""
-        token = secrets.token_hex(TOKEN_BYTES)
-        write_atomically(self.token_path, f"{token}\n".encode(), mode=0o600)
-        return token
-
-    def read_token(self) -> str:
-        """The secret of the daemon that runs here.
-
-        Raises:
-            StateDirError: this user may not read it, or there is none.
-        """
-        try:
-            data = read_bounded(self.token_path, _SMALL_FILE_BYTES_MAX)
-        except (OSError, OversizedError) as error:
-            raise StateDirError(
-                f"{self.token_path} cannot be read: {error}. Orders are for the user who runs the "
-                "node"
-            ) from error
-        if data is None:
-            raise StateDirError(
-                f"{self.token_path} is missing, and orders need it: the node is just starting, or "
-                "an older version of Gossamer runs. Try again, or end the node with a signal"
-            )
-        return data.decode("ascii", errors="replace").strip()
 
     def write_port(self, port: int) -> None:
         """Keeps the port that others reach this node by. DiskError."""

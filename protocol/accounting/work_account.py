@@ -57,7 +57,6 @@ from gossamer.protocol.accounting.work_records import (
     apportioned,
     mask_of,
 )
-from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.wire.statements import Span
 
 OFFERS_MAX = 64
@@ -171,10 +170,6 @@ class WorkAccount:
         del state.offers[:-OFFERS_MAX]
         return offer
 
-    def open_offers_on(self, parent: bytes) -> list[Offer]:
-        """The offers to the round after a head of which no header in my chain took anything."""
-        return [o for o in self.state.offers if o.head == parent and o.taking is None]
-
     def withdraw(self, number: int) -> None:
         """Removes an offer of which no header can have taken anything: no ring with it was
         followed."""
@@ -202,7 +197,7 @@ class WorkAccount:
             counts_spans: whether the ledger counted my spans.
             exchanged: mask of the header's chunks; None: all.
             offered: the offer by my `Ready` in the roster of the header's ring; None: not known. It
-                matters if there are several (`open_offers_on`).
+                matters if there are several.
         """
         state = self.state
         state.head = head
@@ -210,7 +205,7 @@ class WorkAccount:
             return Settlement(None, 0, 0, 0, 0)
         if exchanged is None:
             exchanged = self._all_chunks
-        offer = self._offer_on(parent, tokens, chunks, exchanged.bit_count(), offered)
+        offer = state.offer_taken_by(parent, tokens, chunks, exchanged.bit_count(), offered)
         if offer is None:
             state.trained += tokens
             state.committed_late += tokens
@@ -218,12 +213,12 @@ class WorkAccount:
 
         shares = self._shares(offer, tokens, parent)
         if chunks is None:
-            zeroed, taken = self._give_up(exchanged, ABANDONED), 0
+            zeroed, taken = self.state.give_up(exchanged, ABANDONED), 0
         else:
             zeroed = 0
             if any(share.carried for share in shares):
                 # Some of it came back after the rest was given up; which of it is not known.
-                zeroed = self._give_up(chunks & int.from_bytes(offer.void), ABANDONED)
+                zeroed = self.state.give_up(chunks & int.from_bytes(offer.void), ABANDONED)
             taken = chunks & ~int.from_bytes(offer.void)
         unknown = tokens - sum(share.tokens for share in shares)
         offer.taking = Taking(head, shares, unknown, self.state.mask_bytes(taken), counts_spans)
@@ -249,27 +244,6 @@ class WorkAccount:
             self.state.take(number, amount, parent)
             for number, amount in zip(offer.lots, amounts, strict=True)
         )
-
-    def _offer_on(
-        self,
-        parent: bytes,
-        tokens: int,
-        chunks: int | None,
-        num_synced: int,
-        offered: Offered | None,
-    ) -> Offer | None:
-        """The offer that a header on `parent` took: of several the newest that fits what my `Ready`
-        said, or else the header's tokens."""
-        found = self.open_offers_on(parent)
-        for offer in reversed(found):
-            if offered is not None and (offer.life, offer.tokens) == offered:
-                return offer
-        if chunks is not None:
-            num_in = chunks.bit_count()
-            for offer in reversed(found):
-                if tokens_taken(offer.tokens, num_in, num_synced) == tokens:
-                    return offer
-        return next((offer for offer in reversed(found) if offer.tokens >= tokens), None)
 
     def branch_left(self, left_round: int, next_round: int) -> None:
         """Another branch is followed from now on; comes before `abandoned`.
@@ -348,7 +322,7 @@ class WorkAccount:
             spans: the data of work that rounds took, and that is not in the ledger yet.
         """
         tokens = self.carried
-        self._give_up(self._all_chunks, reason)
+        self.state.give_up(self._all_chunks, reason)
         self.state.spans = list(spans)
         return tokens
 
@@ -359,25 +333,8 @@ class WorkAccount:
         """
         carried = self.carried
         oldest = next_round - self._stale_rounds
-        stale = self._give_up(mask_of(0 < since < oldest for since in self.state.since), STALE)
+        stale = self.state.give_up(mask_of(0 < since < oldest for since in self.state.since), STALE)
         return stale, carried - self.carried
-
-    def _give_up(self, chunks: int, reason: str) -> int:
-        """The work in some chunks is dropped, with its share of the tokens. Returns the mask."""
-        with_work = self.state.with_work
-        if not chunks:
-            return 0
-        is_all = not with_work & ~chunks
-        num_given, num_with_work = (chunks & with_work).bit_count(), with_work.bit_count()
-        amounts = {
-            number: lot.carried if is_all else tokens_taken(lot.carried, num_given, num_with_work)
-            for number, lot in self.state.lots.items()
-        }
-        self.state.drop(amounts, reason)
-        if is_all:
-            self.state.spans = []
-        self.state.clear(chunks)
-        return chunks
 
     # The process
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.protocol.errors import LocalProtocolError
-from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.chain import Commit, tokens_taken
 from gossamer.protocol.wire.statements import Ready, Roster, Span, decode_statement
 
 STALE = "stale"
@@ -203,6 +203,31 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.next_number += 1
         return self.next_number - 1
 
+    def open_offers_on(self, parent: bytes) -> list[Offer]:
+        """The offers to the round after a head of which no header in my chain took anything."""
+        return [o for o in self.offers if o.head == parent and o.taking is None]
+
+    def offer_taken_by(
+        self,
+        parent: bytes,
+        tokens: int,
+        chunks: int | None,
+        num_synced: int,
+        offered: Offered | None,
+    ) -> Offer | None:
+        """The offer that a header on `parent` took: of several the newest that fits what my `Ready`
+        said, or else the header's tokens."""
+        found = self.open_offers_on(parent)
+        for offer in reversed(found):
+            if offered is not None and (offer.life, offer.tokens) == offered:
+                return offer
+        if chunks is not None:
+            num_in = chunks.bit_count()
+            for offer in reversed(found):
+                if tokens_taken(offer.tokens, num_in, num_synced) == tokens:
+                    return offer
+        return next((offer for offer in reversed(found) if offer.tokens >= tokens), None)
+
     def take(self, number: int, amount: int, parent: bytes) -> Share:
         """Takes tokens of a lot for a header that follows `parent`; fewer if it has fewer."""
         lot = self.lots[number]
@@ -236,6 +261,23 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             total += amount
         self.count_dropped(reason, total)
         return total
+
+    def give_up(self, chunks: int, reason: str) -> int:
+        """The work in some chunks is dropped, with its share of the tokens. Returns the mask."""
+        with_work = self.with_work
+        if not chunks:
+            return 0
+        is_all = not with_work & ~chunks
+        num_given, num_with_work = (chunks & with_work).bit_count(), with_work.bit_count()
+        amounts = {
+            number: lot.carried if is_all else tokens_taken(lot.carried, num_given, num_with_work)
+            for number, lot in self.lots.items()
+        }
+        self.drop(amounts, reason)
+        if is_all:
+            self.spans = []
+        self.clear(chunks)
+        return chunks
 
     def count_dropped(self, reason: str, tokens: int) -> None:
         if tokens:

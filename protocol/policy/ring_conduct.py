@@ -14,6 +14,8 @@ Rules
   accusers within `MEMORY_ROUNDS` rounds, or `MARKS_MAX` marks, and it sits out.
 - A member that accuses another one which is not its neighbour in the ring, while chunks go round,
   gets a mark itself: it cannot know. `WRONG_MAX` of these within `MEMORY_ROUNDS`, and it sits out.
+- A member that alone puts out all others of its ring sits out, and its marks count no more: the
+  fault is its own, or that of its line. If the others have really died, they do not care.
 - A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
   rounds: each of the two leaves the other out of the links in its `Ready` (`is_avoided`). So an
   accusation that nobody shares separates the two, and expels neither.
@@ -108,6 +110,7 @@ class RingConduct:
         is_slow: bool = False,
         is_gone: bool = False,
         is_answer: bool = False,
+        alone_of: int = 0,
     ) -> None:
         """A member is newly out of a ring of this round.
 
@@ -117,7 +120,12 @@ class RingConduct:
             is_slow: whether its line is said to be far slower than the others'.
             is_gone: whether this peer has no connection to it any more.
             is_answer: whether it had accused its accuser, perhaps as slow, and this peer doubts it.
+            alone_of: members of the ring, if the accuser alone has put out all others; else 0.
         """
+        if alone_of >= MEMBERS_MIN and accuser != self._me:
+            self._discredit(accuser)
+            self._sit_out(self._record(accuser), round_number)
+            return
         if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
             return
         are_neighbours = _are_neighbours(order, accuser, accused)
@@ -212,6 +220,14 @@ class RingConduct:
         record.sits_out_until = round_number + rounds
         record.marks.clear()
         record.wrong.clear()
+
+    def _discredit(self, accuser: PeerId) -> None:
+        """What an accuser said of others counts no more."""
+        for record in self._records.values():
+            for marks in (record.marks, record.slow):
+                kept = [mark for mark in marks if mark.accuser != accuser]
+                marks.clear()
+                marks.extend(kept)
 
     def _record(self, peer: PeerId) -> _Record:
         record = self._records.setdefault(peer, _Record())

@@ -73,6 +73,9 @@ class Removed:
     """Whether this peer had all averages."""
     answers: str | None = None
     """The reason for which this member had accused its accuser; None: it had not (`doubts`)."""
+    alone_of: int = 0
+    """The number of members of the ring, if its accuser alone has put out all others by now; else
+    0."""
 
 
 @dataclass(frozen=True)

@@ -313,7 +313,13 @@ class Attempt:
         if not self.accusations.accuse(author, accused):
             return [*self._contested(heard), *self._repeat()]
         is_voting = self.state != "reducing"
-        removed = Removed(accused, heard.reason, detail, author, order, is_voting, heard.answers)
+        is_alone = len(order) == 2 and all(
+            each.accuser == author for each in self._removed_by.values()
+        )
+        alone_of = len(self.ring.members) if is_alone else 0
+        removed = Removed(
+            accused, heard.reason, detail, author, order, is_voting, heard.answers, alone_of
+        )
         self._removed_by[accused] = removed
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
         self._progress_seconds = now

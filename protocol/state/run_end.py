@@ -25,11 +25,11 @@ from gossamer.protocol.errors import ImplausibleError
 from gossamer.protocol.manifest import (
     InnerConfig,
     Manifest,
-    ModelConfig,
     OuterConfig,
     TokenSchedule,
     last_round_of,
 )
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.wire.statements import Extension, version_of
 
 

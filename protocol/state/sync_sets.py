@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gossamer.protocol.codecs.chunk_values import is_usable
-from gossamer.protocol.manifest import ModelConfig, OuterConfig, SyncMode
+from gossamer.protocol.manifest import OuterConfig, SyncMode
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 

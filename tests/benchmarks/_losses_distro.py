@@ -10,14 +10,15 @@ import msgspec
 import numpy as np
 
 from gossamer.protocol.codecs.sign_codec import SignCodec
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc.messages import SharedSteps
 from gossamer.trainer.local_trainer import TrainerConfig
-from gossamer.trainer.preset_modes import SMALL_DISTRO
+from gossamer.trainer.presets.modes import SMALL_DISTRO
 from tests.benchmarks._losses_arms import Arm
 from tests.benchmarks._losses_diloco import Progress, Setting
 from tests.benchmarks._losses_workers import Peer

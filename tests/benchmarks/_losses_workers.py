@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span

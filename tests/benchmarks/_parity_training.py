@@ -17,15 +17,16 @@ import torch
 
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import prepare_data
-from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
+from gossamer.protocol.manifest import InnerConfig, OuterConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
+from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.inner_step.schedule import learning_rate_at
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.muon import optimizer_for
-from gossamer.trainer.presets import Preset
-from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import DataQueue
 from gossamer.trainer.text.shard_folder import ShardFolder, put_into
 from gossamer.trainer.text.tokens import load_tokenizer

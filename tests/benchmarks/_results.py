@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
+from gossamer.protocol.manifest import InnerConfig, OuterConfig
+from gossamer.protocol.model_config import ModelConfig
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

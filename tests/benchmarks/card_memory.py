@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.manifest import InnerOptimizer
-from gossamer.trainer.gradients import Gradients, TrainerError
-from gossamer.trainer.muon import optimizer_for
-from gossamer.trainer.passes import Passes
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
+from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
+from gossamer.trainer.resources.passes import Passes
 from tests.trainer.simulated_card import card, decoder_on, device_of, sequences_of
 
 GB = 1000**3

@@ -65,7 +65,7 @@ def measure(folder: Path, num_members: int, after: Sequence[int]) -> list[Cost]:
                 member.advance(rounds - member.committed.entry.round)
                 newcomer = Peer(folder / f"newcomer {number}", asking, open_commit)
                 begun = time.perf_counter()
-                await newcomer.sync.learn(member.committed.head, MEMBER.peer_id)
+                await newcomer.records.learn(member.committed.head, MEMBER.peer_id)
                 seconds = time.perf_counter() - begun
                 assert newcomer.chain.is_whole(member.committed.head)
                 learned = len(newcomer.chain.ancestors(member.committed.head, rounds)) - 1

@@ -55,7 +55,7 @@ import torch
 from rich.console import Console
 
 from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from tests.benchmarks._losses_arms import GROUPS, Arm, arm_of
 from tests.benchmarks._losses_diloco import Setting, train_diloco
 from tests.benchmarks._losses_distro import train_distro

@@ -21,7 +21,8 @@ Arms:
     average-K     K workers, the same rounds as swarm-K-h20, plain averaging instead of outer steps
 
 "gap" is the part of the way from `alone` to `sync-K` that an arm went. The inner learning rates
-were tuned for each side (see `trainer/presets.py`): `--swarm-rate`, `--sync-rate`, `--alone-rate`.
+were tuned for each side (see `trainer/presets/table.py`): `--swarm-rate`, `--sync-rate`,
+`--alone-rate`.
 
 Results are kept in `--output` (JSON, beside it the picture) as they come; arms that are in it are
 not run again, unless `--fresh` is given.
@@ -49,7 +50,7 @@ from rich.table import Table
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.manifest_file import write_manifest_file
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from tests.benchmarks._parity_swarm import train_swarm
 from tests.benchmarks._parity_training import (
     CURVE_POINTS,

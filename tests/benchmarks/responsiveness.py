@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.runs.needs import DAEMON_BYTES_PER_PARAMETER
-from gossamer.trainer.presets import preset_of
+from gossamer.trainer.presets.table import preset_of
 
 ASK_SECONDS = 0.05
 FIXED_BYTES = 250e6

@@ -37,8 +37,9 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.preset_modes import adapted
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.presets.modes import adapted
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Worker
 

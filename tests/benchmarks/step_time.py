@@ -32,12 +32,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.trainer import device as device_module
-from gossamer.trainer.device import Precision, choose_device, cpu_has_bf16
+from gossamer.trainer.inner_step.muon import Muon
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.muon import Muon
-from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
+from gossamer.trainer.resources import device as device_module
+from gossamer.trainer.resources.device import Precision, choose_device, cpu_has_bf16
 from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Swarm, Worker
 

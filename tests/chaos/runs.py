@@ -14,7 +14,7 @@ from pathlib import Path
 from gossamer.protocol.codecs.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.tensor_codecs import codec_names
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of
 from tests.support.lab import Lab

@@ -16,6 +16,7 @@ from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.peers.run_exchange import serve_manifest
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
@@ -93,7 +94,7 @@ def test_the_state_directory_of_another_run(
 
 def test_a_port_that_is_in_use(seed: LocalNode, state_dir: Path, founded: Path) -> None:
     shutil.copytree(founded, state_dir)
-    api = StateDir(seed.root).read_api()
+    api = DaemonFiles(StateDir(seed.root)).read_api()
     assert api is not None
     listen = seed.address().partition("/p2p/")[0]
     for options, named in (

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from gossamer.node.demo.local_swarm import LocalSwarm
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import free_ports, in_rounds_of, poll, start_founder, wait_for_round
 
@@ -86,7 +87,7 @@ def test_prometheus_sees_two_nodes_of_one_run(
     nodes.append(swarm.join(nodes[0].address()))
     for node in nodes:
         node.wait_for(in_rounds_of(2), 90, "a round of two")
-    apis = [StateDir(node.root).read_api() for node in nodes]
+    apis = [DaemonFiles(StateDir(node.root)).read_api() for node in nodes]
     targets = {api for api in apis if api is not None}
     with prometheus(tmp_path / "prometheus", sorted(targets)) as client:
         status = wait_for_round(nodes[0], nodes[0].wait_for(bool, 30, "status").round + 3)

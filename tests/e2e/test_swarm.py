@@ -17,6 +17,7 @@ import pytest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.confinement import landlock
 from tests.support.daemons import (
@@ -267,7 +268,7 @@ def test_leaving_in_order(nodes: list[LocalNode]) -> None:
     by_signal, by_order, stays = nodes
     assert by_signal.leave() == 0, by_signal.tail()
     assert said(by_signal, "left in order")
-    assert StateDir(by_signal.root).read_api() is None
+    assert DaemonFiles(StateDir(by_signal.root)).read_api() is None
     assert gossamer("leave", "--state-dir", by_order.root).status == 0
     assert by_order.wait(PATIENCE_SECONDS) == 0, by_order.tail()
     stays.wait_for(in_rounds_of(1), PATIENCE_SECONDS, "round of the one that stays")

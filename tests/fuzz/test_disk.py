@@ -17,6 +17,7 @@ from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import StateDir, StateDirError
@@ -112,7 +113,7 @@ def test_the_api_file(folder: Path, data: bytes) -> None:
     state_dir = StateDir(folder)
     state_dir.api_path.write_bytes(data)
     try:
-        assert isinstance(state_dir.read_api(), str)
+        assert isinstance(DaemonFiles(state_dir).read_api(), str)
     except StateDirError as error:
         assert str(error)  # noqa: PT017
 

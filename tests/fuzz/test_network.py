@@ -24,7 +24,7 @@ from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.transport import ConnectError, StreamClosed
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError
-from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.chain_records import BehindError, ChainRecords
 from gossamer.node.peers.fetching import FetchLimits
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, Gossip, decode_statement_store
 from gossamer.node.peers.run_exchange import (
@@ -44,12 +44,14 @@ from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
 from gossamer.protocol.policy.chain_checkpoint import (
     ChainCheckpoint,
-    ChainSummary,
-    CreditRow,
     Stake,
     decode_checkpoint,
-    decode_summary,
     encode_checkpoint,
+)
+from gossamer.protocol.policy.chain_summary import (
+    ChainSummary,
+    CreditRow,
+    decode_summary,
     encode_summary,
 )
 from gossamer.protocol.rounds.commit_proof import open_commit
@@ -223,10 +225,8 @@ class Node:
             FetchLimits(passes=1),
         )
         self.store = self.blocks._store
-        self.sync = ChainSync(
-            manifest(),
+        self.records = ChainRecords(
             self.transport,
-            self.blocks,
             _OpenChain(folder / "chain"),  # type: ignore[arg-type]
             run_in_thread=_no_thread,  # type: ignore[arg-type]
             open_commit=_open_commit,
@@ -277,7 +277,7 @@ async def _reconcile(node: Node) -> None:
 
 
 async def _learn(node: Node) -> None:
-    await node.sync.learn(HEAD, ROGUE.peer_id)
+    await node.records.learn(HEAD, ROGUE.peer_id)
 
 
 async def _ask_path(node: Node) -> None:

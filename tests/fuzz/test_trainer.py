@@ -15,6 +15,7 @@ from torch import nn
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.framing import (
     MessageError,
@@ -22,7 +23,6 @@ from gossamer.trainer.ipc.framing import (
     decode_from_worker,
     decode_to_worker,
 )
-from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.text.data import DataError, load_shard
 from gossamer.trainer.text.tokens import BpeTokenizer
 from tests.support.builders import manifest

@@ -584,12 +584,14 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         )
     planted = {
         "protocol/ids.py": "import socket",
-        "trainer/schedule.py": "import gossamer.node.telemetry.metrics",
+        "trainer/inner_step/schedule.py": "import gossamer.node.telemetry.metrics",
         # In a function, and around a corner.
         "node/network/frames.py": "def _late() -> None:\n    import gossamer.trainer.model",
         "node/telemetry/status.py": "from libp2p.peer.id import ID",
         "protocol/wire/framing.py": "import gossamer.protocol.rounds.ring",
         "node/base/threads.py": "import gossamer.node.storage.blocks",
+        "trainer/text/spool.py": "import gossamer.trainer.local_trainer",
+        "node/commands/texts.py": "import gossamer.node.commands.founder.plan",
     }
     for name, text in planted.items():
         with open(tmp_path / "gossamer" / name, "a") as module:
@@ -611,10 +613,12 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
     assert verdicts == [(contract["name"], "BROKEN") for contract in contracts]
     for chain in (
         "gossamer.protocol.ids -> socket",
-        "gossamer.trainer.schedule -> gossamer.node.telemetry.metrics",
+        "gossamer.trainer.inner_step.schedule -> gossamer.node.telemetry.metrics",
         "gossamer.node.network.frames -> gossamer.trainer.model",
         "gossamer.node.telemetry.status -> libp2p",
         "gossamer.protocol.wire.framing -> gossamer.protocol.rounds.ring",
         "gossamer.node.base.threads -> gossamer.node.storage.blocks",
+        "gossamer.trainer.text.spool -> gossamer.trainer.local_trainer",
+        "gossamer.node.commands.texts -> gossamer.node.commands.founder.plan",
     ):
         assert chain in done.stdout

@@ -31,17 +31,12 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
-from gossamer.protocol.manifest import ImportedShape, Manifest, RopeScaling, encode_manifest
+from gossamer.protocol.manifest import Manifest, encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
-from gossamer.protocol.policy.chain_checkpoint import (
-    ChainCheckpoint,
-    ChainSummary,
-    CreditRow,
-    Stake,
-    encode_checkpoint,
-    encode_summary,
-)
+from gossamer.protocol.model_config import ImportedShape, RopeScaling
+from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, Stake, encode_checkpoint
 from gossamer.protocol.policy.chain_checkpoint import signing_bytes as checkpoint_signing_bytes
+from gossamer.protocol.policy.chain_summary import ChainSummary, CreditRow, encode_summary
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order

@@ -9,14 +9,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.manifest import (
-    ImportedShape,
-    Manifest,
-    RopeScaling,
-    decode_manifest,
-    encode_manifest,
-)
+from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
 from gossamer.protocol.manifest_checks import problems_of, require_valid
+from gossamer.protocol.model_config import ImportedShape, RopeScaling
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
 from gossamer.protocol.state.run_end import RunEnd
 from tests.support.builders import manifest, peer

@@ -9,14 +9,8 @@ from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
-from gossamer.protocol.manifest import (
-    DataConfig,
-    InnerConfig,
-    Manifest,
-    ModelConfig,
-    OuterConfig,
-    RoundConfig,
-)
+from gossamer.protocol.manifest import DataConfig, InnerConfig, Manifest, OuterConfig, RoundConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header

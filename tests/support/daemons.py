@@ -21,6 +21,7 @@ import psutil
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 from gossamer.protocol.ids import Digest
@@ -202,7 +203,7 @@ def start_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:
 
 def get(node: LocalNode, path: str) -> tuple[int, str]:
     """Status and text of the node's HTTP answer."""
-    api = StateDir(node.root).read_api()
+    api = DaemonFiles(StateDir(node.root)).read_api()
     try:
         with urllib.request.urlopen(f"http://{api}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()

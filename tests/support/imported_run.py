@@ -11,7 +11,7 @@ from gossamer.node.runs.founding import found_run
 from gossamer.node.runs.importing import draft_for, write_genesis
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.manifest import Family
+from gossamer.protocol.model_config import Family
 from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.model_folders import config_of_family, make_folder
 

@@ -30,6 +30,7 @@ from gossamer.node.app.client import TIMEOUT_SECONDS
 from gossamer.node.base.address_text import parse_host_port
 from gossamer.node.demo.local_swarm import LocalNode
 from gossamer.node.network.identity import Identity
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 from gossamer.protocol.ids import PeerId
@@ -100,7 +101,7 @@ class Machine(LocalNode):
 
     def metrics(self) -> dict[str, float]:
         """`/metrics`: value by sample, such as ``gossamer_rounds_total{outcome="missed"}``."""
-        api = StateDir(self.root).read_api()
+        api = DaemonFiles(StateDir(self.root)).read_api()
         assert api is not None, f"{self.name} has no endpoint"
         where = parse_host_port(api)
         with self.network.inside(self.number):

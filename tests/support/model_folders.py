@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from gossamer.protocol.manifest import Family, ModelConfig
+from gossamer.protocol.model_config import Family, ModelConfig
 from gossamer.protocol.state.parameter_layout import HEAD, layout_of
 from gossamer.trainer.pretrained.config import DEFAULTS, model_of_config
 

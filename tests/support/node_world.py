@@ -35,7 +35,6 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import (
     Codec,
     Manifest,
-    ModelConfig,
     SignedManifest,
     SyncMode,
     TokenSchedule,
@@ -45,6 +44,7 @@ from gossamer.protocol.manifest import (
     signing_bytes,
 )
 from gossamer.protocol.manifest_checks import require_valid
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import genesis_digest_of

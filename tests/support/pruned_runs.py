@@ -15,21 +15,23 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_adoption import ChainAdoption
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, Pending
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain_records import ChainRecords
 from gossamer.node.storage.chain_start import start_after
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_checkpoint import (
+    checkpoint_of,
+    due_round,
+    kept_round,
+    signing_bytes,
+)
+from gossamer.protocol.policy.chain_summary import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     ChainSummary,
-    checkpoint_of,
-    due_round,
     extended,
-    kept_round,
-    signing_bytes,
 )
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, decode_header
@@ -82,14 +84,17 @@ class Peer:
         self.checkpoints = ChainCheckpoints(
             manifest, transport, self.directory, DiskHealth(), None, lambda _: None, self._note
         )
-        self.sync = ChainSync(
-            manifest, transport, None, self.committed, run_in_thread=inline,  # type: ignore[arg-type]
-            open_commit=open_commit, on_offence=self._note,
-        )  # fmt: skip
+        self.records = ChainRecords(
+            transport,
+            self.committed,  # type: ignore[arg-type]
+            run_in_thread=inline,  # type: ignore[arg-type]
+            open_commit=open_commit,
+            on_offence=self._note,
+        )
         self.adoption = ChainAdoption(
-            self.committed, self.sync, self.checkpoints, open_commit, self.choice, inline  # type: ignore[arg-type]
+            self.committed, self.records, self.checkpoints, open_commit, self.choice, inline  # type: ignore[arg-type]
         )  # fmt: skip
-        self.sync.adopt = self.adoption.adopt
+        self.records.adopt = self.adoption.adopt
         self.num_bytes = 0
         """Bytes of the chain and of its checkpoints that this node asked for."""
         self._count_bytes()
@@ -98,7 +103,7 @@ class Peer:
         self.offences.append((peer, error))
 
     def _count_bytes(self) -> None:
-        request, ask = self.sync.request, self.checkpoints._ask
+        request, ask = self.records.request, self.checkpoints._ask
 
         async def counted_request(peer: PeerId, wanted: ChainRequest) -> list[bytes]:
             records = await request(peer, wanted)
@@ -110,7 +115,7 @@ class Peer:
             self.num_bytes += len(message)
             return message
 
-        self.sync.request = counted_request  # type: ignore[method-assign, assignment]
+        self.records.request = counted_request  # type: ignore[method-assign, assignment]
         self.checkpoints._ask = counted_ask  # type: ignore[method-assign, assignment]
 
     def disk_bytes(self) -> int:

@@ -10,7 +10,8 @@ import pytest
 import torch
 import zstandard
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc.messages import Step
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 

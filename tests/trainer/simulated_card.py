@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.device import Device
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources.device import Device
 
 MESSAGE = "CUDA out of memory. Tried to allocate some."
 

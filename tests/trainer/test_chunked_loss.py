@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
-from gossamer.trainer.memory_estimate import CPU_LOGITS_MAX, logits_max_of
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
+from gossamer.trainer.resources.memory_estimate import CPU_LOGITS_MAX, logits_max_of
 
 Gradients = tuple[torch.Tensor, list[torch.Tensor]]
 """(loss, gradients of the parameters)"""

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.confinement import landlock
 from gossamer.trainer.confinement.confine import Confinement
 from gossamer.trainer.ipc import framing, memory

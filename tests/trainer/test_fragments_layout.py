@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gossamer.protocol.manifest import Family, ImportedShape, ModelConfig
+from gossamer.protocol.model_config import Family, ImportedShape, ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.protocol.state.sync_sets import fragments_of
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from gossamer.protocol import limits
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer import local_trainer
-from gossamer.trainer.device import DeviceError, choose_device, free_host_bytes
 from gossamer.trainer.evaluate import in_time
-from gossamer.trainer.gradients import TrainerError
+from gossamer.trainer.inner_step.gradients import TrainerError
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc import framing, messages
 from gossamer.trainer.ipc.messages import Finished, Step
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
+from gossamer.trainer.resources.device import DeviceError, choose_device, free_host_bytes
 from gossamer.trainer.text.data import DataError
 from tests.trainer.conftest import STEP_SPAN, MakeTrainer
 

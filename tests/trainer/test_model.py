@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
-from gossamer.trainer.export import ExportError, byte_tokenizer_json, export_model
+from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_json, export_model
 from gossamer.trainer.model import Decoder
 
 ONE_STEP = """
 import sys, torch
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.inner_step.optimizer import AdamW
+from gossamer.trainer.presets.table import PRESETS
 preset = PRESETS["tiny"]
 decoder = Decoder(preset.model)
 decoder.initialise(1)

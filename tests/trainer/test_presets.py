@@ -2,9 +2,11 @@ import msgspec
 import pytest
 
 from gossamer.protocol.limits import CHUNKS_MAX
-from gossamer.protocol.manifest import ModelConfig, RoundConfig
+from gossamer.protocol.manifest import RoundConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
 # What the names promise, in parameters. OpenDiLoCo's "150 M" are those of the layers.
 PROMISED = {

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc import framing, memory
 from gossamer.trainer.ipc import messages as m
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import Grid, basis, grids_of
 
 

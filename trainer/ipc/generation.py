@@ -1,4 +1,4 @@
-"""The messages of a command that generates text and its process (`gossamer.trainer.generate`).
+"""The messages of a command that generates text and its process (`trainer.generation.generate`).
 
 The process reads frames from stdin, until its end: 4 bytes with the length, big-endian, and one
 `ToGenerator` as msgpack. It writes lines of JSON to stdout. The parameters are in a file descriptor
@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.text.tokens import TokenizerKind
 
 PROMPT_BYTES_MAX = 256 * KIB

@@ -34,7 +34,8 @@ from typing import Literal
 
 import msgspec
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 
 # Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
-from gossamer.protocol.manifest import Family, ImportedShape, ModelConfig, RopeScaling
 from gossamer.protocol.manifest_checks import problems_of_model
+from gossamer.protocol.model_config import Family, ImportedShape, ModelConfig, RopeScaling
 from gossamer.trainer.pretrained.errors import FolderError
 
 INTEGER_MAX = 2**31

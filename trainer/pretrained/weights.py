@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import HEAD, Tensor, layout_of
 from gossamer.trainer.pretrained.config import parse_object
 from gossamer.trainer.pretrained.errors import FolderError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.text.corpus import scan_corpus

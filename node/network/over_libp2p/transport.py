@@ -12,10 +12,7 @@ from collections.abc import Sequence
 import trio
 from libp2p.abc import INetConn
 from libp2p.custom_types import TProtocol
-from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
-from libp2p.protocol_muxer.exceptions import MultiselectClientError
-from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
@@ -37,12 +34,10 @@ from gossamer.node.network.over_libp2p.guards import (
 )
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.paths import Paths
-from gossamer.node.network.over_libp2p.stream import Libp2pStream
+from gossamer.node.network.over_libp2p.streams import Streams
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.relay import RelayTerms
-from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     RACE_SECONDS,
@@ -53,10 +48,8 @@ from gossamer.node.network.transport import (
     OffenceHandler,
     Path,
     PeerTest,
-    ProtocolRefused,
     ReachReport,
     Stream,
-    StreamClosed,
     StreamHandler,
 )
 from gossamer.protocol.errors import RemoteProtocolError
@@ -67,12 +60,8 @@ logger = logging.getLogger(__name__)
 
 # A handshake is some six round trips; 10 s leaves room for a satellite link and a lost packet.
 CONNECT_SECONDS_MAX = 10.0
-# Two round trips, on a peer that may be busy with a batch of bulk data.
-OPEN_STREAM_SECONDS_MAX = 10.0
 # How long an old connection has to prove that it lives before we dial over it.
 PROBE_SECONDS_MAX = 5.0
-# For the goodbye of a handler whose other side may be gone.
-HANDLER_CLOSE_SECONDS_MAX = 5.0
 
 
 class Libp2pTransport:
@@ -98,12 +87,11 @@ class Libp2pTransport:
         self._nursery = nursery
         self._peer_id = peer_id_of(host.get_id())
         self._topics: dict[str, GossipHandler] = {}
-        self._traffic: dict[str, list[int]] = {}
+        self._streams = Streams(host)
         self._estimates = LineEstimates()
         self._offence_handler: OffenceHandler | None = None
-        host.count_stream = self._count
         swarm.on_violation = self._on_offence
-        self.paths = Paths(self, swarm, own, guard, nursery, self._open_on)
+        self.paths = Paths(self, swarm, own, guard, nursery, self._streams.open_on)
         swarm.on_connected = self.paths.connected
         nursery.start_soon(DialBacks(self, swarm, own, guard, self.peers).run)
         pubsub.on_message = self._on_gossip
@@ -295,36 +283,7 @@ class Libp2pTransport:
             raise ConnectError(f"not connected to {peer_id}")
         connection, muxed = connections[-1]
         self._estimates.look(muxed)
-        return await self._open_on(connection, peer_id, protocol)
-
-    async def _open_on(self, connection: INetConn, peer_id: PeerId, protocol: str) -> Stream:
-        what = f"stream {protocol} to {peer_id}"
-        stream: NetStream | None = None
-        try:
-            with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
-                stream = await connection.new_stream()  # type: ignore[assignment]
-                assert stream is not None
-                await self._host.multiselect_client.select_one_of(
-                    [TProtocol(protocol)],
-                    MultiselectCommunicator(stream),
-                    int(OPEN_STREAM_SECONDS_MAX * 2),  # the deadline above is the one that counts
-                )
-        except BaseException as error:
-            if stream is not None:
-                with trio.CancelScope(shield=True):
-                    await stream.reset()
-            if isinstance(error, trio.TooSlowError):
-                seconds = f"{OPEN_STREAM_SECONDS_MAX:.0f} s"
-                raise ConnectError(f"{what}: no answer in {seconds}") from None
-            if isinstance(error, MultiselectClientError) and "not supported" in str(error):
-                raise ProtocolRefused(f"{what}: the peer does not speak it") from None
-            if isinstance(error, Exception):
-                raise ConnectError(f"{what}: {why(error)}") from error
-            raise
-        stream.set_protocol(TProtocol(protocol))
-        self._host.count(stream)
-        assert isinstance(stream.muxed_stream, YamuxStream)
-        return Libp2pStream(stream, stream.muxed_stream, protocol)
+        return await self._streams.open_on(connection, peer_id, protocol)
 
     def handle(
         self,
@@ -337,31 +296,7 @@ class Libp2pTransport:
         """See `Transport.handle`."""
         if for_strangers:
             self._host.doors.for_strangers.add(TProtocol(protocol))
-        slots = StreamSlots(streams_per_peer_max)
-
-        async def run(net_stream: NetStream) -> None:
-            assert isinstance(net_stream.muxed_stream, YamuxStream)
-            self._host.count(net_stream)
-            stream = Libp2pStream(net_stream, net_stream.muxed_stream, protocol)
-            try:
-                with slots.taken_by(stream.peer_id):
-                    await handler(stream)
-            except StreamClosed as error:
-                logger.debug("%s", error)
-                await stream.reset()
-            except Exception:
-                logger.exception("handler of %s failed with peer %s", protocol, stream.peer_id)
-                await stream.reset()
-            except BaseException:
-                await stream.reset()
-                raise
-            else:
-                with trio.move_on_after(HANDLER_CLOSE_SECONDS_MAX) as scope:
-                    await stream.close()
-                if scope.cancelled_caught:
-                    await stream.reset()
-
-        self._host.set_stream_handler(TProtocol(protocol), run)  # type: ignore[arg-type]
+        self._streams.handle(protocol, handler, streams_per_peer_max)
 
     # -- gossip
 
@@ -403,17 +338,6 @@ class Libp2pTransport:
         if self._offence_handler is not None:
             self._offence_handler(peer_id_of(peer), error)
 
-    # -- counting
-
-    def _count(self, protocol: str, stream: YamuxStream) -> None:
-        """Let `stream` add its bytes to its protocol's sum, also those that came before now."""
-        key = "gossip" if protocol.startswith("/meshsub/") else protocol
-        counter = self._traffic.setdefault(key, [0, 0])
-        if stream.traffic is not counter:
-            counter[0] += stream.traffic[0]
-            counter[1] += stream.traffic[1]
-            stream.traffic = counter
-
     def traffic(self) -> dict[str, tuple[int, int]]:
         """See `Transport.traffic`."""
-        return {key: (sent, received) for key, (sent, received) in sorted(self._traffic.items())}
+        return self._streams.traffic()

@@ -16,6 +16,7 @@ from gossamer.node.app.client import (
     give_order,
     page_link,
 )
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, encode_status
 
@@ -43,7 +44,7 @@ def answering(
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        state_dir.write_api(f"0.0.0.0:{server.server_port}")
+        DaemonFiles(state_dir).write_api(f"0.0.0.0:{server.server_port}")
         try:
             yield
         finally:
@@ -59,8 +60,8 @@ def test_the_link_of_the_page_has_the_secret_behind_the_hash(tmp_path: Path) -> 
     with answering(state_dir, 200, b"ok\n", seen):
         with pytest.raises(ClientError, match="token"):
             page_link(state_dir)
-        token = state_dir.new_token()
-        address = state_dir.read_api() or ""
+        token = DaemonFiles(state_dir).new_token()
+        address = DaemonFiles(state_dir).read_api() or ""
         where = address.replace("0.0.0.0", "127.0.0.1")
         assert page_link(state_dir) == f"http://{where}/#token={token}"
     assert all(token not in str(request) for request in seen)
@@ -73,7 +74,7 @@ def test_status_and_orders(tmp_path: Path) -> None:
     seen: list[tuple[str, str, str | None, str | None]] = []
     with answering(state_dir, 200, encode_status(STATUS), seen):
         assert fetch_status(state_dir) == STATUS
-        token = state_dir.new_token()
+        token = DaemonFiles(state_dir).new_token()
         give_order(state_dir, "pause")
     assert seen == [
         ("GET", "/api/status", "1", None),
@@ -86,7 +87,7 @@ def test_a_node_that_is_starting_says_what_it_does(tmp_path: Path) -> None:
     with state_dir.locked():
         with pytest.raises(NotRunningError):
             fetch_status(state_dir)
-        state_dir.write_starting("it founds a run: reading, 40% done")
+        DaemonFiles(state_dir).write_starting("it founds a run: reading, 40% done")
         with pytest.raises(StartingError, match="is starting: it founds a run: reading, 40% done"):
             fetch_status(state_dir)
         with pytest.raises(StartingError):
@@ -94,7 +95,7 @@ def test_a_node_that_is_starting_says_what_it_does(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError):
         fetch_status(state_dir)
     # What a killed daemon leaves is no node.
-    state_dir.write_starting("it founds a run")
+    DaemonFiles(state_dir).write_starting("it founds a run")
     for pid in ("", "0", str(2**22 + 1)):
         state_dir.lock_path.write_text(pid)
         with pytest.raises(NotRunningError):
@@ -105,7 +106,7 @@ def test_a_node_that_is_starting_says_what_it_does(tmp_path: Path) -> None:
 
 def test_an_order_without_a_token_says_what_is_missing(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
-    state_dir.write_api("127.0.0.1:1")
+    DaemonFiles(state_dir).write_api("127.0.0.1:1")
     with pytest.raises(ClientError, match="token is missing"):
         give_order(state_dir, "pause")
 
@@ -124,8 +125,8 @@ def test_a_daemon_that_was_killed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     state_dir = StateDir(tmp_path)
-    state_dir.write_api(f"127.0.0.1:{port}")
-    state_dir.new_token()
+    DaemonFiles(state_dir).write_api(f"127.0.0.1:{port}")
+    DaemonFiles(state_dir).new_token()
     with pytest.raises(NotRunningError, match="did not end in order"):
         give_order(state_dir, "leave")
 
@@ -163,7 +164,7 @@ def test_a_daemon_that_hangs_or_dies(
     monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.2)
     state_dir = StateDir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        state_dir.write_api(f"127.0.0.1:{server.getsockname()[1]}")
+        DaemonFiles(state_dir).write_api(f"127.0.0.1:{server.getsockname()[1]}")
         accepted: list[socket.socket] = []
 
         def accept() -> None:

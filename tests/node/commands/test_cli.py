@@ -13,8 +13,10 @@ from rich.console import Console
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.cli import COMMANDS, GROUPS, app, run_command
-from gossamer.node.commands import export_model, orders, running, show_status
-from gossamer.node.commands.status_view import render_status
+from gossamer.node.commands.daemon import orders, running
+from gossamer.node.commands.model import export_model
+from gossamer.node.commands.views import show_status
+from gossamer.node.commands.views.status_view import render_status
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import (

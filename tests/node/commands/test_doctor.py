@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands import machine_checks, state_checks
-from gossamer.node.commands.doctor import run_doctor
-from gossamer.node.commands.machine_checks import TorchReport
+from gossamer.node.commands.machine import machine_checks, state_checks
+from gossamer.node.commands.machine.doctor import run_doctor
+from gossamer.node.commands.machine.machine_checks import TorchReport
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status

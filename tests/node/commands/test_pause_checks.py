@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands.pause_checks import check_pauses
-from gossamer.node.commands.state_checks import Check
+from gossamer.node.commands.machine.pause_checks import check_pauses
+from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.machine.machine_use import Idle, MachineUse
 
 NOON = datetime(2026, 11, 25, 12).timestamp()

@@ -8,7 +8,7 @@ import pytest
 
 from gossamer.node.base.units import format_count
 from gossamer.node.cli import run_command
-from gossamer.node.commands.peers import summary
+from gossamer.node.commands.views.peers import summary
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.storage.chain_store import ChainStore

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from gossamer.node.cli import run_command
-from gossamer.node.commands.presets import needs_of_preset
+from gossamer.node.commands.founder.presets import needs_of_preset
 from gossamer.protocol.errors import ManifestError
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 
 
 def test_each_preset_has_its_size_memory_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:

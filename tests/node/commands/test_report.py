@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.cli import run_command
-from gossamer.node.commands import report
+from gossamer.node.commands.views import report
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.report import MEMBERS_MAX, Sample, page, ticks
 from gossamer.node.storage.loss_file import LossFile

@@ -10,7 +10,7 @@ import trio
 
 from gossamer.node.base.settings import default_config_file
 from gossamer.node.cli import run_command
-from gossamer.node.commands import reset
+from gossamer.node.commands.machine import reset
 from gossamer.node.network.identity import Identity
 from gossamer.node.service.managers import ServiceError
 from gossamer.node.storage.erasing import HELD_NAME, IDENTITY_NAMES, KEPT_NAMES, RUN_NAMES, erase

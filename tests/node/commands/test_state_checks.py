@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gossamer.node.commands.state_checks import Check, check_run
+from gossamer.node.commands.machine.state_checks import Check, check_run
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import FORMAT, StateDir, StateDirError
 from gossamer.protocol.ids import digest_of

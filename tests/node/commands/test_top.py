@@ -1,7 +1,7 @@
 import pytest
 
 from gossamer.node.cli import run_command
-from gossamer.node.commands.top import curve
+from gossamer.node.commands.views.top import curve
 
 
 def test_the_curve_ends_with_the_newest_value() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.nearby import only_run
+from gossamer.node.commands.daemon.nearby import only_run
 from gossamer.node.commands.user_errors import exit_status, explain
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import ListenError

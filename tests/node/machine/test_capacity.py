@@ -214,7 +214,9 @@ def test_the_name_of_the_cpu(tmp_path: Path) -> None:
 def test_the_daemons_shell_never_imports_torch() -> None:
     program = (
         "import sys, gossamer.node.cli\n"
-        "from gossamer.node.commands import doctor, plan, start\n"
+        "from gossamer.node.commands.daemon import start\n"
+        "from gossamer.node.commands.founder import plan\n"
+        "from gossamer.node.commands.machine import doctor\n"
         "from gossamer.node.app import http\n"
         "from gossamer.node.telemetry import gpus, logs, metrics\n"
         "from gossamer.node.machine import capacity\n"

@@ -29,7 +29,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.checkpoint import load_momentum
 from gossamer.trainer.ipc import messages as m
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
 PATIENCE_SECONDS = 60
 NUM_PARAMETERS = PRESETS[DEFAULT_PRESET].model.num_parameters

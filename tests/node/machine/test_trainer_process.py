@@ -18,7 +18,8 @@ import zstandard
 from gossamer.node.machine import trainer_exit, trainer_process
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerEvent, TrainerGoneError, TrainerProcess
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 
@@ -404,7 +405,7 @@ def test_back_off_grows_to_its_limit_and_starts_again() -> None:
 def test_the_daemons_side_does_not_load_torch() -> None:
     code = (
         "import sys, gossamer.node.machine.trainer_process\n"
-        "import gossamer.protocol.state.outer_step, gossamer.trainer.export\n"
+        "import gossamer.protocol.state.outer_step, gossamer.trainer.export.hugging_face\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

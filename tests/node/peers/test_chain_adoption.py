@@ -9,18 +9,16 @@ import msgspec
 import pytest
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.chain_sync import BehindError, UnknownHeadError
+from gossamer.node.peers.chain_records import BehindError, UnknownHeadError
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_checkpoint import (
-    CHECKPOINT_PERIOD,
     KEPT_ROUNDS,
-    NO_SUMMARY,
     decode_checkpoint,
     encode_checkpoint,
-    encode_summary,
     signing_bytes,
 )
+from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, NO_SUMMARY, encode_summary
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
 from tests.support.long_chains import rounds_after
@@ -49,7 +47,7 @@ def play(folder: Path, story: Story, signers: int | None = None) -> None:
 
 
 async def learn(member: Member, newcomer: Peer) -> None:
-    await newcomer.sync.learn(member.committed.head, MEMBER.peer_id)
+    await newcomer.records.learn(member.committed.head, MEMBER.peer_id)
 
 
 def assert_nothing_is_taken(newcomer: Peer) -> None:
@@ -172,7 +170,7 @@ def test_a_head_that_does_not_exist_is_an_offence_in_such_a_run_too(tmp_path: Pa
         await learn(member, newcomer)
         newcomer.committed.head = member.committed.head
         with pytest.raises(UnknownHeadError):
-            await newcomer.sync.learn(Digest(b"?" * 32), MEMBER.peer_id)
+            await newcomer.records.learn(Digest(b"?" * 32), MEMBER.peer_id)
 
     play(tmp_path, story)
 
@@ -247,7 +245,7 @@ def test_the_founder_alone_does_not_undo_the_others_history(tmp_path: Path) -> N
         own_chain(newcomer, member.identities[1:], 400)
         head = newcomer.committed.head
         with pytest.raises(BehindError, match="too few members"):
-            await newcomer.sync.learn(run_alone.committed.head, MEMBER.peer_id)
+            await newcomer.records.learn(run_alone.committed.head, MEMBER.peer_id)
         assert newcomer.committed.head == head
         assert_own_chain_stays(newcomer)
 

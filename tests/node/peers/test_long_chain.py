@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.protocol.policy.chain_checkpoint import CHECKPOINT_PERIOD, KEPT_ROUNDS, MARKS_MAX
+from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
+from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, MARKS_MAX
 from tests.benchmarks.long_chain import measure
 
 EARLY, LATE = 8 * CHECKPOINT_PERIOD, 391 * CHECKPOINT_PERIOD

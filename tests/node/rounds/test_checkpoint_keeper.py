@@ -9,7 +9,8 @@ import pytest
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.network.identity import Identity
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy.chain_checkpoint import CHECKPOINT_PERIOD, KEPT_ROUNDS
+from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
+from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.committed_rounds import IDENTITY
 from tests.support.long_chains import rounds_after

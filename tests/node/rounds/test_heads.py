@@ -15,6 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
@@ -64,18 +65,20 @@ class Chain:
         self.at_work: Collection[PeerId] = ALL
         swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
         rounds = KnownRounds(self.store)
+        choice = HeadChoice(rounds, ME)
         unused: Any = None
         self.rollbacks = TakenBack()
+        committed = cast(Any, self.committed)
         self.heads = Heads(
             cast(Any, SimpleNamespace(gather_seconds=GATHER_SECONDS)),
             rounds,
-            HeadChoice(rounds, ME),
-            cast(Any, self.committed),
-            cast(Any, SimpleNamespace(unfinished=frozenset())),
+            choice,
+            committed,
+            cast(Any, SimpleNamespace(records=SimpleNamespace(unfinished=frozenset()))),
             cast(Any, swarm),
             unused,
             cast(Any, SimpleNamespace(phase="averaging")),
-            cast(Any, self.rollbacks),
+            AllowedHeads(committed, choice, cast(Any, self.rollbacks)),
         )
         self.fork = self.committed.head = self.add(RUN_ID, ALL)
         self.mine = self.committed.head = self.add(self.fork, [ME, B])
@@ -205,7 +208,7 @@ def test_patience_is_for_my_own_ring_only(chain: Chain) -> None:
 def test_only_chains_with_the_pinned_head_are_followed(chain: Chain) -> None:
     """A newcomer whom its link names a head is not led to a chain that others made for it."""
     pinned = chain.add(chain.fork, [C])
-    chain.heads._pinned_head = pinned
+    chain.heads.allowed._pinned_head = pinned
     chain.add(chain.fork, ALL, 10 * TOKENS)
     better = best_of(chain)
     assert better is not None
@@ -269,10 +272,10 @@ def test_a_node_leaves_a_round_that_was_taken_back_for_the_one_before(chain: Cha
     better = better_of(chain)
     assert better is not None
     assert better.head == chain.fork
-    assert not chain.heads.may_stand(chain.committed.head)
+    assert not chain.heads.allowed.may_stand(chain.committed.head)
     chain.committed.head = chain.fork
     assert better_of(chain) is None
-    assert chain.heads.may_stand(chain.fork)
+    assert chain.heads.allowed.may_stand(chain.fork)
 
 
 def test_no_support_makes_a_round_count_again_that_was_taken_back(chain: Chain) -> None:

@@ -13,9 +13,9 @@ from gossamer.node.runs.device_fit import DRIVER_BYTES, device_fit, require_fit
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.needs import TooLargeError, describe, needs_of
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.passes import Pass, Passes
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.inner_step.optimizer import AdamW
+from gossamer.trainer.presets.table import PRESETS
+from gossamer.trainer.resources.passes import Pass, Passes
 from tests.support.builders import manifest
 from tests.trainer.simulated_card import card, decoder_on, device_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.cli import run_command
-from gossamer.trainer.export import CARD_MARK
+from gossamer.trainer.export.hugging_face import CARD_MARK
 from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.gguf_forward import GgufModel
 from tests.support.imported_run import found_imported_run

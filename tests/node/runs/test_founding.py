@@ -17,7 +17,8 @@ from gossamer.node.runs.founding import FoundedRun, found_run, risk_of
 from gossamer.node.runs.starting import _draft_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
-from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
+from gossamer.protocol.manifest import decode_manifest, signing_bytes
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.text.corpus_errors import CorpusError

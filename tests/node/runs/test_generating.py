@@ -60,7 +60,7 @@ def test_its_process_is_confined_and_ends_with_its_reader(settings: Settings) ->
         (child,) = (
             each
             for each in psutil.Process().children()
-            if "gossamer.trainer.generate" in each.cmdline()
+            if "gossamer.trainer.generation.generate" in each.cmdline()
         )
         assert expected in Path(f"/proc/{child.pid}/status").read_text()
         assert child.nice() >= 10

@@ -18,9 +18,10 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.restoring import open_read_only, restore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.manifest import ImportedShape, decode_manifest
+from gossamer.protocol.manifest import decode_manifest
+from gossamer.protocol.model_config import ImportedShape
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.folder import Pretrained, open_pretrained
 from gossamer.trainer.pretrained.model_files import unpack_model_files

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gossamer.node.base.links import Links, invitation_text, parse_links
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.cli import run_command
-from gossamer.node.commands.invitations import parse_duration
+from gossamer.node.commands.members.invitations import parse_duration
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.introductions import claim_of
 from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun

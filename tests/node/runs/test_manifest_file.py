@@ -31,8 +31,8 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.preset_modes import SMALL_DISTRO
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.modes import SMALL_DISTRO
+from gossamer.trainer.presets.table import PRESETS
 
 PEER = peer_id_from_public_key(bytes(range(32)))
 replace = msgspec.structs.replace

@@ -14,7 +14,7 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.ids import Digest
-from gossamer.trainer.export import CARD_MARK
+from gossamer.trainer.export.hugging_face import CARD_MARK
 from tests.support.chains import OTHERS, commit_rounds, run_in
 
 A, B, *_ = (each.peer_id for each in OTHERS)

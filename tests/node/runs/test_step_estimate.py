@@ -10,7 +10,7 @@ from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.device_fit import device_fit
 from gossamer.node.runs.manifest_file import parse_manifest_file
 from gossamer.node.runs.step_estimate import CARD_BYTES, operations_of_token, step_seconds
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 
 STEP_SECONDS_MAX = 10.0
 

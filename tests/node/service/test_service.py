@@ -14,7 +14,7 @@ import pytest
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.cli import main, run_command
-from gossamer.node.commands import service
+from gossamer.node.commands.machine import service
 from gossamer.node.service import managers
 from gossamer.node.service.managers import Launchd, ServiceError, Systemd, manager_here
 from gossamer.node.service.units import LAUNCHD_VARIABLE, program_text, system_unit, user_unit

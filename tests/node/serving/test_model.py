@@ -45,7 +45,7 @@ def with_model(settings: Settings, use: Callable[[ServedModel], Awaitable[None]]
 
 
 def is_worker(process: psutil.Process) -> bool:
-    return "gossamer.trainer.generate" in process.cmdline()
+    return "gossamer.trainer.generation.generate" in process.cmdline()
 
 
 def worker() -> psutil.Process:

@@ -13,7 +13,7 @@ from gossamer.node.storage import chain_start
 from gossamer.node.storage.chain_start import ChainStart, read_start, start_after
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.policy.chain_checkpoint import NO_SUMMARY, extended
+from gossamer.protocol.policy.chain_summary import NO_SUMMARY, extended
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from tests.node.storage.test_chain_store import PEER

@@ -13,6 +13,7 @@ import structlog
 from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
 from gossamer.node.storage import known_peers as known_peers_module
 from gossamer.node.storage import state_dir as state_dir_module
+from gossamer.node.storage.daemon_files import TOKEN_BYTES, DaemonFiles
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import (
     StateDir,
@@ -206,12 +207,12 @@ def test_the_optimizer_of_an_earlier_version_moves_to_the_trainers_folder(tmp_pa
 def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     (tmp_path / ".head.0123.tmp").write_bytes(b"half")
-    state_dir.write_api("127.0.0.1:1")
+    DaemonFiles(state_dir).write_api("127.0.0.1:1")
     with state_dir.locked():
         assert names(tmp_path) == ["format", "lock", "trainer"]
-        state_dir.write_api("127.0.0.1:2")
-        assert state_dir.read_api() == "127.0.0.1:2"
-    assert state_dir.read_api() is None
+        DaemonFiles(state_dir).write_api("127.0.0.1:2")
+        assert DaemonFiles(state_dir).read_api() == "127.0.0.1:2"
+    assert DaemonFiles(state_dir).read_api() is None
 
 
 def test_the_secret_for_orders_is_its_users_alone_and_ends_with_the_daemon(tmp_path: Path) -> None:
@@ -221,15 +222,15 @@ def test_the_secret_for_orders_is_its_users_alone_and_ends_with_the_daemon(tmp_p
     try:
         with state_dir.locked():
             assert not state_dir.token_path.exists()
-            token = state_dir.new_token()
-            assert len(bytes.fromhex(token)) == state_dir_module.TOKEN_BYTES
+            token = DaemonFiles(state_dir).new_token()
+            assert len(bytes.fromhex(token)) == TOKEN_BYTES
             assert stat.S_IMODE(state_dir.token_path.stat().st_mode) == 0o600
-            assert StateDir(tmp_path).read_token() == token
-            assert state_dir.new_token() != token
+            assert DaemonFiles(StateDir(tmp_path)).read_token() == token
+            assert DaemonFiles(state_dir).new_token() != token
     finally:
         os.umask(before)
     with pytest.raises(StateDirError, match="is missing"):
-        state_dir.read_token()
+        DaemonFiles(state_dir).read_token()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gossamer.node.commands.status_view import print_status
+from gossamer.node.commands.views.status_view import print_status
 from gossamer.node.telemetry.status import (
     LOSS_POINTS_MAX,
     CapacityStatus,

@@ -13,7 +13,7 @@ from gossamer.node.runs.credit import read_credits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy import chain_checkpoint
-from gossamer.protocol.policy.chain_checkpoint import CHECKPOINT_PERIOD
+from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from tests.support.node_world import World, simulate
 

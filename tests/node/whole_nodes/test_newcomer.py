@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from gossamer.node.peers.chain_records import ChainRecords
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.retention import (
@@ -39,13 +40,13 @@ SLOW_STEP_SECONDS = 5.0
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ChainRequest]:
     """Requests for the chain; replies have few records."""
     asked: list[ChainRequest] = []
-    request = ChainSync.request
+    request = ChainRecords.request
 
-    async def noted(self: ChainSync, peer: PeerId, wanted: ChainRequest) -> list[bytes]:
+    async def noted(self: ChainRecords, peer: PeerId, wanted: ChainRequest) -> list[bytes]:
         asked.append(wanted)
         return await request(self, peer, wanted)
 
-    monkeypatch.setattr(ChainSync, "request", noted)
+    monkeypatch.setattr(ChainRecords, "request", noted)
     monkeypatch.setattr(limits, "HEADERS_PER_REPLY_MAX", 4)
     return asked
 
@@ -137,7 +138,9 @@ def test_a_round_of_others_is_fetched_while_my_last_step_goes_on(
         committed = self._committed
         first, *_ = committed.chain.path_between(committed.head, head) or [head]
         try:
-            here_before.append(not committed._store.missing(committed.blocks.of_update(first)))
+            here_before.append(
+                not committed.blocks._store.missing(committed.blocks.of_update(first))
+            )
         except CannotRebuildError:  # what it consists of is not known
             here_before.append(False)
         await follow(self, head, sources)

@@ -21,8 +21,8 @@ from gossamer.protocol.manifest import Manifest, SyncMode
 from gossamer.protocol.rounds.roster import ROSTER_BYTES_MAX
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import DATA_RANGES_MAX
-from gossamer.trainer.preset_modes import adapted
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.modes import adapted
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.shards import default_shard_tokens
 from tests.support.builders import announce, manifest, peer, ready, sealed
 

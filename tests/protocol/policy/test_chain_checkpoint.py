@@ -12,27 +12,29 @@ from gossamer.protocol.errors import ForgedError, MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy import chain_checkpoint
 from gossamer.protocol.policy.chain_checkpoint import (
-    CHECKPOINT_PERIOD,
     KEPT_ROUNDS,
-    NO_SUMMARY,
     ChainCheckpoint,
     OpenedCheckpoint,
     checkpoint_of,
     decode_checkpoint,
-    decode_summary,
     due_round,
     encode_checkpoint,
-    encode_summary,
-    extended,
     follow_path,
-    is_mark,
     is_proven,
     kept_round,
-    marks_of,
     open_checkpoint,
     shortened,
     signing_bytes,
     signing_depth,
+)
+from gossamer.protocol.policy.chain_summary import (
+    CHECKPOINT_PERIOD,
+    NO_SUMMARY,
+    decode_summary,
+    encode_summary,
+    extended,
+    is_mark,
+    marks_of,
 )
 from gossamer.protocol.wire.checkpoint_messages import (
     PATH_MAX,

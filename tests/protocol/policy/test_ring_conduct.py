@@ -232,3 +232,26 @@ def test_one_wrong_accusation_is_enough_of_a_member_that_sat_out_lately() -> Non
     assert not mine.sits_out(back, A)
     mine.put_out(back, A, C, ORDER, is_voting=False)
     assert all(mine.sits_out(back + ahead, A) for ahead in range(1, 2 * SITS_OUT_ROUNDS + 1))
+
+
+def test_a_member_that_alone_puts_out_all_others_sits_out_and_is_not_believed() -> None:
+    mine = conduct()
+    for number in range(1, MARKS_MAX):
+        mine.put_out(number, A, B, ORDER, is_voting=False)
+    mine.put_out(MARKS_MAX, A, B, (A, B), is_voting=False, alone_of=len(ORDER))
+    assert mine.sits_out(MARKS_MAX + SITS_OUT_ROUNDS, A)
+    mine.put_out(MARKS_MAX, C, B, ORDER, is_voting=False)
+    assert not mine.sits_out(MARKS_MAX + 1, B), "one mark is left, and it is of C"
+
+
+def test_the_last_that_is_left_of_its_ring_does_not_leave_itself_out() -> None:
+    mine = conduct()
+    mine.put_out(1, ME, D, (ME, D), is_voting=False, alone_of=len(ORDER))
+    assert not mine.sits_out(2, ME)
+
+
+def test_of_three_members_one_may_be_left_alone() -> None:
+    """Two nodes of one machine that wakes up hear that the third one has put them out."""
+    mine = conduct()
+    mine.put_out(1, A, ME, (A, ME), is_voting=False, alone_of=MEMBERS_MIN - 1)
+    assert not mine.sits_out(2, A)

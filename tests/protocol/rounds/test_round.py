@@ -296,6 +296,21 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     assert of(Removed, actions) == [Removed(LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST))]
 
 
+def test_that_one_member_alone_puts_out_all_others_is_told() -> None:
+    round_, ring_id = in_ring()
+    actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    actions += round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
+    found = [(each.peer, each.alone_of) for each in actions if isinstance(each, Removed)]
+    assert found == [(ME, 0), (LAST, len(MEMBERS))]
+
+
+def test_a_member_that_others_put_out_as_well_leaves_nobody_alone() -> None:
+    round_, ring_id = in_ring()
+    actions = round_.statement(1.0, *accusation_of(ring_id, ME)(LAST))
+    actions += round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
+    assert [each.alone_of for each in actions if isinstance(each, Removed)] == [0, 0]
+
+
 def test_a_member_that_a_doubted_one_accuses_answers_and_stays() -> None:
     round_, ring_id = in_ring(hints=RoundHints(doubted=frozenset({NEXT})))
     actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))

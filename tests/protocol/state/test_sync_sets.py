@@ -8,7 +8,7 @@ import pytest
 
 from gossamer.protocol.codecs.chunk_values import WORK_MAGNITUDE_MAX
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet, SyncSets, fragments_of
 from tests.support.builders import manifest

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import (
     BASIS_SCALE,
     COEFFICIENT_MAX,

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from gossamer.protocol.codecs.sign_codec import SignUpdate
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.shared_step import MEAN_SCALE, shared_rate_at, shared_step
 from gossamer.trainer.distro.dct import ModelDct
 from gossamer.trainer.distro.decoupled_momentum import Momentum
-from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.inner_step.schedule import learning_rate_at
 
 
 @pytest.fixture

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_optimizer
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc.messages import Place, SharedSteps
 from gossamer.trainer.local_trainer import TrainerConfig
-from gossamer.trainer.optimizer import AdamW
 
 K = 8
 MakePeer = Callable[..., SharedTrainer]

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 

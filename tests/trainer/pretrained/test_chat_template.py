@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.trainer.chat_template import ChatTemplate, TemplateError
+from gossamer.trainer.generation.chat_template import ChatTemplate, TemplateError
 from gossamer.trainer.ipc.generation import ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
 from tests.support.model_folders import config_of_family, make_folder

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.trainer.export import ExportError, export_model
+from gossamer.trainer.export.hugging_face import ExportError, export_model
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.pretrained.model_files import unpack_model_files

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 import zstandard
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer, tokenizer_of
 from gossamer.trainer.text.chat import Chat

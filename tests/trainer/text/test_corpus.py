@@ -222,7 +222,7 @@ def test_the_default_corpus_takes_the_tests_where_the_rest_is_small(tmp_path: Pa
 
 def test_reading_text_does_not_import_torch() -> None:
     code = (
-        "import sys, gossamer.trainer.text.shards, gossamer.trainer.presets\n"
+        "import sys, gossamer.trainer.text.shards, gossamer.trainer.presets.table\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text import shards as shards_module
 from gossamer.trainer.text import tokens as tokens_module
 from gossamer.trainer.text.corpus import Corpus, scan_corpus

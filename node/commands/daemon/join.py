@@ -1,0 +1,78 @@
+"""`gossamer join`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.links import Links, parse_links
+from gossamer.node.base.settings import Join, Resume
+from gossamer.node.commands.daemon.nearby import links_nearby
+from gossamer.node.commands.daemon.running import run_node
+from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.texts import texts_of
+from gossamer.node.commands.unnamed_peers import confirm_on_terminal
+from gossamer.node.storage.state_dir import StateDir
+
+
+def join(
+    *addresses: str,
+    yes: Annotated[bool, Parameter(negative="")] = False,
+    corpus: Annotated[
+        tuple[str, ...] | None,
+        Parameter(consume_multiple=True, show_default="none: the run has its own"),
+    ] = None,
+    text_field: str = "text",
+    skip_bad: Annotated[bool, Parameter(negative="")] = False,
+    options: Node = None,
+) -> int:
+    """Join the run of a peer, or go on with it.
+
+    Without an address it joins the run whose nodes it finds in this network.
+
+    Parameters
+    ----------
+    addresses
+        Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
+        The text that `gossamer invite` shows is such a link, too.
+        An address without a peer id is dialled first, and the answering peer has to be confirmed.
+    yes
+        Join without a question. On a terminal `join` shows what the run will use and asks.
+    corpus
+        Folders, files and patterns of text of your own, which stays on this machine. A run in which
+        every peer trains on its own text needs it once; other runs have no use for it.
+    text_field
+        Field of a .jsonl line, or column of a .parquet file, that holds the text of the corpus.
+    skip_bad
+        Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
+    """
+    texts = texts_of(corpus)
+    settings = settings_of(options)
+    links = parse_links(confirm_on_terminal(addresses))
+    state_dir = StateDir(settings.state_dir)
+    if state_dir.has_run():
+        if links.run_id is not None:
+            state_dir.require_run(bytes.fromhex(links.run_id))
+        resume = Resume(
+            addresses=links.addresses,
+            run_id=links.run_id,
+            corpus=texts,
+            text_field=text_field,
+            skip_bad=skip_bad,
+        )
+        return run_node(settings, resume)
+    if not links.addresses and settings.bootstrap:
+        links = Links(settings.bootstrap)
+    if not links.addresses:
+        links = parse_links(links_nearby(settings))
+    asks_owner = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    role = Join(
+        **links._asdict(),
+        asks_owner=asks_owner,
+        corpus=texts,
+        text_field=text_field,
+        skip_bad=skip_bad,
+    )
+    return run_node(settings, role)

@@ -1,0 +1,64 @@
+"""What the commands that need a run's choices have in common: `start`, `plan` and `init`.
+
+They load the presets and the corpus code, which the commands of a running node do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands.texts import path_problems, text_problems
+from gossamer.trainer.presets.table import PRESETS
+
+
+def _millions(preset: str) -> str:
+    millions = PRESETS[preset].model.num_parameters / 1e6
+    return f"{millions:.1f} M" if millions < 10 else f"{millions:,.0f} M"
+
+
+PRESET_HELP = ", ".join(
+    f"{name} ({_millions(name)}{'' if place else ' parameters'})"
+    for place, name in enumerate(PRESETS)
+)
+"""The presets with their numbers of parameters: the names are those of the literature."""
+
+
+_KEYS = {
+    "--optimizer": "optimizer into [inner]",
+    "--data": 'data = "own" at the top',
+    "--messages": 'format = "messages" into [corpus]',
+}
+"""Where a manifest file has what a flag says."""
+
+
+def check_founding_options(
+    manifest: Path | None,
+    preset: str | None,
+    corpus: Sequence[str | Path] | None = None,
+    init_from: Path | None = None,
+    *,
+    heldout: Sequence[str | Path] | None = None,
+    in_manifest: Mapping[str, object] | None = None,
+) -> None:
+    """Checks the options that a run is founded with, before anything is read or started.
+
+    Args:
+        in_manifest: values of the flags that a manifest file has keys for.
+
+    Raises:
+        ConfigError: options that exclude each other, or files that cannot be read.
+    """
+    problems = []
+    if manifest is not None and preset is not None:
+        problems.append("--manifest and --preset exclude each other: a manifest says everything")
+    for flag, value in (in_manifest or {}).items():
+        if manifest is not None and value:
+            problems.append(
+                f"--manifest and {flag} exclude each other: write {_KEYS[flag]} of the manifest"
+            )
+    problems += text_problems("--corpus", corpus) + text_problems("--heldout", heldout)
+    problems += path_problems([path for path in (manifest, init_from) if path is not None])
+    if problems:
+        raise ConfigError(problems)

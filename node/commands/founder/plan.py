@@ -1,0 +1,68 @@
+"""`gossamer plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.founder.founding_options import PRESET_HELP, check_founding_options
+from gossamer.node.commands.founder.plan_view import print_plan
+from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.manifest_file import read_manifest_file
+from gossamer.node.runs.planning import Line, plan_round
+from gossamer.trainer.presets.table import DEFAULT_PRESET
+
+
+def plan(
+    manifest: Annotated[Path | None, Parameter(show_default="none: a preset is planned")] = None,
+    *,
+    preset: Annotated[
+        str | None,
+        Parameter(
+            show_default=DEFAULT_PRESET,
+            help=f"Model and settings, instead of a manifest: {PRESET_HELP}.",
+        ),
+    ] = None,
+    peers: int = 4,
+    up: float = 20.0,
+    down: float = 100.0,
+    latency: float = 20.0,
+    tokens_per_second: Annotated[
+        float | None, Parameter(show_default="none: utilisation is not estimated")
+    ] = None,
+    json: bool = False,
+) -> int:
+    """Estimate what a round costs each peer: bytes, seconds, utilisation.
+
+    Parameters
+    ----------
+    manifest
+        TOML file from `gossamer init`.
+    peers
+        Number of peers that take part, up to 256.
+    up
+        Mbit/s that each peer can send.
+    down
+        Mbit/s that each peer can receive.
+    latency
+        Milliseconds of a message from one peer to the next, one way.
+    tokens_per_second
+        Tokens per second that each peer trains; `gossamer status` shows it for a running node.
+    json
+        Print JSON.
+    """
+    check_founding_options(manifest, preset)
+    if manifest is None:
+        draft = draft_of_preset(preset or DEFAULT_PRESET)
+    else:
+        draft = read_manifest_file(manifest)
+    try:
+        planned = plan_round(draft, peers, Line(up, down, latency / 1000), tokens_per_second)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    print_plan(planned, open_console(), json=json)
+    return 0

@@ -1,0 +1,364 @@
+"""Checks of everything that a node needs from its machine, with advice where a check fails.
+
+torch is tried in another process, because neither this module nor the daemon ever imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
+from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
+from gossamer.node.base.settings import Settings
+from gossamer.node.base.units import format_bytes
+from gossamer.node.commands.machine.pause_checks import check_pauses
+from gossamer.node.commands.machine.reach_check import check_reach_of_idle
+from gossamer.node.commands.machine.state_checks import (
+    Check,
+    Level,
+    check_run,
+    check_state_dir,
+    existing_parent,
+)
+from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.gpus import Gpu, Gpus
+
+# Importing torch with CUDA from a cold network disk takes up to a minute.
+_TORCH_SECONDS_MAX = 180
+_SEED_SECONDS_MAX = 8.0
+# State, optimiser and log of a small preset. With less, the first checkpoint may fail.
+_DISK_BYTES_MIN = 512 * 1000**2
+# The daemon takes 250 MB, torch 500 MB, and the smallest model the rest.
+_MEMORY_BYTES_MIN = 1_500 * 1000**2
+# This version was written later, so a clock that shows an earlier time is wrong.
+_CLOCK_UNIX_SECONDS_MIN = 1_767_225_600  # 2026-01-01
+# A clock that is set by the network goes back only by seconds.
+_CLOCK_BACK_SECONDS_MAX = 600
+_FILES_MIN = 1024
+_MULTISTREAM = b"\x13/multistream/1.0.0\n"
+
+# Confined like the trainer, if there is a folder to confine it to: so a driver that does not work
+# under confinement shows here.
+_TORCH_PROBE = """
+import json, pathlib, sys
+from gossamer.trainer.confinement.confine import confine
+confined = confine(pathlib.Path(sys.argv[1])) if len(sys.argv) > 1 else None
+import torch
+print(json.dumps({
+    "confinement": confined.text if confined else "",
+    "confinement_problems": len(confined.problems) if confined else 0,
+    "version": torch.__version__,
+    "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+    "names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available() else [],
+    "hip": torch.version.hip or "",
+    "mps": torch.backends.mps.is_available(),
+}))
+"""
+
+_CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+"""File with the congestion controls that processes without root may choose on Linux."""
+
+
+class TorchReport(msgspec.Struct, frozen=True):
+    """The report of torch from its own process."""
+
+    version: str
+    cuda: int
+    names: list[str]
+    hip: str
+    mps: bool
+    confinement: str = ""
+    """What a confined process cannot do here, for people; empty if it was not confined."""
+    confinement_problems: int = 0
+
+
+def make_checks(settings: Settings, address: str | None = None) -> Iterator[Check]:
+    """Makes the checks one by one, and that of a peer's address if one is given."""
+    state_dir = StateDir(settings.state_dir)
+    yield check_python()
+    yield from check_torch(settings.device, confined=settings.confine_trainer == "on")
+    yield check_memory()
+    running = _is_running(state_dir)
+    yield from check_state_dir(settings.state_dir, running)
+    yield from check_run(state_dir)
+    yield check_disk(settings)
+    yield from check_ports(settings, running)
+    yield check_files()
+    yield check_congestion_control()
+    reach = check_reach(state_dir) if running else check_reach_of_idle(settings, address)
+    if reach is not None:
+        yield reach
+    yield from check_pauses(settings)
+    yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
+    if address is not None:
+        yield check_seed(address)
+
+
+def check_python() -> Check:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.maxsize < 2**32:
+        return Check("python", "fail", text, "torch needs a 64-bit Python")
+    return Check("python", "ok", text)
+
+
+def check_torch(
+    device: str, probe: str = _TORCH_PROBE, *, confined: bool = True
+) -> Iterator[Check]:
+    """Checks whether torch can be imported and has the device of the settings, and what the
+    trainer's process can be kept from."""
+    report = _ask_torch(probe, confined=confined)
+    if isinstance(report, str):
+        advice = "Install torch for this Python as https://pytorch.org/get-started says"
+        yield Check("torch", "fail", f"cannot be imported: {report}", advice)
+        return
+    yield Check("torch", "ok", report.version)
+    gpus = Gpus().read()
+    yield check_device(device, report, gpus)
+    free = _ask_torch(probe, confined=False) if confined and gpus and not report.cuda else None
+    yield check_confinement(report, free if isinstance(free, TorchReport) else None)
+
+
+def check_confinement(report: TorchReport, free: TorchReport | None) -> Check:
+    """Checks what a confined process gave up, and whether a GPU is missing because of that.
+
+    Args:
+        report: torch's report, from a confined process if the settings want one.
+        free: its report from one that was not confined; None if it was not asked.
+    """
+    if free is not None and free.cuda > report.cuda:
+        return Check(
+            "trainer",
+            "fail",
+            "its confinement hides the GPU from it",
+            "Set GOSSAMER_CONFINE_TRAINER=off, and report the driver's version as a bug",
+        )
+    if not report.confinement:
+        text = "the trainer is not confined: confine_trainer is off"
+        return Check("trainer", "warn", text, "Set GOSSAMER_CONFINE_TRAINER=on if the GPU works so")
+    if report.confinement_problems:
+        advice = "deploy/gossamer.service confines the whole node; a newer kernel confines more"
+        return Check("trainer", "warn", report.confinement, advice)
+    return Check("trainer", "ok", report.confinement)
+
+
+def _ask_torch(probe: str, *, confined: bool) -> TorchReport | str:
+    """torch's report from a process of its own, or the reason why there is none."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", probe, *([folder] if confined else [])],
+                capture_output=True,
+                text=True,
+                timeout=_TORCH_SECONDS_MAX,
+                check=False,
+            )
+            if done.returncode == 0:
+                return msgspec.json.decode(done.stdout, type=TorchReport)
+            return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        except subprocess.TimeoutExpired:
+            return f"no answer within {_TORCH_SECONDS_MAX} s"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return f"unexpected answer: {error}"
+
+
+def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
+    """Checks whether torch has the wanted device, and whether `auto` misses a GPU."""
+    kind, _, ordinal = device.partition(":")
+    if kind == "cuda" and int(ordinal or 0) >= torch.cuda:
+        return Check(
+            "device",
+            "fail",
+            f"{device} does not exist: torch finds {torch.cuda} GPUs",
+            "Choose another --device, or install the driver and a torch build for the GPU",
+        )
+    if kind == "mps" and not torch.mps:
+        return Check("device", "fail", "torch has no mps device", "Choose --device cpu or auto")
+    if kind in ("auto", "cuda") and torch.cuda:
+        where = "ROCm" if torch.hip else "CUDA"
+        return Check("device", "ok", f"{torch.names[int(ordinal or 0)]} through {where}")
+    if kind in ("auto", "mps") and torch.mps:
+        return Check("device", "ok", "Apple GPU through MPS")
+    if kind == "auto" and gpus:
+        return Check(
+            "device",
+            "warn",
+            f"the driver has {gpus[0].name}, but torch {torch.version} cannot use it",
+            "Install a torch build with CUDA; until then the CPU trains",
+        )
+    capacity = measure_capacity("cpu", [])
+    return Check("device", "ok", f"{capacity.device}, {capacity.cores} cores")
+
+
+def check_memory() -> Check:
+    memory = host_memory_bytes()
+    text = f"{format_bytes(memory)} of host memory"
+    if memory < _MEMORY_BYTES_MIN:
+        wanted = format_bytes(_MEMORY_BYTES_MIN)
+        return Check("memory", "warn", text, f"Only the smallest models fit below {wanted}")
+    return Check("memory", "ok", text)
+
+
+def check_disk(settings: Settings) -> Check:
+    usage = shutil.disk_usage(existing_parent(settings.state_dir))
+    text = f"{format_bytes(usage.free)} free"
+    if usage.free < _DISK_BYTES_MIN:
+        return Check("disk", "fail", text, f"Free at least {format_bytes(_DISK_BYTES_MIN)}")
+    if usage.free < settings.cache_bytes + _DISK_BYTES_MIN:
+        cache = format_bytes(settings.cache_bytes)
+        return Check(
+            "disk",
+            "warn",
+            f"{text}, less than the data cache may take ({cache})",
+            "Free some space or give a smaller --cache-bytes",
+        )
+    return Check("disk", "ok", text)
+
+
+def check_ports(settings: Settings, running: bool) -> Iterator[Check]:
+    """Checks whether the addresses to listen on are free. A running node holds its own."""
+    if running:
+        yield Check("ports", "ok", "held by the running node")
+        return
+    for multiaddr in settings.listen:
+        _, _, host, _, port = multiaddr.split("/")
+        yield _check_port(HostPort(host, int(port)), "--listen")
+    yield _check_port(parse_host_port(settings.api), "--api")
+
+
+def _check_port(where: HostPort, flag: str) -> Check:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            where.host, where.port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)  # Linux lets two bind, but only one listen, with SO_REUSEADDR
+    except OSError as error:
+        return Check(
+            "ports",
+            "fail",
+            f"{where} cannot be used: {error.strerror}",
+            f"Give another address with {flag}, or stop the program that listens there",
+        )
+    return Check("ports", "ok", f"{where} for {flag} is free")
+
+
+def check_files() -> Check:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
+        return Check("files", "warn", f"{soft} open files at most", f"ulimit -n {_FILES_MIN}")
+    return Check("files", "ok", "no tight limit of open files")
+
+
+def check_congestion_control(allowed: Path = _CONGESTION_CONTROLS) -> Check:
+    """Checks whether connections may use BBR, which keeps its rate on long lines with losses."""
+    try:
+        names = allowed.read_text().split()
+    except OSError:
+        return Check("congestion", "ok", "this system chooses it")
+    if "bbr" in names or os.geteuid() == 0:
+        return Check("congestion", "ok", "BBR may be used")
+    return Check(
+        "congestion",
+        "warn",
+        f"BBR may not be used ({', '.join(names)} may)",
+        "On long lines with losses it is much faster: as root, modprobe tcp_bbr, and "
+        f"sysctl net.ipv4.tcp_allowed_congestion_control='{' '.join(names)} bbr'",
+    )
+
+
+def check_reach(state_dir: StateDir) -> Check:
+    """Checks how well the running node can be reached, as its peers have shown it."""
+    try:
+        status = fetch_status(state_dir)
+    except ClientError as error:
+        return Check("reach", "warn", str(error))
+    alone = bool(status.peers) and not any(peer.path for peer in status.peers)
+    relayed = any(peer.path == "relayed" for peer in status.peers)
+    text, _, advice = status.reach_text.partition(". ")
+    level: Level = "fail" if alone else "warn" if relayed or status.reach == "strict" else "ok"
+    return Check("reach", level, text, advice)
+
+
+def check_clock(now_unix_seconds: float, last_written_unix_seconds: float = 0.0) -> Check:
+    """Checks whether the wall clock can be right. Clocks of peers are never compared."""
+    moment = _moment(now_unix_seconds)
+    advice = "Set the clock: the swarm does not need it, but logs and metrics will mislead"
+    if now_unix_seconds < _CLOCK_UNIX_SECONDS_MIN:
+        return Check("clock", "warn", f"{moment} is in the past", advice)
+    if last_written_unix_seconds - now_unix_seconds > _CLOCK_BACK_SECONDS_MAX:
+        later = _moment(last_written_unix_seconds)
+        return Check("clock", "warn", f"{moment}, but the state was written on {later}", advice)
+    return Check("clock", "ok", moment)
+
+
+def _moment(unix_seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_seconds))
+
+
+def _last_written_unix_seconds(state_dir: StateDir) -> float:
+    """Returns the time of a node's newest write to the directory, by this clock; 0 for none."""
+    times = [0.0]
+    for path in (state_dir.lock_path, state_dir.head_path, state_dir.known_peers_path):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def check_seed(text: str) -> Check:
+    """Checks whether a program that speaks libp2p answers. Its peer id is checked on joining."""
+    try:
+        link = parse_link(text)
+    except ValueError as error:
+        return Check("seed", "fail", str(error))
+    _, _, host, _, port, *_ = link.address.split("/")
+    where = HostPort(host, int(port))
+    try:
+        with socket.create_connection(where, timeout=_SEED_SECONDS_MAX) as connection:
+            connection.settimeout(_SEED_SECONDS_MAX)
+            connection.sendall(_MULTISTREAM)
+            answer = b""
+            while len(answer) < len(_MULTISTREAM):
+                piece = connection.recv(len(_MULTISTREAM) - len(answer))
+                if not piece:
+                    break
+                answer += piece
+    except TimeoutError:
+        reason = f"{where} did not answer within {_SEED_SECONDS_MAX:g} s"
+        advice = "Is the machine on, and its port open in its firewall and router?"
+        return Check("seed", "fail", reason, advice)
+    except OSError as error:
+        reason = f"{where} cannot be reached: {error.strerror or error}"
+        advice = "Is the address right, and does the seed still run? Ask for another peer's address"
+        return Check("seed", "fail", reason, advice)
+    if answer != _MULTISTREAM:
+        advice = "The program that listens there is not a Gossamer node: check the port"
+        return Check("seed", "fail", f"{where} does not speak libp2p", advice)
+    return Check("seed", "ok", f"{where} answers")
+
+
+def _is_running(state_dir: StateDir) -> bool:
+    try:
+        fetch_status(state_dir)
+    except NotRunningError:
+        return False
+    except ClientError:
+        return True
+    return True

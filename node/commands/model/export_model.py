@@ -1,0 +1,67 @@
+"""`gossamer export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from gossamer.node.base.setting_values import parse_size
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.runs.exporting import ExportOptions, export_state
+from gossamer.trainer.export.hugging_face import ExportError
+
+SHARD_BYTES_MIN = 1_000_000
+"""Smaller files have more header than is of use to anybody."""
+
+
+def export(
+    directory: Path,
+    *,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    round_number: Annotated[
+        int | None, Parameter(name="--round", show_default="the newest on this disk")
+    ] = None,
+    max_shard_size: str = "5GB",
+    gguf: bool = False,
+    force: bool = False,
+    options: State = None,
+) -> int:
+    """Write the newest committed state as a Hugging Face model.
+
+    Parameters
+    ----------
+    directory
+        Folder to write safetensors, configuration, tokenizer and a model card to, as Hugging Face's
+        AutoModelForCausalLM reads them; it is created if it does not exist.
+    dtype
+        Type of the weights: fp32 as they are, or bf16, which rounds them and takes half the space.
+    round_number
+        Round after which the state is.
+    max_shard_size
+        Size of a file of weights, such as 5GB. A larger model is cut into several files with an
+        index. A GGUF file is always one.
+    gguf
+        Write one file model.gguf instead, which llama.cpp and programs built on it read.
+    force
+        Write also into a folder that has something in it.
+    """
+    if not force and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ExportError(
+            f"{directory} exists already, and is not an empty folder: name another one, or give "
+            "--force to write over the model that lies there"
+        )
+    how = ExportOptions(dtype=dtype, shard_bytes=_shard_bytes(max_shard_size), gguf=gguf)
+    return export_state(reading_settings_of(options), directory, how, round_number)
+
+
+def _shard_bytes(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ConfigError([f"--max-shard-size: {error}"]) from error
+    if size < SHARD_BYTES_MIN:
+        raise ConfigError([f"--max-shard-size is {text}; allowed: from 1MB on"])
+    return size

@@ -1,0 +1,84 @@
+"""`gossamer report`."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import msgspec
+
+from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.views.peers import names_here, write_csv
+from gossamer.node.runs.credit import Credits, read_credits
+from gossamer.node.runs.generating import Sampling, pieces, require_allowed
+from gossamer.node.runs.reading import read_state
+from gossamer.node.runs.report import MARK, Sample, page
+from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
+
+SAMPLES_MAX = 16
+"""Texts on a page: each starts a process with the model."""
+
+SAMPLE = Sampling(tokens=120, temperature=0.8, seed=0, device="cpu")
+"""How the samples are drawn: as `gossamer generate` does by default."""
+
+
+def report(
+    folder: Path, *, sample: tuple[str, ...] = (), force: bool = False, options: State = None
+) -> int:
+    """Write a static page of the run: curve, members, samples.
+
+    The folder gets index.html, which loads nothing, and members.csv. They name the members by their
+    peer ids and show no address. The curve is that of this node. The node may run meanwhile.
+
+    Parameters
+    ----------
+    folder
+        Folder to write to; it is created if it does not exist.
+    sample
+        Text that the model continues for the page; repeatable, up to 16 times.
+    force
+        Write over an index.html that this command did not write.
+    """
+    settings = reading_settings_of(options)
+    if len(sample) > SAMPLES_MAX:
+        raise ConfigError([f"--sample is given {len(sample)} times; allowed: up to {SAMPLES_MAX}"])
+    for prompt in sample:
+        require_allowed(prompt, SAMPLE)
+    file = folder / "index.html"
+    if not force and file.exists() and MARK not in file.read_text("utf-8", errors="replace"):
+        raise ConfigError(
+            [f"{file} was not written by this command: name another folder, or give --force"]
+        )
+    state_dir = StateDir(settings.state_dir)
+    credits = read_credits(state_dir)
+    run_id = credits.manifest.run_id
+    history, _ = LossFile(state_dir.losses_path, run_id).load()
+    samples = _samples(settings, sample) if sample else []
+    text = page(credits, history.points(), samples, time.time(), names_here(state_dir))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, text.encode(), mode=0o644)
+    write_atomically(folder / "members.csv", _csv(credits), mode=0o644)
+    print(f"{printable(str(file))} is written: round {credits.round:,}")
+    return 0
+
+
+def _samples(settings: Settings, prompts: tuple[str, ...]) -> list[Sample]:
+    state = read_state(settings)
+    return [
+        Sample(
+            prompt,
+            "".join(pieces(settings, state, prompt, msgspec.structs.replace(SAMPLE, seed=number))),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _csv(credits: Credits) -> bytes:
+    text = io.StringIO()
+    write_csv(credits.rows, text, with_you=False)  # the page is for everybody
+    return text.getvalue().encode()

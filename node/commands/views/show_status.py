@@ -1,0 +1,35 @@
+"""`gossamer status`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.node.app.client import StartingError, fetch_status
+from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.views.status_view import print_status
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
+from gossamer.node.telemetry.status import encode_status
+
+
+def status(*, json: bool = False, options: State = None) -> int:
+    """Show what the node does and what the swarm does.
+
+    Parameters
+    ----------
+    json
+        Print the whole status as JSON.
+    """
+    try:
+        answer = fetch_status(StateDir(settings_of(options).state_dir))
+    except StartingError as error:
+        if json:
+            raise
+        print(printable(str(error)))
+        return 0
+    if json:
+        print(msgspec.json.format(encode_status(answer), indent=2).decode())
+    else:
+        print_status(answer, open_console())
+    return 0

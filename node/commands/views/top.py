@@ -1,0 +1,125 @@
+"""`gossamer top`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.views.status_view import render_status
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
+from gossamer.node.telemetry.status import LossPoint, Status
+
+REFRESH_SECONDS = 2.0
+"""As the page: a step takes about as long."""
+
+CURVE_COLUMNS = 60
+"""Width of the curve: it fits into a terminal of 80 columns beside its numbers."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+_KEYS = "p pause   f pause after this round   r resume   q quit"
+_ORDERS: Mapping[str, tuple[Order, Mapping[str, int], str]] = {
+    "p": ("pause", {}, "The node ends its step, hands over its round and pauses."),
+    "f": ("pause", {"after_round": 1}, "The node pauses when its present round ends."),
+    "r": ("resume", {}, "The node goes on, unless something else in its settings holds it."),
+}
+
+
+def top(*, options: State = None) -> int:
+    """Watch the node in this terminal, and pause or resume it with a key.
+
+    It shows what `gossamer status` shows, and the curve of losses, every two seconds.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(["`gossamer top` needs a terminal; `gossamer status` does not"])
+    state_dir = StateDir(settings_of(options).state_dir)
+    status = fetch_status(state_dir)
+    said = ""
+    with (
+        _single_keys() as descriptor,
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=open_console(), screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(_screen(status, said), refresh=True)
+            key = _key(descriptor)
+            if key == "q":
+                break
+            if key:
+                said = _give(state_dir, key)
+            try:
+                status = fetch_status(state_dir)
+            except ClientError as error:
+                said = str(error)
+    return 0
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[int]:
+    """Makes the terminal give each key at once and show none, and undoes that in the end."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _key(descriptor: int) -> str:
+    """Returns the next key, or an empty text if none comes before the next refresh."""
+    ready, _, _ = select.select([descriptor], [], [], REFRESH_SECONDS)
+    if not ready:
+        return ""
+    return os.read(descriptor, 1).decode("ascii", errors="replace") or "q"  # a closed terminal
+
+
+def _give(state_dir: StateDir, key: str) -> str:
+    """Gives the order of a key, and returns what to tell."""
+    if key not in _ORDERS:
+        return ""
+    order, order_options, taken = _ORDERS[key]
+    try:
+        give_order(state_dir, order, order_options)
+    except ClientError as error:
+        return str(error)
+    return taken
+
+
+def _screen(status: Status, said: str) -> RenderableType:
+    # What a low terminal cuts off is below.
+    top_lines = [Text(_KEYS, style="dim"), Text(printable(said)), Text()]
+    return Group(*top_lines, *_curve_lines(status.loss_history), render_status(status))
+
+
+def _curve_lines(points: Sequence[LossPoint]) -> list[Text]:
+    heldout = [(p.round, p.heldout_loss) for p in points if p.heldout_loss is not None]
+    if len(heldout) < 2:
+        return []
+    (first, first_loss), (last, last_loss) = heldout[0], heldout[-1]
+    line = Text("held-out  ", style="dim")
+    line.append(f"{first_loss:.3f} {curve([loss for _, loss in heldout])} {last_loss:.3f}")
+    line.append(f"  rounds {first:,} to {last:,}", style="dim")
+    return [line, Text()]
+
+
+def curve(values: Sequence[float], columns: int = CURVE_COLUMNS) -> str:
+    """Returns a line of bars, at most `columns`; each shows the last value of its part."""
+    num_bars = min(columns, len(values))
+    ends = [(place + 1) * len(values) // num_bars - 1 for place in range(num_bars)]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[round((values[end] - low) / span * (len(_BARS) - 1))] for end in ends)

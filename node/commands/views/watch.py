@@ -1,0 +1,180 @@
+"""`gossamer watch`."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from typing import Annotated, Any
+
+import trio
+from cyclopts import Parameter
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.node.base.durations import parse_duration
+from gossamer.node.base.links import parse_links
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import open_console
+from gossamer.node.base.units import format_count
+from gossamer.node.commands.unnamed_peers import confirm_on_terminal
+from gossamer.node.commands.views.status_view import shown_peer
+from gossamer.node.peers.watching import Show, View
+from gossamer.node.telemetry.logs import configure_logs, printable
+from gossamer.protocol.manifest import Manifest
+
+EVERY_SECONDS = (2, 3600)
+"""Least and most time between two looks: each is some hundred KiB that a peer gives away."""
+
+ROUNDS_SHOWN = 10
+
+_DASH = "-"
+
+
+def watch(
+    *links: str,
+    every: Annotated[str, Parameter(show_default=True)] = "10s",
+    json: bool = False,
+) -> int:
+    """Look at a run from outside, without joining it.
+
+    It shows rounds, members and losses as one of the run's peers tells them, and checks the
+    signatures. No model and no corpus is fetched, nothing is written to the disk, and no node has
+    to run here. A run that is not open shows nothing to others than its members.
+
+    Parameters
+    ----------
+    links
+        Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
+    every
+        Time between two looks on a terminal, 2s to 1h. Elsewhere it looks once.
+    json
+        Look once, and print JSON.
+    """
+    if not links:
+        raise ConfigError(["gossamer watch needs the link that `gossamer start` printed"])
+    try:
+        seconds = parse_duration(every, *EVERY_SECONDS)
+    except ValueError as error:
+        raise ConfigError([f"--every: {error}"]) from error
+    parsed = parse_links(confirm_on_terminal(links))
+    # libp2p takes seconds to import: a mistake in the command is told before that.
+    from gossamer.node.app.outside import watch_run
+
+    configure_logs("text", "error")
+    console = open_console()
+    if json or not sys.stdout.isatty():
+        show_once = _show_json if json else _show_text(console)
+        trio.run(watch_run, parsed, show_once, None)
+        return 0
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def show(manifest: Manifest, view: View | None, problem: str) -> None:
+            live.update(_screen(manifest, view, problem), refresh=True)
+
+        try:
+            trio.run(watch_run, parsed, show, seconds)
+        except KeyboardInterrupt:
+            pass
+        except BaseExceptionGroup as group:  # a nursery's, around the same
+            if group.split(KeyboardInterrupt)[1] is not None:
+                raise
+    return 0
+
+
+def _show_text(console: Console) -> Show:
+    def show(manifest: Manifest, view: View | None, problem: str) -> None:
+        console.print(_screen(manifest, view, problem))
+
+    return show
+
+
+def _show_json(manifest: Manifest, view: View | None, _problem: str) -> None:
+    print(json_text.dumps(_fields(manifest, view or View()), indent=2))
+
+
+def _fields(manifest: Manifest, view: View) -> dict[str, Any]:
+    newest = view.rounds[-1] if view.rounds else None
+    return {
+        "run_id": manifest.run_id.hex(),
+        "run_name": manifest.name,
+        "num_parameters": manifest.model.num_parameters,
+        "round": newest.number if newest else 0,
+        "final_round": manifest.last_round,
+        "tokens_total": newest.tokens_total if newest else 0,
+        "loss": newest.loss if newest else None,
+        "peers": [
+            {
+                "peer_id": peer,
+                "name": announce.name,
+                "phase": announce.phase,
+                "round": announce.round,
+                "tokens_per_second": announce.capacity.tokens_per_second or None,
+                "device": announce.capacity.device,
+            }
+            for peer, announce in view.peers.items()
+        ],
+        "rounds": [
+            {
+                "round": each.number,
+                "members": list(each.members),
+                "tokens": each.tokens,
+                "loss": each.loss,
+            }
+            for each in view.rounds
+        ],
+    }
+
+
+def _screen(manifest: Manifest, view: View | None, problem: str) -> RenderableType:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("run", Text(printable(f"{manifest.name} ({manifest.run_id.hex()[:16]})")))
+    facts.add_row("model", f"{manifest.model.num_parameters:,} parameters")
+    if problem:
+        facts.add_row("problem", Text(printable(problem), style="red"))
+    if view is None or not view.rounds:
+        facts.add_row("round", "0: no round is committed yet" if view is not None else _DASH)
+        return Group(facts)
+    newest = view.rounds[-1]
+    final = f" of {manifest.last_round:,}" if manifest.last_round else ""
+    facts.add_row("round", f"{newest.number:,}{final}, with {len(newest.members):,} members")
+    facts.add_row("tokens", f"{format_count(newest.tokens_total)} by the run so far")
+    facts.add_row("loss", f"{_loss(newest.loss)} nats per token, as its members say")
+    return Group(facts, Text(), _rounds(view), Text(), _peers(view))
+
+
+def _rounds(view: View) -> Table:
+    table = _table(("round", "members", "tokens", "loss"), right=4)
+    for each in reversed(view.rounds[-ROUNDS_SHOWN:]):
+        table.add_row(
+            f"{each.number:,}", str(len(each.members)), f"{each.tokens:,}", _loss(each.loss)
+        )
+    return table
+
+
+def _peers(view: View) -> Table:
+    table = _table(("round", "tokens/s", "peer", "phase", "device"), right=2)
+    for peer, announce in view.peers.items():
+        speed = announce.capacity.tokens_per_second
+        table.add_row(
+            f"{announce.round:,}",
+            f"{speed:,.0f}" if speed else _DASH,
+            Text(shown_peer(peer, announce.name)),
+            announce.phase,
+            Text(printable(announce.capacity.device)),
+        )
+    return table
+
+
+def _table(titles: tuple[str, ...], right: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="right" if place < right else "left")
+    return table
+
+
+def _loss(loss: float | None) -> str:
+    return _DASH if loss is None else f"{loss:.4f}"

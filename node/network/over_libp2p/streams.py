@@ -1,0 +1,113 @@
+"""The streams of the transport: opened, handed to handlers, and counted by protocol."""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+from libp2p.abc import INetConn
+from libp2p.custom_types import TProtocol
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+
+from gossamer.node.network.over_libp2p.addresses import why
+from gossamer.node.network.over_libp2p.guards import GuardedHost
+from gossamer.node.network.over_libp2p.stream import Libp2pStream
+from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.stream_slots import StreamSlots
+from gossamer.node.network.transport import (
+    ConnectError,
+    ProtocolRefused,
+    Stream,
+    StreamClosed,
+    StreamHandler,
+)
+from gossamer.protocol.ids import PeerId
+
+logger = logging.getLogger(__name__)
+
+# Two round trips, on a peer that may be busy with a batch of bulk data.
+OPEN_STREAM_SECONDS_MAX = 10.0
+# For the goodbye of a handler whose other side may be gone.
+HANDLER_CLOSE_SECONDS_MAX = 5.0
+
+
+class Streams:
+    """Opens streams to peers, and runs the handlers of those that peers open."""
+
+    def __init__(self, host: GuardedHost) -> None:
+        self._host = host
+        self._traffic: dict[str, list[int]] = {}
+        host.count_stream = self._count
+
+    async def open_on(self, connection: INetConn, peer_id: PeerId, protocol: str) -> Stream:
+        """Opens a stream on a connection, see `Transport.open_stream`."""
+        what = f"stream {protocol} to {peer_id}"
+        stream: NetStream | None = None
+        try:
+            with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
+                stream = await connection.new_stream()  # type: ignore[assignment]
+                assert stream is not None
+                await self._host.multiselect_client.select_one_of(
+                    [TProtocol(protocol)],
+                    MultiselectCommunicator(stream),
+                    int(OPEN_STREAM_SECONDS_MAX * 2),  # the deadline above is the one that counts
+                )
+        except BaseException as error:
+            if stream is not None:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+            if isinstance(error, trio.TooSlowError):
+                seconds = f"{OPEN_STREAM_SECONDS_MAX:.0f} s"
+                raise ConnectError(f"{what}: no answer in {seconds}") from None
+            if isinstance(error, MultiselectClientError) and "not supported" in str(error):
+                raise ProtocolRefused(f"{what}: the peer does not speak it") from None
+            if isinstance(error, Exception):
+                raise ConnectError(f"{what}: {why(error)}") from error
+            raise
+        stream.set_protocol(TProtocol(protocol))
+        self._host.count(stream)
+        assert isinstance(stream.muxed_stream, YamuxStream)
+        return Libp2pStream(stream, stream.muxed_stream, protocol)
+
+    def handle(self, protocol: str, handler: StreamHandler, streams_per_peer_max: int) -> None:
+        """See `Transport.handle`."""
+        slots = StreamSlots(streams_per_peer_max)
+
+        async def run(net_stream: NetStream) -> None:
+            assert isinstance(net_stream.muxed_stream, YamuxStream)
+            self._host.count(net_stream)
+            stream = Libp2pStream(net_stream, net_stream.muxed_stream, protocol)
+            try:
+                with slots.taken_by(stream.peer_id):
+                    await handler(stream)
+            except StreamClosed as error:
+                logger.debug("%s", error)
+                await stream.reset()
+            except Exception:
+                logger.exception("handler of %s failed with peer %s", protocol, stream.peer_id)
+                await stream.reset()
+            except BaseException:
+                await stream.reset()
+                raise
+            else:
+                with trio.move_on_after(HANDLER_CLOSE_SECONDS_MAX) as scope:
+                    await stream.close()
+                if scope.cancelled_caught:
+                    await stream.reset()
+
+        self._host.set_stream_handler(TProtocol(protocol), run)  # type: ignore[arg-type]
+
+    def _count(self, protocol: str, stream: YamuxStream) -> None:
+        """Let `stream` add its bytes to its protocol's sum, also those that came before now."""
+        key = "gossip" if protocol.startswith("/meshsub/") else protocol
+        counter = self._traffic.setdefault(key, [0, 0])
+        if stream.traffic is not counter:
+            counter[0] += stream.traffic[0]
+            counter[1] += stream.traffic[1]
+            stream.traffic = counter
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """See `Transport.traffic`."""
+        return {key: (sent, received) for key, (sent, received) in sorted(self._traffic.items())}

@@ -1,0 +1,171 @@
+"""The committed state on disk: the order in which it is written, and what of the past is kept.
+
+On disk the state is a *checkpoint* of some round, that is all its blocks, and the averaged chunks
+of the rounds after it. A block is named by its digest. So a checkpoint is complete exactly if every
+block of its index is here, and no other mark of that could be wrong. The order of writing is:
+averaged chunks, commit record, checkpoint if one is due, then the `head` file. A process that is
+killed in between finds the newest head that it can rebuild at its next start.
+
+`retention` says how long older blocks are kept, for newcomers and for peers that are behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from gossamer.node.base.disk_health import DiskError, write_atomically
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.next_state import StateVectors
+from gossamer.node.storage.retention import Retention
+from gossamer.node.storage.state_blocks import (
+    CannotRebuildError,
+    StateBlocks,
+    state_digests,
+    update_digests,
+)
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.accounting.ledger import Ledger
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.state.chain import Header, UpdateIndex
+
+log = structlog.get_logger("state")
+
+
+class WholeState(NamedTuple):
+    """The state of a committed round, as it is written."""
+
+    entry: Entry
+    vectors: StateVectors
+    ledger: Ledger
+
+
+class StateOnDisk:
+    """Writes the state as far as the rules say, and knows whether all of it is on disk.
+
+    Changed by one thread at a time: the lock is the committed state's.
+    """
+
+    def __init__(
+        self,
+        blocks: StateBlocks,
+        store: BlockStore,
+        chain: ChainStore,
+        state_dir: StateDir,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock`: local seconds."""
+        self._blocks = blocks
+        self._store = store
+        self._chain = chain
+        self._state_dir = state_dir
+        self._retention = Retention(store, clock)
+        self._is_whole = True
+        """Whether everything of the newest state is on disk."""
+
+    @property
+    def checkpoints(self) -> tuple[Entry, ...]:
+        """The checkpoints that are kept, the oldest first."""
+        return self._retention.checkpoints
+
+    def write_averages(
+        self, head: Digest, header: Header, update: UpdateIndex, averages: Sequence[Payload]
+    ) -> DiskError | None:
+        """Writes the averaged chunks of a round, before its record. Returns what went wrong."""
+        try:
+            self._state_dir.require_ours()
+            # They are pinned first, so that blocks which others put meanwhile do not evict them.
+            self._retention.add_update(head, header.round, update_digests(header, update))
+            self._blocks.write_update(update, averages)
+        except DiskError as error:
+            return error
+        return None
+
+    def end_round(self, problem: DiskError | None, state: WholeState, *, is_due: bool) -> None:
+        """Writes what follows the record of a round: a checkpoint if one is due, and the head.
+
+        A disk that fails does not undo the commit: the next round tries to bring all of the state
+        to disk again.
+
+        Args:
+            problem: with the averages or the record.
+        """
+        try:
+            if problem is not None:
+                raise problem
+            if not self._is_whole:
+                # Averages of some rounds may be missing, even some that were here before.
+                self._store.forget_lost()
+                self.write_checkpoint(state)
+            elif is_due:
+                self.write_checkpoint(state)
+            self._write_head(state.entry.head)
+        except DiskError as error:
+            self._note_in_memory_only(error)
+        else:
+            self._is_whole = True
+            self._state_dir.health.wrote("state")
+
+    def begin(self, state: WholeState) -> None:
+        """Writes the run's first state. A disk that does not take it does not end the node."""
+        try:
+            self.write_checkpoint(state)
+        except DiskError as error:
+            self._note_in_memory_only(error)
+
+    def write_checkpoint(self, state: WholeState) -> None:
+        """Writes all blocks of a state. DiskError leaves the older checkpoints as they are."""
+        vectors = state.vectors
+        assert vectors.index is not None
+        self._state_dir.require_ours()
+        digests = state_digests(state.entry, vectors.index, state.ledger)
+        self._retention.hold_checkpoint(state.entry, digests)
+        self._blocks.write_state(vectors.parameters, vectors.momentum, vectors.index, state.ledger)
+        self._retention.add_checkpoint(state.entry)
+
+    def found_checkpoint(self, state: WholeState) -> None:
+        """Keeps a state whose blocks are all here."""
+        assert state.vectors.index is not None
+        digests = state_digests(state.entry, state.vectors.index, state.ledger)
+        self._retention.hold_checkpoint(state.entry, digests)
+        self._retention.add_checkpoint(state.entry)
+
+    def keep_older(self, heads: Sequence[Digest]) -> None:
+        """See `CommittedState.keep_older`."""
+        for head in heads:
+            try:
+                header = self._blocks.header(head)
+                update = self._blocks.update_index(header)
+            except CannotRebuildError:
+                return
+            self._retention.add_update(head, header.round, update_digests(header, update))
+            if self._blocks.has_state(head):
+                entry = self._chain.entry(head)
+                self._retention.add_older_checkpoint(entry, self._blocks.of_state(head))
+                return
+
+    def keep_head(self, head: Digest) -> None:
+        """See `CommittedState.keep_head`."""
+        try:
+            self._write_head(head)
+        except DiskError as error:
+            self._note_in_memory_only(error)
+
+    def head_on_disk(self) -> Digest | None:
+        """Reads the head that was written last; None if there is none or its file is damaged."""
+        try:
+            return self._state_dir.read_head()
+        except (OSError, ValueError) as error:
+            log.warning("the head file is damaged; the chain is used instead", problem=str(error))
+            return None
+
+    def _write_head(self, head: Digest) -> None:
+        write_atomically(self._state_dir.head_path, f"{head.hex()}\n".encode())
+
+    def _note_in_memory_only(self, error: DiskError) -> None:
+        self._is_whole = False
+        self._state_dir.health.failed("state", error)

@@ -1,0 +1,242 @@
+"""A model as a folder that Hugging Face's `AutoModelForCausalLM` and `AutoTokenizer` load. Without
+torch.
+
+A model that began as a folder gets the files back that it had there: the configuration of its own
+family, tokenizer, chat template, generation settings, licence. Any other is a `LlamaForCausalLM`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.export.weight_files import (
+    SHARD_BYTES,
+    ExportType,
+    WeightFile,
+    index_json,
+    plan_files,
+    stale_files,
+    write_weights,
+)
+from gossamer.trainer.pretrained.config import model_of_config
+from gossamer.trainer.pretrained.errors import FolderError
+from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.pretrained.weights import INDEX_NAME
+
+CARD_NAME = "README.md"
+
+CARD_MARK = "<!-- Written by gossamer export. Remove this line to keep your own text. -->"
+
+_NEW = ".new"
+"""Behind the name of a file that is not complete."""
+
+_TYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
+"""The types as configurations and safetensors name them."""
+
+
+class ExportError(ValueError):
+    """A model that could not be written. The message says why."""
+
+
+def export_model(
+    flat_params: NDArray[np.float32],
+    model: ModelConfig,
+    tokenizer: bytes | ModelFiles | None,
+    directory: Path,
+    end_token: int | None = None,
+    dtype: ExportType = "fp32",
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    card: bytes | None = None,
+) -> None:
+    """Writes the weights, config.json, generation_config.json, and, with a tokenizer,
+    tokenizer.json and tokenizer_config.json; for an imported model instead the files that it came
+    with. Makes the folder; files of these names are replaced, and other weights of an earlier
+    export are removed. Until everything is on the disk, the folder stays as it was.
+
+    Args:
+        flat_params: (num_parameters,) in the order of `flat.layout_of`.
+        tokenizer: a file of the `tokenizers` library (`byte_tokenizer_json` for plain bytes), or
+            the files of an imported model.
+        end_token: the token that ends a document, where generation stops. An imported model's files
+            say it themselves.
+        shard_bytes: of the tensors in one file at most.
+        card: the content of README.md. A README.md that is there and lacks `CARD_MARK` stays.
+
+    Raises:
+        ExportError: the wrong number of parameters, files of another model, or the folder cannot be
+            written.
+    """
+    if flat_params.shape != (model.num_parameters,) or flat_params.dtype != np.float32:
+        raise ExportError(
+            f"{flat_params.size} parameters; the model has {model.num_parameters} of fp32"
+        )
+    if isinstance(tokenizer, ModelFiles):
+        require_same_model(model, tokenizer)
+        files = tokenizer.exported(_TYPE_NAMES[dtype])
+    else:
+        files = _own_files(model, tokenizer, end_token, dtype)
+    try:
+        weights = plan_files(model, dtype, shard_bytes)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    if card is not None and _may_write_card(directory / CARD_NAME):
+        files[CARD_NAME] = card
+    if len(weights) > 1:
+        files[INDEX_NAME] = index_json(weights, dtype)
+    try:
+        _write_folder(directory, files, weights, flat_params, dtype)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write the model to {directory}: {error.strerror or error}"
+        ) from error
+
+
+def _write_folder(
+    directory: Path,
+    files: Mapping[str, bytes],
+    weights: Sequence[WeightFile],
+    flat_params: NDArray[np.float32],
+    dtype: ExportType,
+) -> None:
+    """Writes everything beside what is there, and then puts it in its place. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # The index and the weights last: a folder with the weights is a folder with everything.
+    names = [*sorted(files, key=lambda name: name == INDEX_NAME), *(file.name for file in weights)]
+    try:
+        for file in weights:
+            write_weights(directory / (file.name + _NEW), file.tensors, flat_params, dtype)
+        for name, content in files.items():
+            (directory / (name + _NEW)).write_bytes(content)
+        for path in stale_files(directory, weights):
+            path.unlink()
+        for name in names:
+            os.replace(directory / (name + _NEW), directory / name)
+    except OSError:
+        for name in names:
+            (directory / (name + _NEW)).unlink(missing_ok=True)
+        raise
+
+
+def _may_write_card(path: Path) -> bool:
+    """Returns whether no card is there, or one that an export wrote and nobody has made their
+    own."""
+    try:
+        return CARD_MARK.encode() in path.read_bytes()
+    except OSError:
+        return not path.exists()
+
+
+def _own_files(
+    model: ModelConfig, tokenizer_json: bytes | None, end_token: int | None, dtype: ExportType
+) -> dict[str, bytes]:
+    """The files beside the weights of a model that began with a seed."""
+    files = {
+        "config.json": _json(config_of(model, end_token, dtype)),
+        "generation_config.json": _json({"bos_token_id": None, "eos_token_id": end_token}),
+    }
+    if tokenizer_json is not None:
+        files["tokenizer.json"] = tokenizer_json
+        files["tokenizer_config.json"] = _json(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": model.context,
+                "clean_up_tokenization_spaces": False,
+            }
+        )
+    return files
+
+
+def require_same_model(model: ModelConfig, files: ModelFiles) -> None:
+    """Raises ExportError if an imported model's configuration is not that of the run. The founder
+    wrote both, and nobody has compared them yet on this machine."""
+    try:
+        theirs = model_of_config(files.config)
+    except FolderError as error:
+        raise ExportError(f"the run has a configuration that cannot be used: {error}") from error
+    # A run may train on shorter sequences than the model was made for.
+    if msgspec.structs.replace(theirs, context=model.context) != model:
+        raise ExportError(
+            "the run's configuration is of another model than the one that it trains: its founder "
+            "made a mistake, and an export would compute something else"
+        )
+
+
+def config_of(
+    model: ModelConfig, end_token: int | None = None, dtype: ExportType = "fp32"
+) -> dict[str, object]:
+    """`LlamaConfig` of a model that began with a seed."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.width,
+        "intermediate_size": model.hidden_width,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_width,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_epsilon,
+        # transformers 5 reads the second, 4 the first.
+        "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "tie_word_embeddings": model.tied_embeddings,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": end_token,
+        "torch_dtype": _TYPE_NAMES[dtype],
+    }
+
+
+def byte_tokenizer_json() -> bytes:
+    """A file of the `tokenizers` library for runs on plain bytes: token n is byte n.
+
+    Byte-level BPE without merges. Its alphabet is GPT-2's: a printable Latin-1 character stands for
+    its own byte, the other bytes take the characters from U+0100 on, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    vocabulary = {
+        chr(byte) if byte in printable else chr(256 + others.index(byte)): byte
+        for byte in range(256)
+    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    return _json(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": byte_level | {"use_regex": False},
+            "post_processor": None,
+            "decoder": byte_level | {"use_regex": False},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "vocab": vocabulary,
+                "merges": [],
+            },
+        }
+    )
+
+
+def _json(value: dict[str, object]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

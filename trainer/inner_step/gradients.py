@@ -1,0 +1,127 @@
+"""The gradient of one inner step, in as many passes as the device's memory makes necessary."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossamer.trainer.inner_step.loss_scale import LossScale
+from gossamer.trainer.inner_step.optimizer import gradient_norm
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources.device import Device, is_out_of_memory
+from gossamer.trainer.resources.passes import Passes
+from gossamer.trainer.text.data import num_targets
+
+log = logging.getLogger(__name__)
+
+
+class TrainerError(RuntimeError):
+    """Training cannot go on. The message says why, for people."""
+
+
+class Gradients:
+    """Takes gradients of a model in micro-batches, whose sum is the gradient of the batch."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: Device,
+        context: int,
+        passes: Passes,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """`context`: targets of a sequence. `on_progress` is called after every micro-batch."""
+        self._decoder, self._device, self._context = decoder, device, context
+        self._parameters = list(decoder.parameters())
+        self._on_progress = on_progress
+        self.passes = passes
+        self._scale = LossScale()
+        """In use if the device needs one."""
+
+    def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
+        """(mean loss in nats, norm of the gradient, which is left in `.grad`).
+
+        Args:
+            sequences: (num_sequences, context + 1)
+
+        Raises:
+            TrainerError: memory does not suffice for a single sequence.
+        """
+        on_device = torch.from_numpy(sequences).to(self._device.torch_device)
+        # Without any, loss and gradient are 0.
+        targets = max(1, num_targets(sequences))
+        while True:
+            self.passes.begins()
+            try:
+                loss = self._add_up(on_device, targets)
+                # One wait for the device a step: both numbers at once.
+                loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
+                self.passes.worked()
+                if self._is_in_range(loss_value, norm):
+                    return loss_value, norm
+                self.drop()
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Here the error is gone, and with it the frames that hold the failed pass.
+            self._make_room(len(sequences))
+
+    def _add_up(self, sequences: torch.Tensor, targets: int) -> torch.Tensor:
+        """The mean loss over so many targets: ()"""
+        size = self.passes.present
+        self._decoder.checkpointing = size.checkpointing
+        scale = self._scale.value if self._device.needs_loss_scale else 1.0
+        loss = torch.zeros((), device=sequences.device)
+        for micro_batch in torch.split(sequences, size.sequences):
+            with self._device.autocast():
+                part = self._decoder.loss_sum(micro_batch) / targets
+            scaled = part if scale == 1.0 else part * scale
+            scaled.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+            self._on_progress()
+        if scale != 1.0:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / scale)
+        return loss
+
+    def _is_in_range(self, loss: float, norm: float) -> bool:
+        """False if the batch is to be taken again, with a smaller scale of the loss.
+
+        The forward pass has no scale: where the loss itself is not finite, it is the model's.
+        """
+        if not self._device.needs_loss_scale or not math.isfinite(loss):
+            return True
+        if math.isfinite(norm):
+            self._scale.went_well()
+            return True
+        return not self._scale.overflowed()
+
+    def drop(self) -> None:
+        """Forgets the gradient in `.grad`."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _make_room(self, num_sequences: int) -> None:
+        """Drops what is left of a failed pass, and makes the next one smaller."""
+        self.drop()
+        gc.collect()
+        self._device.release_memory()
+        failed = min(self.passes.present.sequences, num_sequences)
+        if not self.passes.failed(num_sequences):
+            raise TrainerError(
+                f"{self._device.name} has too little memory for one sequence of "
+                f"{self._context} tokens with {self._decoder.flat.numel()} parameters "
+                f"({self.passes.numbers}): {self._device.memory_advice}"
+            )
+        size = self.passes.present
+        again = ", with activations computed twice" if size.checkpointing else ""
+        log.warning(
+            "out of memory with %d sequences at once, trying %d%s", failed, size.sequences, again
+        )

@@ -1,0 +1,156 @@
+"""Muon for the matrices of a model's layers, AdamW for all else (MuLoCo, arXiv 2505.23725).
+
+A matrix with gradient g and momentum m takes a step of Muon (Jordan and others 2024), in the form
+of Moonlight (arXiv 2502.16982, section 2.2):
+
+    m = 0.95 m + 0.05 g
+    o = orthogonal(0.05 g + 0.95 m)                     Nesterov; five Newton-Schulz iterations
+    W = W - rate * (decay * W + 0.2 sqrt(longer side) * o)
+
+The singular values of o are near 1, so its elements have a root mean square of about
+1 / sqrt(longer side), and an update has one of 0.2 times the rate. An update of AdamW has about the
+same: so both parts share one rate and one decay. Embedding, head, gains and biases stay AdamW's, as
+published.
+
+torch has this as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, and a test holds this module
+to it. It is not used because its iterations are in bf16 on every device, also where bf16 is
+emulated, because it takes one matrix after the other, and because its class loads the compiler (see
+`AdamW`). Here the matrices of one shape go through the iterations together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.trainer.inner_step.optimizer import AdamW
+from gossamer.trainer.model import Decoder
+
+MOMENTUM = 0.95
+"""Decay of the gradient's mean, as published."""
+
+_UPDATE_RMS = 0.2
+"""Root mean square of AdamW's updates at a rate of 1 (arXiv 2502.16982, section 2.2)."""
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of a step a X + b (X X') X + c (X X')^2 X: five of them bring singular values to 0.7 to 1.2,
+small ones faster than the coefficients that converge (Jordan and others 2024)."""
+_ITERATIONS = 5
+
+_NORM_MIN = 1e-7
+"""Least norm that a matrix is divided by. A gradient of zeros stays zeros."""
+
+_BATCH_ELEMENTS_MAX = 2**22
+"""Elements of matrices that go through the iterations together: the work takes some 14 bytes for
+each, 60 MB, less than the pass before it took. A larger matrix goes alone."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Matrices whose shorter and longer sides are equal."""
+
+    parameters: list[Tensor]
+    momenta: list[Tensor]
+
+    @property
+    def longer(self) -> int:
+        return max(self.parameters[0].shape)
+
+
+class Muon:
+    """Muon and AdamW over the parameters of a model, with the methods of `AdamW`."""
+
+    name = "muon"
+
+    def __init__(self, decoder: Decoder, inner: InnerConfig, dtype: torch.dtype) -> None:
+        """`dtype`: type of the products of the iterations. bf16 is as good as fp32 (Jordan and
+        others 2024)."""
+        self._inner, self._dtype = inner, dtype
+        hidden = [p for p in decoder.layers.parameters() if p.ndim > 1]
+        of_muon = set(map(id, hidden))
+        self._others = AdamW((p for p in decoder.parameters() if id(p) not in of_muon), inner)
+        num_elements = sum(parameter.numel() for parameter in hidden)
+        self.momentum = torch.zeros(num_elements, device=hidden[0].device)
+        """Momenta of the matrices, (num_elements,) in flat order."""
+        self._batches = _batches_of(hidden, self.momentum)
+
+    @property
+    def num_steps(self) -> int:
+        """Updates that the momenta have seen."""
+        return self._others.num_steps
+
+    @property
+    def vectors(self) -> dict[str, Tensor]:
+        """The momenta of the matrices, and the moments of the other parameters."""
+        return {"momentum": self.momentum, **self._others.vectors}
+
+    def restore(self, vectors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Takes over vectors of the same names and lengths from a checkpoint."""
+        self.momentum.copy_(vectors["momentum"])
+        self._others.restore(vectors, num_steps)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """One update with the gradients in `.grad`, which every parameter must have."""
+        self._others.step(learning_rate)
+        kept = 1.0 - learning_rate * self._inner.weight_decay
+        for batch in self._batches:
+            gradients = [p.grad for p in batch.parameters if p.grad is not None]
+            assert len(gradients) == len(batch.parameters)
+            torch._foreach_lerp_(batch.momenta, gradients, 1.0 - MOMENTUM)
+            ahead = torch._foreach_lerp(gradients, batch.momenta, MOMENTUM)
+            wide = torch.stack([_wide(each) for each in ahead])
+            del ahead
+            rate = learning_rate * _UPDATE_RMS * math.sqrt(batch.longer)
+            torch._foreach_mul_(batch.parameters, kept)
+            updates = orthogonal(wide, self._dtype)
+            for parameter, update in zip(batch.parameters, updates.unbind(), strict=True):
+                _wide(parameter).add_(update, alpha=-rate)
+
+
+def optimizer_for(decoder: Decoder, inner: InnerConfig, dtype: torch.dtype) -> AdamW | Muon:
+    """The optimiser that a run's manifest names.
+
+    Args:
+        dtype: type of products whose rounding errors do no harm, `Device.coarse_dtype`.
+    """
+    return Muon(decoder, inner, dtype) if inner.uses_muon else AdamW(decoder.parameters(), inner)
+
+
+def orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+    """(n, R, C) with R <= C -> the same shape in `dtype`: matrices with the same singular vectors,
+    whose singular values are near 1. `matrices` is overwritten."""
+    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp_(min=_NORM_MIN)
+    x = matrices.div_(norms).to(dtype)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT  # (n, R, R)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """A view of a matrix with at least as many columns as rows."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _batches_of(matrices: Sequence[nn.Parameter], momentum: Tensor) -> list[_Batch]:
+    """`momentum`: (num_elements,), gets a part for each matrix, in their order."""
+    batches: list[_Batch] = []
+    open_batches: dict[tuple[int, int], _Batch] = {}
+    start = 0
+    for matrix in matrices:
+        rows, columns = sorted(matrix.shape)
+        batch = open_batches.get((rows, columns))
+        if batch is None or (len(batch.momenta) + 1) * matrix.numel() > _BATCH_ELEMENTS_MAX:
+            batch = open_batches[rows, columns] = _Batch([], [])
+            batches.append(batch)
+        batch.parameters.append(matrix)
+        batch.momenta.append(momentum[start : start + matrix.numel()].view(matrix.shape))
+        start += matrix.numel()
+    return batches

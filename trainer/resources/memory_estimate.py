@@ -1,0 +1,146 @@
+"""The memory that training takes on a device, by arithmetic. Without torch, which a daemon lacks.
+
+    vectors     parameters and AdamW's two moments (or one momentum: of shared steps, or of the
+                matrices that Muon has), all fp32
+    gradient    fp32; it exists while a pass adds to it
+    weights     under autocast each matrix has a copy in half precision until its gradient is taken
+    layers      what the backward pass needs of the forward pass, for each token and layer. With
+                checkpointing it is the layer's input, and the rest for one layer at a time
+    loss        logits of one chunk of tokens, and gradients of the head and of its input
+
+The estimate of a pass is a little less than the truth: it has neither the short-lived tensors
+within a layer nor the workspaces of libraries. So the largest pass that fits by it is rarely too
+small, and at most a few times too large, which halving finds out (`trainer.micro_batch`).
+
+Letters: W width, Q width of all query heads, K of all key (or value) heads, F hidden width, V
+vocabulary. An element has c bytes: 2 under autocast, else 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.model_config import ModelConfig
+
+FLOAT_BYTES = 4
+
+# Logits that exist at once: 128 MiB of fp32 on a GPU, whose memory is short, and 512 MiB on a CPU,
+# where a pass of at most 4,096 tokens has no more with a vocabulary of up to 32 K.
+GPU_LOGITS_MAX = 2**25
+CPU_LOGITS_MAX = 2**27
+
+# Tokens of one pass on a GPU at most. It is busy with far fewer, and must show that it gets on
+# after every pass.
+GPU_TOKENS_MAX = 256 * 1024
+
+# With fewer tokens in a pass on a GPU the layers compute their activations twice (checkpointing),
+# so that more fit. That costs a third of the speed; so small a pass costs as much, because each
+# pass reads and writes all weights and gradients. (On a CPU small passes cost little.)
+GPU_FEW_TOKENS = 2 * 1024
+HALF_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, as far as the memory depends on it."""
+
+    model: ModelConfig
+    half: bool
+    """Whether matrix products are in half precision (autocast)."""
+    logits_max: int = GPU_LOGITS_MAX
+    """Logits that exist at once."""
+
+    moment_elements: int | None = None
+    """Elements of the vectors besides the parameters that are held all the time; see
+    `moment_elements`. None: those of AdamW."""
+
+    @property
+    def vectors_bytes(self) -> int:
+        """Bytes that are held all the time."""
+        num_parameters, moments = self.model.num_parameters, self.moment_elements
+        return FLOAT_BYTES * (num_parameters + (2 * num_parameters if moments is None else moments))
+
+    @property
+    def gradient_bytes(self) -> int:
+        return FLOAT_BYTES * self.model.num_parameters
+
+    @property
+    def weight_copies_bytes(self) -> int:
+        return HALF_BYTES * self.model.num_parameters if self.half else 0
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes that one layer keeps of one token for its backward pass.
+
+        Both norms keep their input, which is fp32. The products keep their inputs: three of
+        attention and two of the MLP have each a copy of their own under autocast, and share one
+        without it. Attention keeps queries, keys, values and its output; the MLP keeps both halves
+        of the hidden vector, the activation and the product.
+        """
+        model = self.model
+        queries, keys = model.query_width, model.key_width
+        copies = 5 if self.half else 2
+        element = HALF_BYTES if self.half else FLOAT_BYTES
+        elements = copies * model.width + 2 * queries + 2 * keys + 4 * model.hidden_width
+        return 2 * FLOAT_BYTES * model.width + element * elements
+
+    def loss_bytes(self, num_tokens: int) -> int:
+        """Bytes that the loss of so many tokens takes at its peak, without its input."""
+        model, element = self.model, HALF_BYTES if self.half else FLOAT_BYTES
+        logits = model.vocabulary * min(num_tokens, max(1, self.logits_max // model.vocabulary))
+        gradients = FLOAT_BYTES * model.width * (model.vocabulary + num_tokens)
+        return logits * (FLOAT_BYTES + element) + gradients
+
+    def pass_bytes(
+        self, num_sequences: int, *, checkpointing: bool = False, is_whole_step: bool = False
+    ) -> int:
+        """Bytes that a pass of so many sequences needs besides the vectors.
+
+        Args:
+            checkpointing: whether a layer keeps its input alone.
+            is_whole_step: whether it is the only one of its step. Then the gradient comes into
+                being while the rest goes, else it is there already.
+        """
+        num_tokens, num_layers = num_sequences * self.model.context, self.model.num_layers
+        layer = num_tokens * self.layer_token_bytes
+        loss = self.loss_bytes(num_tokens)
+        if checkpointing:
+            kept = num_tokens * num_layers * FLOAT_BYTES * self.model.width
+            work = kept + max(layer, loss)
+        else:
+            work = self.weight_copies_bytes + num_layers * layer + loss
+        return max(work, self.gradient_bytes) if is_whole_step else work + self.gradient_bytes
+
+    def largest_pass(
+        self, free_bytes: int, sequences_max: int, num_sequences: int, *, checkpointing: bool
+    ) -> int:
+        """The largest of `sizes_from(sequences_max)` whose pass fits; 0 if none does.
+
+        Args:
+            free_bytes: memory beside the vectors.
+            sequences_max: most sequences of a pass.
+            num_sequences: sequences of a step.
+        """
+        for size in sizes_from(sequences_max):
+            is_whole_step = size >= num_sequences
+            need = self.pass_bytes(size, checkpointing=checkpointing, is_whole_step=is_whole_step)
+            if need <= free_bytes:
+                return size
+        return 0
+
+
+def moment_elements(model: ModelConfig, inner: InnerConfig) -> int:
+    """Elements that the optimiser keeps: two for a parameter of AdamW, one for one of Muon."""
+    return 2 * model.num_parameters - (model.hidden_matrices if inner.uses_muon else 0)
+
+
+def sizes_from(largest: int) -> list[int]:
+    """`largest`, and below it all powers of two, down to 1."""
+    powers = [1 << power for power in reversed(range(max(0, largest - 1).bit_length()))]
+    return [largest, *powers] if largest > 0 else []
+
+
+def logits_max_of(device_type: str) -> int:
+    """The most logits that exist at once on a device of that type (torch's word for it)."""
+    return CPU_LOGITS_MAX if device_type == "cpu" else GPU_LOGITS_MAX
