@@ -117,6 +117,12 @@ def test_a_seed_decides_everything() -> None:
     assert draw(7) != draw(8)
 
 
+def test_links_of_a_new_connection_outlive_a_late_notice_that_the_old_one_broke() -> None:
+    """In this world the notice came after the other side had connected anew, and ended its link
+    without a word."""
+    assert simulate(2343).statistics["break"]
+
+
 def test_the_arithmetic_notices_who_counts_twice_or_is_missing() -> None:
     once = add(add(None, 0, unit_of(3), b""), 1, unit_of(0), b"")
     check(once, 0b011, chunk=0)

@@ -231,8 +231,10 @@ class Peer:
         del self.connections[other.peer_id]
         self.membership.disconnected(other.peer_id)
         self._said.pop(other.peer_id, None)
-        for link in self.world.links.between(other, self):
-            link.close()
+        # Links that the other one has opened since it noticed are of a newer connection.
+        if other.connections.get(self.peer_id) == number:
+            for link in self.world.links.between(other, self):
+                link.close()
         for link in self.world.links.between(self, other):
             link.fail(0.0, "reset")
         for driver in self._drivers:
