@@ -359,7 +359,7 @@ class Heads:
         self._forget_side_rounds()
         self._swarm.admission.begin_round(entry.round + 1)
         if header is None:
-            self._swarm.announce_soon()
+            self._swarm.announce()
         else:
             self._swarm.committed(header)
 

@@ -172,7 +172,7 @@ class Swarm:
         credits = credits_of(header)
         self.membership.committed(credits, header.digest, header.round, header.tokens_total)
         if self.me in heralds(header.digest, credits):
-            self.announce_soon()
+            self.announce()
 
     # The others
 
