@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,16 +22,20 @@ from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import evaluate, overlap
-from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
+from gossamer.trainer.adapters import read_frozen
+from gossamer.trainer.checkpoint import load_moments, save_moments
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.resources.device import choose_device, is_out_of_memory
-from gossamer.trainer.resources.passes import FILE_NAME, Passes
+from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
+
+if TYPE_CHECKING:
+    from gossamer.trainer.generation.samples import Sampler
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -39,8 +44,6 @@ STEPS_AHEAD = 4
 # A round ends early when its data was in this many pieces: its spans go into one message, and one
 # step may add as many as it has sequences, and more. The daemon makes one span of a partition's.
 _SPANS_PER_ROUND = messages.SPANS_PER_ROUND_MAX // 2
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -72,8 +75,13 @@ class TrainerConfig:
     """File from which the moments come and to which they are saved; empty for none."""
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
+    moments: messages.MomentChoice = "auto"
+    """What the optimiser keeps its moments in."""
     mixing: float = 0.0
     """See `overlap`."""
+    frozen_paths: tuple[str, ...] = ()
+    """Files with the weights that adapters leave as they are (`adapters.read_frozen`). Without
+    them a run of adapters can draw its initial parameters, and nothing else."""
 
 
 class LocalTrainer:
@@ -108,6 +116,7 @@ class LocalTrainer:
         Raises:
             DeviceError: no such device here.
             ValueError: `base` or `pseudo_gradient` of the wrong length or type.
+            DataError: frozen weights that cannot be used.
         """
         model, inner = config.model, config.inner
         for vector in (base, pseudo_gradient):
@@ -119,8 +128,9 @@ class LocalTrainer:
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self.device = choose_device(config.device, model.width)
-        self._decoder = Decoder(model, self.device.torch_device)
+        self._decoder = self._make_decoder()
         self._decoder.flat.zero_()
+        self._sampler: Sampler | None = None
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
@@ -139,9 +149,20 @@ class LocalTrainer:
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
+    def _make_decoder(self) -> Decoder:
+        model, paths = self._config.model, self._config.frozen_paths
+        is_half = model.lora and model.lora.weights == "bf16" and self.device.is_half
+        dtype = torch.bfloat16 if is_half else torch.float32
+        decoder = Decoder(model, self.device.torch_device, dtype)
+        if paths and model.lora:
+            decoder.load_frozen(read_frozen(paths, model.lora, self._on_progress))
+        return decoder
+
     def _make_optimizer(self) -> AdamW | Muon | None:
         """The run's optimiser, or None in a trainer that updates the parameters in another way."""
-        return optimizer_for(self._decoder, self._config.inner, self.device.coarse_dtype)
+        model, inner = self._config.model, self._config.inner
+        moment_format = moment_format_on(self.device, model, inner, self._config.moments)
+        return optimizer_for(self._decoder, inner, self.device.coarse_dtype, moment_format)
 
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
@@ -153,6 +174,11 @@ class LocalTrainer:
     @property
     def optimizer_steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.num_steps
+
+    @property
+    def moments(self) -> str:
+        """What the optimiser keeps its moments in; empty without one."""
+        return "" if self._optimizer is None else self._optimizer.moment_format
 
     @property
     def micro_batch(self) -> int:
@@ -217,6 +243,7 @@ class LocalTrainer:
         ranges `new` of `base` have changed since then: they are taken over first, see `rebase`.
         """
         self._require_between_rounds("Begin")
+        self._require_frozen()
         goes_on = start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
         if goes_on:
@@ -346,29 +373,38 @@ class LocalTrainer:
             TrainerError: memory does not suffice for a single sequence.
         """
         self._require_between_rounds("Evaluate")
-        local = self._copy_of_local()
-        self._load_base()
+        self._require_frozen()
         model, token_bytes = self._config.model, self._config.token_bytes
         shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
-        in_time = evaluate.in_time(self._reported(batches), seconds_max)
-        try:
+        in_time = evaluate.in_time(batches, seconds_max, on_batch=self._on_progress)
+        with self._with_base():
             loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
+        return messages.Evaluated(loss=loss, tokens=tokens)
+
+    def sample(self, task: messages.Sample) -> messages.Sampled:
+        """Texts of the model of `base`. The local parameters stay."""
+        self._require_between_rounds("Sample")
+        self._require_frozen()
+        if self._sampler is None:
+            # Here: most trainers are never asked for a text, and need no tokenizer.
+            from gossamer.trainer.generation.samples import Sampler
+
+            model, decoder = self._config.model, self._decoder
+            self._sampler = Sampler(model, decoder, self.device, self._on_progress)
+        with self._with_base():
+            return self._sampler.sample(task)
+
+    @contextmanager
+    def _with_base(self) -> Iterator[None]:
+        """The model has the parameters of `base`, and afterwards the local ones again."""
+        local = self.device.copy_of(self._decoder.flat)
+        self._load_base()
+        try:
+            yield
         finally:
             with torch.no_grad():
                 self._decoder.flat.copy_(local)
-        return messages.Evaluated(loss=loss, tokens=tokens)
-
-    def _copy_of_local(self) -> torch.Tensor:
-        """The local parameters, on the host if the device has no room for them twice."""
-        flat = self._decoder.flat
-        try:
-            return flat.detach().clone()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        self.device.release_memory()
-        return flat.detach().to("cpu", copy=True)
 
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.
@@ -377,37 +413,28 @@ class LocalTrainer:
         """
         if self._optimizer_path is None or self._optimizer is None:
             return ""
-        try:
-            save_optimizer(self._optimizer, self._config.model, self._optimizer_path)
-        except CheckpointError as error:
-            return str(error)
-        return ""
+        return save_moments(self._optimizer, self._config.model, self._optimizer_path)
 
     def _load_moments(self) -> str:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
-        try:
-            load_optimizer(self._optimizer, self._config.model, self._optimizer_path)
-        except FileNotFoundError:
-            return ""
-        except CheckpointError as error:
-            return f"{error}; the optimiser starts with fresh moments"
-        return ""
+        return load_moments(self._optimizer, self._config.model, self._optimizer_path)
 
     @torch.no_grad()
     def _load_base(self) -> None:
         self._decoder.flat.copy_(torch.from_numpy(self._base))
 
-    def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
-        """The same pieces; `on_progress` is called before each."""
-        for piece in pieces:
-            self._on_progress()
-            yield piece
-
     def _require_round(self) -> _Round:
         if self._round is None:
             raise TrainerError("no round is running: Begin comes first")
         return self._round
+
+    def _require_frozen(self) -> None:
+        if self._config.model.lora and not self._config.frozen_paths:
+            raise TrainerError(
+                "the weights that the adapters of this run belong to are not here: start the node "
+                "again, which fetches them"
+            )
 
     def _require_between_rounds(self, what: str) -> None:
         if self._round is not None:

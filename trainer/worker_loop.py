@@ -218,6 +218,8 @@ class Worker:
             case messages.Evaluate():
                 paths, tokens_max = message.paths, message.tokens_max
                 self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
+            case messages.Sample():
+                self._send(trainer.sample(message))
             case messages.Save():
                 started = time.monotonic()
                 problem = trainer.save(message.place)
@@ -249,7 +251,9 @@ class Worker:
             device=message.device,
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
+            moments=message.moments,
             mixing=message.mixing,
+            frozen_paths=message.frozen_paths,
         )
         trainer = make(
             config,
@@ -266,6 +270,7 @@ class Worker:
                 device_name=trainer.device.name,
                 num_parameters=num_parameters,
                 precision=trainer.device.precision,
+                moments=trainer.moments,
                 optimizer_steps=trainer.optimizer_steps,
                 momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,

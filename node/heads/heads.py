@@ -24,11 +24,11 @@ import trio
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError

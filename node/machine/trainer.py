@@ -113,6 +113,9 @@ class Trainer(Protocol):
         """Loss of `base` on held-out shards, of as much as takes so long; None if the trainer died
         over it."""
 
+    async def sample(self, task: messages.Sample) -> messages.Sampled | None:
+        """Texts of the model of `base`; None if there is no worker, or it died over it."""
+
     async def limit(self, limits: messages.Limits) -> None:
         """The owner's limits of the worker hold from its present step on, and for later workers."""
 

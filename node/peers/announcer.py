@@ -41,6 +41,8 @@ class Standing:
     capacity: Capacity
     name: str = ""
     """The display name that this node's owner chose; empty for none."""
+    team: str = ""
+    """The team that this node's owner chose; empty for none."""
 
 
 class Announcer:
@@ -107,6 +109,7 @@ class Announcer:
             capacity=standing.capacity,
             reach=self._transport.reach().reach,
             name=standing.name,
+            team=standing.team,
         )
 
     def heard_own(self, announce: Announce) -> None:

@@ -18,6 +18,7 @@ from gossamer.node.heads.heads import Heads
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.network.transport import Transport
+from gossamer.node.rounds.model_samples import ModelSamples
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.storage.committed import CommittedState
@@ -168,6 +169,7 @@ class RoundEnd:
         settlement: Settlement,
         saver: WorkSaver,
         heldout: HeldoutLoss,
+        samples: ModelSamples,
         heads: Heads,
         transport: Transport,
         metrics: Metrics,
@@ -178,6 +180,7 @@ class RoundEnd:
         self._settlement = settlement
         self._saver = saver
         self._heldout = heldout
+        self._samples = samples
         self._heads = heads
         self._transport = transport
 
@@ -188,6 +191,11 @@ class RoundEnd:
     async def evaluate(self, opened: OpenRound) -> None:
         """Evaluates on held-out text, if it is due."""
         await self._heldout.evaluate(trio.current_time() - opened.training_since_seconds)
+
+    async def sample(self, opened: OpenRound, round_number: int) -> None:
+        """Has the model write for its owner, if that is due. `round_number`: of its state."""
+        seconds = trio.current_time() - opened.training_since_seconds
+        await self._samples.take(round_number, seconds)
 
     async def missed(self, opened: OpenRound) -> None:
         """The round has no commit at this node: its work is settled without one."""
@@ -212,6 +220,8 @@ class RoundEnd:
         self.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not opened.work.is_ahead:
             await self.evaluate(opened)
+            if opened.work.trains_in_ring:
+                await self.sample(opened, outcome.proposal.header.round)  # no time is better
         opened.work.go_on()
 
     def report(

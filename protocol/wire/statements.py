@@ -92,6 +92,8 @@ class Announce(
     name: str = ""
     """The name that its owner wants to be shown; empty for none. Two peers may have the same one:
     only the peer id tells who it is."""
+    team: str = ""
+    """The team that its owner wants to be shown; empty for none. Anybody may name any team."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
@@ -159,14 +161,16 @@ class LinkRate(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"
 ):
     """The rate at which the author's successor in this ring takes bytes, while there is something
-    to send.
+    to send, and the rate at which the author's predecessor has delivered.
 
-    It is said again when it has changed much.
+    They are said again when they have changed much.
     """
 
     ring_id: bytes
     sequence: int
     bytes_per_second: float
+    arrived_bytes_per_second: float
+    """The highest one at which chunks came to the author in this ring."""
 
 
 RingStatement: TypeAlias = Accusation | Vote | LinkRate
@@ -431,6 +435,7 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.ring_id, "ring_id")
             _check_count(statement.sequence, limits.LINK_RATES_MAX, "sequence")
             _check_speed(statement.bytes_per_second)
+            _check_speed(statement.arrived_bytes_per_second)
         case Rollback():
             _check_digest(statement.undone, "undone")
             _check_digest(statement.parent, "parent")
@@ -469,6 +474,7 @@ def _check_announce(announce: Announce) -> None:
     for address in announce.addresses:
         _require(len(address) <= limits.ADDRESS_CHARACTERS_MAX, "address too long")
     check_name(announce.name)
+    check_name(announce.team)
     capacity = announce.capacity
     _check_text(capacity.device, "device")
     _check_text(capacity.device_kind, "device kind")

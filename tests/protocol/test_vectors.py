@@ -59,7 +59,7 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     commit = decode_commit(bytes.fromhex(committed["commit"]))
     header = open_commit(commit, run_id, verify, RING_RULES)
     assert header.digest.hex() == committed["header"]["digest"]
-    for name in ("manifest", "imported_manifest"):
+    for name in ("manifest", "imported_manifest", "adapters_manifest"):
         run = decode_manifest(bytes.fromhex(committed[name]["bytes"]))
         assert run.run_id.hex() == committed[name]["run_id"]
     for name, vector in committed["codecs"].items():
