@@ -42,6 +42,7 @@ from gossamer.protocol.policy.membership import (
     TRAILING_ROUNDS,
     near_rounds,
 )
+from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.statements import Announce, Equivocation, Phase, Ready, Roster
 
 SIDE_ROUNDS_MAX = 4096
@@ -333,8 +334,13 @@ class Heads:
             raise BehindError("it does not win over the committed head any more")
         await self._chain_sync.follow(head, self._swarm.sources)
 
-    def note_new(self) -> None:
-        """The committed head has changed: forgets what belonged to earlier heads, and announces."""
+    def note_new(self, header: Header | None = None) -> None:
+        """The committed head has changed: forgets what belonged to earlier heads, and announces.
+
+        Args:
+            header: of the new head, if this node was in the ring that committed it, and no member
+                was out of that ring.
+        """
         entry = self._committed.entry
         self._better_since = None
         self._moved_seconds.append(trio.current_time())
@@ -352,7 +358,10 @@ class Heads:
         )
         self._forget_side_rounds()
         self._swarm.admission.begin_round(entry.round + 1)
-        self._swarm.announce()
+        if header is None:
+            self._swarm.announce()
+        else:
+            self._swarm.committed(header)
 
     def _forget_side_rounds(self) -> None:
         chain, entry = self._committed.chain, self._committed.entry

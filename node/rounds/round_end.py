@@ -28,6 +28,7 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
 from gossamer.protocol.ids import short
 from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.state.chain import lost_members
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.trainer.ipc.messages import Evaluated
 
@@ -210,7 +211,9 @@ class RoundEnd:
         await self._settlement.install(outcome)
         await opened.work.rebase()
         await self._settlement.take(outcome)
-        self._heads.note_new()
+        # Two parts of a ring that lost each other may be at two heads, and have to say so.
+        is_whole = not lost_members(outcome.commit)
+        self._heads.note_new(outcome.proposal.header if is_whole else None)
         opened.work.settled()
         await self._settlement.drop_if_stale()
         await self._saver.save()

@@ -56,6 +56,7 @@ from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
     Certificate,
     Claim,
@@ -258,6 +259,8 @@ def vectors() -> dict[str, Any]:
             "order": rank_order(HEAD, 0, PEERS),
             "envelope": encode_signed(envelope).hex(),
             "ring_id": ring_id_of(envelope).hex(),
+            "own": encode_own(envelope).hex(),
+            "compact": encode_compact(envelope, roster).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
         "commit": encode_commit(Commit(header_bytes, envelope, votes)).hex(),
