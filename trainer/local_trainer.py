@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.trainer import evaluate, overlap
+from gossamer.trainer import overlap
 from gossamer.trainer.adapters import read_frozen
 from gossamer.trainer.checkpoint import load_moments, save_moments
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
@@ -32,10 +30,8 @@ from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
-from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
-
-if TYPE_CHECKING:
-    from gossamer.trainer.generation.samples import Sampler
+from gossamer.trainer.state_reader import StateReader
+from gossamer.trainer.text.data import DataQueue, add_span, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -95,6 +91,10 @@ class LocalTrainer:
     and the round under way, and each message of the daemon has a method.
     """
 
+    audited: NDArray[np.float32] | None = None
+    """(num_parameters,), shared with the caller, of which `audit` tells the loss; None in a run
+    without audits."""
+
     loaded_momentum: messages.Place | None = None
     """Place in the chain of a loaded momentum of shared steps; None if none was loaded."""
 
@@ -130,7 +130,9 @@ class LocalTrainer:
         self.device = choose_device(config.device, model.width)
         self._decoder = self._make_decoder()
         self._decoder.flat.zero_()
-        self._sampler: Sampler | None = None
+        self._reader = StateReader(
+            self._decoder, self.device, model, config.token_bytes, on_progress
+        )
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
@@ -366,45 +368,28 @@ class LocalTrainer:
     def evaluate(
         self, paths: tuple[str, ...], tokens_max: int, seconds_max: float = math.inf
     ) -> messages.Evaluated:
-        """Loss of `base` over held-out shards. The local parameters stay.
-
-        Raises:
-            DataError: a shard that cannot be used, or nothing to predict.
-            TrainerError: memory does not suffice for a single sequence.
-        """
+        """Loss of `base` over held-out shards, see `StateReader.loss`."""
         self._require_between_rounds("Evaluate")
         self._require_frozen()
-        model, token_bytes = self._config.model, self._config.token_bytes
-        shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
-        batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
-        in_time = evaluate.in_time(batches, seconds_max, on_batch=self._on_progress)
-        with self._with_base():
-            loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
-        return messages.Evaluated(loss=loss, tokens=tokens)
+        return self._reader.loss(self._base, paths, self.micro_batch, tokens_max, seconds_max)
 
     def sample(self, task: messages.Sample) -> messages.Sampled:
-        """Texts of the model of `base`. The local parameters stay."""
+        """Texts of the model of `base`."""
         self._require_between_rounds("Sample")
         self._require_frozen()
-        if self._sampler is None:
-            # Here: most trainers are never asked for a text, and need no tokenizer.
-            from gossamer.trainer.generation.samples import Sampler
+        return self._reader.texts(self._base, task)
 
-            model, decoder = self._config.model, self._decoder
-            self._sampler = Sampler(model, decoder, self.device, self._on_progress)
-        with self._with_base():
-            return self._sampler.sample(task)
+    def audit(self, sequences: Sequence[tuple[str, int]]) -> messages.Audited:
+        """Losses of the parameters in `audited`, see `StateReader.losses`.
 
-    @contextmanager
-    def _with_base(self) -> Iterator[None]:
-        """The model has the parameters of `base`, and afterwards the local ones again."""
-        local = self.device.copy_of(self._decoder.flat)
-        self._load_base()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                self._decoder.flat.copy_(local)
+        Raises:
+            TrainerError: nothing is audited in this run, or not so much.
+        """
+        self._require_between_rounds("Audit")
+        self._require_frozen()
+        if self.audited is None or len(sequences) > messages.AUDIT_SEQUENCES_MAX:
+            raise TrainerError(f"Audit of {len(sequences)} sequences that this run does not have")
+        return messages.Audited(losses=self._reader.losses(self.audited, sequences))
 
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.

@@ -220,6 +220,8 @@ class Worker:
                 self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
             case messages.Sample():
                 self._send(trainer.sample(message))
+            case messages.Audit():
+                self._send(trainer.audit(message.sequences))
             case messages.Save():
                 started = time.monotonic()
                 problem = trainer.save(message.place)
@@ -261,6 +263,8 @@ class Worker:
             memory.open_vector(message.pseudo_gradient_fd, num_parameters),
             self._got_on,
         )
+        if message.audited_fd is not None:
+            trainer.audited = memory.open_vector(message.audited_fd, num_parameters)
         if trainer.device.torch_device.type == "cpu":
             os.nice(_NICENESS)
         self._trainer = trainer

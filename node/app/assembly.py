@@ -65,12 +65,14 @@ from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.node.training.feed import Feed
 from gossamer.node.training.own_feed import OwnFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.manifest import Manifest, SignedManifest
+from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 
@@ -252,7 +254,8 @@ class Node:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
         orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
-        self.participant = participant = self._build_participant(core, feed, orders)
+        audit_data = self._build_audit_data(core, index)
+        self.participant = participant = self._build_participant(core, feed, orders, audit_data)
         self._blocks.spares_line = swarm.spares_line = lambda: orders.spares_line
         if self._leaving.is_set():
             participant.leave()
@@ -308,7 +311,21 @@ class Node:
             shards_per_partition(self.manifest),
         )
 
-    def _build_participant(self, core: Core, feed: Feed, orders: Orders) -> Participant:
+    def _build_audit_data(self, core: Core, index: ShardIndex) -> AuditData | None:
+        if not has_audits(self.manifest):
+            return None
+        return AuditData(
+            index,
+            self._store,
+            self._blocks,
+            core.swarm,
+            shards_per_partition(self.manifest),
+            self.manifest.model.context + 1,
+        )
+
+    def _build_participant(
+        self, core: Core, feed: Feed, orders: Orders, audit_data: AuditData | None
+    ) -> Participant:
         context = NodeContext(
             self.manifest,
             self._identity,
@@ -332,6 +349,7 @@ class Node:
             self._build_samples(core.trainer),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
+            audit_data=audit_data,
             limits=self._limits.rates,
         )
         known = self._state_dir.known_peers().newest_first()

@@ -16,6 +16,7 @@ from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
 from gossamer.node.network.transport import Path, ReachReport
 from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.rounds.auditing import AuditCount
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
@@ -33,7 +34,7 @@ from gossamer.node.telemetry.status import (
     Status,
     iso_moment,
 )
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
@@ -202,9 +203,13 @@ class Reporter:
     def _peers(self) -> tuple[PeerStatus, ...]:
         living = self._participant.context.swarm.living_anywhere()
         return tuple(
-            _peer_status(peer, announce, self._transport.path(peer))
+            _peer_status(peer, announce, self._transport.path(peer), self._audits_of(peer))
             for peer, announce in living.items()
         )
+
+    def _audits_of(self, peer: PeerId) -> AuditCount:
+        auditing = self._participant.auditing
+        return AuditCount() if auditing is None else auditing.count_of(peer)
 
     def _note_checkpoint(self) -> None:
         checkpoints = self._participant.context.committed.checkpoints
@@ -320,7 +325,9 @@ def settled_head(chain: ChainStore, head: Digest) -> Digest | None:
     return ancestors[-1] if len(ancestors) > num_after else None
 
 
-def _peer_status(peer: str, announce: Announce, path: Path | None) -> PeerStatus:
+def _peer_status(
+    peer: str, announce: Announce, path: Path | None, audits: AuditCount
+) -> PeerStatus:
     capacity = announce.capacity
     return PeerStatus(
         peer_id=peer,
@@ -341,4 +348,6 @@ def _peer_status(peer: str, announce: Announce, path: Path | None) -> PeerStatus
         reach=announce.reach,
         path=None if path is None else path.kind,
         relay=None if path is None else path.relay,
+        audits_good=audits.good,
+        audits_poor=audits.poor,
     )

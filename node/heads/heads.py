@@ -43,7 +43,15 @@ from gossamer.protocol.policy.membership import (
     near_rounds,
 )
 from gossamer.protocol.state.chain import Header
-from gossamer.protocol.wire.statements import Announce, Equivocation, Phase, Ready, Roster
+from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.statements import (
+    Announce,
+    Equivocation,
+    Phase,
+    Ready,
+    Roster,
+    Statement,
+)
 
 SIDE_ROUNDS_MAX = 4096
 """Upper bound on committed rounds that are kept although no known head descends from them. A split
@@ -348,20 +356,23 @@ class Heads:
         self._metrics.round.set(entry.round)
         statement_store = self._swarm.gossip.statement_store
         statement_store.age()
-        statement_store.keep(
-            lambda _signed, statement: (
-                self._swarm.equivocations.is_kept(statement)
-                if isinstance(statement, Equivocation)
-                else not isinstance(statement, Ready | Roster)
-                or entry.round < statement.round <= entry.round + FUTURE_ROUNDS
-            )
-        )
+        statement_store.keep(lambda _signed, statement: self._is_kept(statement, entry.round))
         self._forget_side_rounds()
         self._swarm.admission.begin_round(entry.round + 1)
         if header is None:
             self._swarm.announce()
         else:
             self._swarm.committed(header)
+
+    def _is_kept(self, statement: Statement, round_number: int) -> bool:
+        """Returns whether a statement still matters after this round."""
+        if isinstance(statement, Equivocation):
+            return self._swarm.equivocations.is_kept(statement)
+        if isinstance(statement, Verdict):
+            return self._swarm.verdicts is not None and self._swarm.verdicts.is_kept(statement)
+        if isinstance(statement, Ready | Roster):
+            return round_number < statement.round <= round_number + FUTURE_ROUNDS
+        return True
 
     def _forget_side_rounds(self) -> None:
         chain, entry = self._committed.chain, self._committed.entry

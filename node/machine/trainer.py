@@ -116,6 +116,22 @@ class Trainer(Protocol):
     async def sample(self, task: messages.Sample) -> messages.Sampled | None:
         """Texts of the model of `base`; None if there is no worker, or it died over it."""
 
+    @property
+    def audited(self) -> FloatVector:
+        """(num_parameters,) of which `audit` tells the loss, in a run with audits. It takes memory
+        from when it is written to `give_back_audited`."""
+
+    async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...] | None:
+        """Losses of `audited` on single sequences, in nats a token; None if there is no worker, or
+        it died over it. Between rounds only.
+
+        Args:
+            sequences: (file of a shard, first token).
+        """
+
+    def give_back_audited(self) -> None:
+        """`audited` is not needed any more. Its values are zeros afterwards."""
+
     async def limit(self, limits: messages.Limits) -> None:
         """The owner's limits of the worker hold from its present step on, and for later workers."""
 

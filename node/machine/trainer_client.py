@@ -32,6 +32,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.frozen_weights import decode_list
 from gossamer.protocol.state.run_end import SchedulePlace
@@ -61,7 +62,9 @@ class TrainerClient:
     def __init__(self, manifest: Manifest, settings: Settings, optimizer_path: str) -> None:
         # Its folder has nothing else in it: a worker cannot write the node's key and chain.
         folder = Path(optimizer_path).parent if settings.confine_trainer == "on" else None
-        self._process = TrainerProcess(manifest.model.num_parameters, folder=folder)
+        self._process = TrainerProcess(
+            manifest.model.num_parameters, folder=folder, has_audits=has_audits(manifest)
+        )
         self.base: FloatVector = self._process.base
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
         self.pending: FloatVector = np.zeros(self._sync_set.plan.num_elements, np.float32)
@@ -77,6 +80,7 @@ class TrainerClient:
             seed=manifest.seed,
             base_fd=self._process.base_fd,
             pseudo_gradient_fd=self._process.pseudo_gradient_fd,
+            audited_fd=self._process.audited_fd,
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
             micro_batch=settings.micro_batch,
@@ -332,6 +336,18 @@ class TrainerClient:
     async def sample(self, task: messages.Sample) -> messages.Sampled | None:
         answer = await self._ask(task, patient=False)
         return answer if isinstance(answer, messages.Sampled) else None
+
+    @property
+    def audited(self) -> FloatVector:
+        assert self._process.audited is not None
+        return self._process.audited
+
+    async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...] | None:
+        answer = await self._ask(messages.Audit(sequences=tuple(sequences)), patient=False)
+        return answer.losses if isinstance(answer, messages.Audited) else None
+
+    def give_back_audited(self) -> None:
+        self._process.give_back_audited()
 
     async def limit(self, limits: messages.Limits) -> None:
         self._configure = msgspec.structs.replace(self._configure, limits=limits)

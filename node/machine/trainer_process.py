@@ -82,7 +82,12 @@ class TrainerProcess:
     """One trainer over any number of worker processes, one at a time."""
 
     def __init__(
-        self, num_parameters: int, *, folder: Path | None = None, command: Sequence[str] = ()
+        self,
+        num_parameters: int,
+        *,
+        folder: Path | None = None,
+        command: Sequence[str] = (),
+        has_audits: bool = False,
     ) -> None:
         """Reserves the shared memory, 8 bytes a parameter.
 
@@ -91,6 +96,8 @@ class TrainerProcess:
             folder: the only one that workers can write to, where the system can see to that. They
                 make it. None: workers are not confined.
             command: replaces the worker's in tests.
+            has_audits: whether there is a vector for parameters that are audited. It takes memory
+                while it is used.
 
         Raises:
             OSError: not enough memory.
@@ -103,6 +110,14 @@ class TrainerProcess:
             for name in ("gossamer-base", "gossamer-pseudo-gradient"):
                 self._fds.append(memory.create(name, num_parameters))
             self.base_fd, self.pseudo_gradient_fd = self._fds
+            self.audited_fd: int | None = None
+            self.audited: NDArray[np.float32] | None = None
+            if has_audits:
+                self.audited_fd = memory.create(
+                    "gossamer-audited", num_parameters, is_reserved=False
+                )
+                self._fds.append(self.audited_fd)
+                self.audited = memory.open_vector(self.audited_fd, num_parameters)
             self.base: NDArray[np.float32] = memory.open_vector(self.base_fd, num_parameters)
             """(num_parameters,) of the newest committed state; the daemon writes, the worker
             reads."""
@@ -126,9 +141,15 @@ class TrainerProcess:
         """Process id of the running worker; None without one."""
         return self._process.pid if self._process is not None else None
 
+    def give_back_audited(self) -> None:
+        """Returns the memory of `audited` to the system. The worker must not be reading it."""
+        if self.audited_fd is not None:
+            memory.give_back(self.audited_fd)
+
     def release(self) -> None:
         """Closes the descriptors; call when no `run` is under way. `base` and `pseudo_gradient`
         stay mapped while any object refers to them."""
+        self.audited_fd = None
         while self._fds:
             os.close(self._fds.pop())
 

@@ -22,6 +22,7 @@ from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.run_end import check_extension
+from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,
@@ -150,8 +151,8 @@ class Admission:
             return False
         if isinstance(statement, Announce):
             return True
-        if isinstance(statement, Equivocation):
-            return False  # its proof decides (`Equivocations`), and not its author
+        if isinstance(statement, Equivocation | Verdict):
+            return False  # the proof, or the audit, decides (`Swarm.admits`), and not the author
         if isinstance(statement, Roster):
             return self.admits_ring(author, statement)
         self._bounds.check_statement(statement, self.run_id)

@@ -34,6 +34,7 @@ from gossamer.protocol.policy.membership import (
 )
 from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.state.chain import Commit, Header, credits_of
+from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
@@ -67,6 +68,19 @@ class SwarmListener(Protocol):
 
     def members_changed(self) -> None:
         """An announcement changed what is known of the members."""
+
+
+class VerdictListener(Protocol):
+    """The audits, as the swarm tells them of verdicts whose signatures are good."""
+
+    def admits(self, author: PeerId, verdict: Verdict) -> bool:
+        """Returns whether the author was picked for this audit."""
+
+    def is_kept(self, verdict: Verdict) -> bool:
+        """Returns whether a verdict is kept for others."""
+
+    def heard(self, author: PeerId, verdict: Verdict) -> None:
+        """A verdict, news or not."""
 
 
 class Swarm:
@@ -120,6 +134,8 @@ class Swarm:
             self.gossip.statement_store,
         )
         self._announcer = Announcer(transport, self.gossip, incarnation)
+        self.verdicts: VerdictListener | None = None
+        """None in a run without audits."""
 
     def start(self, listener: SwarmListener, standing: Callable[[], Standing]) -> None:
         """Begins to listen to gossip. Call once, before `run` and before the first announcement.
@@ -284,10 +300,18 @@ class Swarm:
     def admits(self, author: PeerId, statement: Statement) -> bool:
         if isinstance(statement, Equivocation):  # whoever carries it
             return self.equivocations.admits(statement)
+        if isinstance(statement, Verdict):
+            return (
+                self.verdicts is not None
+                and not self.admission.offences.is_banned(author)
+                and self.verdicts.admits(author, statement)
+            )
         return self.admission.admits(author, statement)
 
     def verified(self, signed: Signed, statement: Statement) -> None:
         self.equivocations.heard(signed, statement)
+        if isinstance(statement, Verdict) and self.verdicts is not None:
+            self.verdicts.heard(PeerId(signed.author), statement)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """Counts and logs that a peer broke the protocol. Repeated offences lead to a ban."""
@@ -307,7 +331,7 @@ class Swarm:
                 self._told.members_changed()
             self.equivocations.met(author)
             return
-        if isinstance(statement, Equivocation):
+        if isinstance(statement, Equivocation | Verdict):
             return
         if isinstance(statement, Ready):
             self._note_ready(Digest(statement.head))

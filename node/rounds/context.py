@@ -27,6 +27,7 @@ from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
+from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.feed import Feed
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
@@ -65,6 +66,8 @@ class NodeContext:
     """Files of the held-out shards; empty until all of them are on this disk."""
     pinned_head: Digest | None = None
     """The head that this node's chain has to contain, from the link by which it joined."""
+    audit_data: AuditData | None = None
+    """The sequences of this node's audits; None in a run without audits."""
     limits: Limits = NO_LIMITS
     """The owner's limits of what all connections move."""
 

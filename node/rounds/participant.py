@@ -28,6 +28,7 @@ from gossamer.node.heads.prover import HeadProver
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
+from gossamer.node.rounds.auditing import Auditing, Auditor
 from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
 from gossamer.node.rounds.finish import FinishedRun
@@ -41,6 +42,7 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.node.training.round_places import RoundPlaces
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.audits import rounds_between
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
@@ -102,10 +104,22 @@ class Participant:
             committed, work, trainer, self._mode, context.health, context.run_in_thread,
             self._save_losses,
         )  # fmt: skip
+        self.auditing: Auditing | None = None
+        """The verdicts of audits; None in a run without them."""
+        self._auditor: Auditor | None = None
+        if context.audit_data is not None:
+            self.auditing = Auditing(
+                committed, context.rounds, context.choice, swarm, metrics,
+                rounds_between(context.manifest),
+            )  # fmt: skip
+            self._auditor = Auditor(
+                self.auditing, committed, trainer, context.audit_data, context.run_in_thread,
+                context.me,
+            )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
             self._settlement, self._saver, heldout, context.samples, self._heads,
-            context.transport, metrics, self.progress,
+            context.transport, metrics, self.progress, self._auditor,
         )  # fmt: skip
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
@@ -238,6 +252,8 @@ class Participant:
         async with trio.open_nursery() as rounds:
             rounds.start_soon(self._head_prover.run)
             rounds.start_soon(self._head_fetcher.run)
+            if self._auditor is not None:
+                rounds.start_soon(self._auditor.run)
             try:
                 await self._joiner.join()
                 await self._follower.until_trainer_is_up()

@@ -18,6 +18,7 @@ from gossamer.node.heads.heads import Heads
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.network.transport import Transport
+from gossamer.node.rounds.auditing import Auditor
 from gossamer.node.rounds.model_samples import ModelSamples
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.settlement import Settlement
@@ -174,7 +175,9 @@ class RoundEnd:
         transport: Transport,
         metrics: Metrics,
         progress: Progress,
+        auditor: Auditor | None = None,
     ) -> None:
+        """`auditor`: None in a run without audits."""
         self.metrics = metrics
         self.progress = progress
         self._settlement = settlement
@@ -183,13 +186,16 @@ class RoundEnd:
         self._samples = samples
         self._heads = heads
         self._transport = transport
+        self._auditor = auditor
 
     def ring_traffic(self) -> tuple[int, int]:
         """Bytes sent and received by all rings so far."""
         return self._transport.traffic().get(RING_PROTOCOL, (0, 0))
 
     async def evaluate(self, opened: OpenRound) -> None:
-        """Evaluates on held-out text, if it is due."""
+        """Evaluates on held-out text, and audits a member, if that is due."""
+        if self._auditor is not None:
+            await self._auditor.measure()
         await self._heldout.evaluate(trio.current_time() - opened.training_since_seconds)
 
     async def sample(self, opened: OpenRound, round_number: int) -> None:
@@ -208,6 +214,8 @@ class RoundEnd:
     async def committed(self, opened: OpenRound, outcome: Committed) -> None:
         """Makes the round's result the committed state, and settles its work with it."""
         started = trio.current_time()
+        if self._auditor is not None:
+            await self._auditor.note(outcome)
         await self._settlement.install(outcome)
         await opened.work.rebase()
         await self._settlement.take(outcome)

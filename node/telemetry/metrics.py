@@ -48,6 +48,7 @@ SKIP_REASONS = (
     "malformed",
 )
 """First words of the reasons of `Removed`."""
+VERDICTS = ("good", "poor")
 HANDSHAKE_OUTCOMES = ("unfinished", "turned_away")
 BLOCK_STATES = ("stored", "pinned")
 DISK_KINDS = ("blocks", "pinned", "other")
@@ -250,6 +251,12 @@ class Metrics:
         self.last_round_success_timestamp_seconds = add.gauge(
             "last_round_success_timestamp_seconds",
             "When a round with this node in it was last committed; 0 before the first.",
+        )
+        self.audits = add.counters(
+            "audits_total", "Audits that this node made of others' work.", "verdict", VERDICTS
+        )
+        self.poor_work = add.counter(
+            "poor_work_total", "Members that two of three auditors found to have done poor work."
         )
         self.ring_skips = add.counters(
             "ring_skips_total", "Members that this node skipped in a ring.", "reason", SKIP_REASONS

@@ -76,6 +76,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The way to it: `direct`, `crossed` or `relayed`; None: not connected."""
     relay: str | None = None
     """Peer id of the relay, if the connection is relayed."""
+    audits_good: int = 0
+    """Verdicts of auditors on its work since this node's start."""
+    audits_poor: int = 0
 
 
 class LastRound(msgspec.Struct, frozen=True, kw_only=True):

@@ -137,6 +137,16 @@ class RecordPayloads:
         )
         return robust_average(parts, [weights[record.position] for record in records], judges)
 
+    def block_of(
+        self, payload: Buffer, num_elements: int, mask: int, position: int
+    ) -> bytes | None:
+        """The chunk of the member at a ring position, encoded; None if it has no part in it. The
+        records were checked when they came."""
+        for record in self._records(payload, num_elements, mask):
+            if record.position == position:
+                return bytes(self._parts(record, num_elements)[0])
+        return None
+
     def _records(self, payload: Buffer, num_elements: int, mask: int) -> tuple[Record, ...]:
         block_bytes = self._block_bytes(num_elements)
         records = split(payload, mask, block_bytes)

@@ -90,7 +90,7 @@ class HeadChoice:
 
     def __init__(self, rounds: Rounds, founder: PeerId, branch_of: BranchOf | None = None) -> None:
         """`branch_of`: of each member of an invite-only run; None in other runs."""
-        self._branch_of = branch_of
+        self.branch_of = branch_of
         self._rounds = rounds
         self._founder = founder
         self._stakes: OrderedDict[Digest, Mapping[PeerId, int]] = OrderedDict()
@@ -131,9 +131,9 @@ class HeadChoice:
         stakes = self.stakes_at(head)
         chosen = frozenset(peers)
         counted = {peer: stake for peer, stake in stakes.items() if peer in chosen}
-        if self._branch_of is None:
+        if self.branch_of is None:
             return sum(counted.values())
-        return capped_total(counted, self._branch_of, branch_cap(stakes, self._branch_of))
+        return capped_total(counted, self.branch_of, branch_cap(stakes, self.branch_of))
 
     def weight(self, fork: Digest, head: Digest) -> HeadWeight:
         """The weight of a known head that descends from `fork`, as seen there."""

@@ -21,6 +21,7 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.wire.audit_messages import Verdict, check_verdict
 
 Phase = Literal[
     "joining", "syncing", "training", "averaging", "paused", "leaving", "failed", "finished"
@@ -217,7 +218,7 @@ class Equivocation(
 
 
 Statement: TypeAlias = (
-    Announce | Ready | Roster | RingStatement | Rollback | Extension | Equivocation
+    Announce | Ready | Roster | RingStatement | Rollback | Extension | Equivocation | Verdict
 )
 
 
@@ -235,7 +236,16 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 _encoder = msgspec.msgpack.Encoder()
 _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
-    Announce | Ready | Roster | Accusation | Vote | LinkRate | Rollback | Extension | Equivocation
+    Announce
+    | Ready
+    | Roster
+    | Accusation
+    | Vote
+    | LinkRate
+    | Rollback
+    | Extension
+    | Equivocation
+    | Verdict
 )
 _signed_decoder = msgspec.msgpack.Decoder(Signed)
 
@@ -316,6 +326,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("extend", author)
         case Equivocation():
             return proof_key(statement.first.author)  # one proof is enough, whoever brings it
+        case Verdict():
+            return ("verdict", author, statement.head.hex())
 
 
 def proof_key(accused: str) -> tuple[str, ...]:
@@ -334,7 +346,7 @@ def version_of(statement: Statement) -> tuple[int, ...]:
         case Extension():
             # The totals decide between two of one number, so that every peer keeps the same one.
             return (statement.number, statement.total_tokens, statement.cooldown_tokens)
-        case Roster() | Accusation() | Rollback() | Equivocation():
+        case Roster() | Accusation() | Rollback() | Equivocation() | Verdict():
             return ()
 
 
@@ -454,6 +466,8 @@ def _check(statement: Statement) -> None:
             first, second = statement.first, statement.second
             _require(first.author == second.author, "proof about two peers")
             _require(first.payload < second.payload, "proof without a contradiction")
+        case Verdict():
+            check_verdict(statement)
 
 
 def _check_version(statement: Announce | Ready) -> None:

@@ -55,6 +55,7 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
+from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
@@ -233,6 +234,7 @@ def vectors() -> dict[str, Any]:
             "rollback": statement_vector(Rollback(RING_ID, HEAD, 41)),
             "extend": statement_vector(Extension(2, 40_000_000_000, 8_000_000_000)),
             "proof": statement_vector(equivocation()),
+            "verdict": statement_vector(Verdict(41, HEAD, True, -0.25, 0.5)),
         },
         "chain checkpoint": checkpoint_vector(),
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},

@@ -94,6 +94,8 @@ class NumbersTrainer:
     """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
 
     step_seconds = STEP_SECONDS
+    rate = 0.1
+    """Part of the way to the target that a step goes."""
     is_up = True
     save_seconds = 0.0
     lives = 1
@@ -118,6 +120,7 @@ class NumbersTrainer:
         self._waited_seconds = 0.0
         """Time spent waiting for data since the newest step."""
         self._local: np.ndarray | None = None
+        self._audited: np.ndarray | None = None
         self._origin = self._work = np.zeros_like(self.base)
         self._is_training = False
         self.places: list[SchedulePlace | None] = []
@@ -175,7 +178,7 @@ class NumbersTrainer:
                 if head[1] == head[2]:
                     self._queue.pop(0)
             if not self._shares:
-                self._local += np.float32(0.1) * (self._target - self._local)
+                self._local += np.float32(self.rate) * (self._target - self._local)
             tokens += wanted - left
             loss = float(np.square(self._local, dtype=np.float64).mean())
             self._listener.stepped(
@@ -257,6 +260,20 @@ class NumbersTrainer:
 
     async def sample(self, task: messages.Sample) -> messages.Sampled | None:
         return messages.Sampled(texts=tuple(f"{prompt}!" for prompt in task.prompts))
+
+    @property
+    def audited(self) -> np.ndarray:
+        if self._audited is None:
+            self._audited = np.zeros_like(self.base)
+        return self._audited
+
+    async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...] | None:
+        await trio.lowlevel.checkpoint()
+        loss = float(np.square(self.audited - self._target, dtype=np.float64).mean())
+        return (loss,) * len(sequences)
+
+    def give_back_audited(self) -> None:
+        self._audited = None
 
     async def limit(self, limits: messages.Limits) -> None:
         pass

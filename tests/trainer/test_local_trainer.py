@@ -297,6 +297,40 @@ def test_what_is_only_for_between_rounds(make_trainer: MakeTrainer, shard: str) 
         trainer.finish()
 
 
+def test_audit_measures_single_sequences_of_other_parameters(
+    make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
+) -> None:
+    base, pseudo_gradient = vectors
+    trainer = make_trainer(base, pseudo_gradient)
+    trainer.push(0, shard, 0, 60 * STEP_SPAN)
+    trainer.audited = base.copy()
+    sequences = [(shard, 17 * number) for number in range(8)]
+    before = trainer.audit(sequences).losses
+    whole = trainer.evaluate((shard,), 8 * 16).loss
+    run_round(trainer, 60)
+    trainer.audited -= pseudo_gradient
+    local = trainer._decoder.flat.clone()
+    after = trainer.audit(sequences).losses
+    assert np.mean(before) == pytest.approx(whole, rel=0.05)
+    assert all(late < 0.7 * early for early, late in zip(before, after, strict=True))
+    assert (trainer._decoder.flat == local).all(), "the local parameters stay"
+    assert trainer.audit(sequences[3:4]).losses == pytest.approx(after[3:4], rel=1e-5)
+
+
+def test_audits_that_cannot_be_made(make_trainer: MakeTrainer, shard: str) -> None:
+    trainer = make_trainer()
+    with pytest.raises(TrainerError, match="does not have"):
+        trainer.audit([(shard, 0)])
+    trainer.audited = np.zeros_like(trainer._base)
+    with pytest.raises(TrainerError, match="does not have"):
+        trainer.audit([(shard, 0)] * (messages.AUDIT_SEQUENCES_MAX + 1))
+    with pytest.raises(DataError, match="no sequence at token 4390"):
+        trainer.audit([(shard, 4390)])
+    trainer.begin(1, 0, 1, 60.0)
+    with pytest.raises(TrainerError, match="round 1 is running"):
+        trainer.audit([(shard, 0)])
+
+
 def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     from_conftest = np.arange(50) % 64
     path = tmp_path / "heldout"

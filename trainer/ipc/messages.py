@@ -8,13 +8,14 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 `memory`).
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
-Evaluated`, `Sample -> Sampled`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The
-worker reads `base` when it gets Begin, Evaluate, Sample or Rebase, and has read it when it answers
-(for Begin: with the first thing that it says of the round); at any other time the daemon may write
-it. `pseudo_gradient` is the worker's from Begin to Finished and from Rebase to Rebased, and means
-nothing until then: a worker that dies in between leaves nothing behind that counts. `Data`,
-`Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at any time; a Stop that
-arrives after its round has ended is ignored. The end of stdin ends the worker at once.
+Evaluated`, `Sample -> Sampled`, `Audit -> Audited`, and rounds `Begin -> Step, Step, ... NeedData
+... -> Finished`. The worker reads `base` when it gets Begin, Evaluate, Sample or Rebase, and has
+read it when it answers (for Begin: with the first thing that it says of the round); at any other
+time the daemon may write it. `pseudo_gradient` is the worker's from Begin to Finished and from
+Rebase to Rebased, and means nothing until then: a worker that dies in between leaves nothing behind
+that counts. `Data`, `Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at any
+time; a Stop that arrives after its round has ended is ignored. The end of stdin ends the worker at
+once. The vector `audited` is the daemon's but between Audit and Audited.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
@@ -45,6 +46,9 @@ DATA_RANGES_MAX = 32 * 1024
 
 # Of one round, in `Finished`: at most 16 bytes each, half a megabyte.
 SPANS_PER_ROUND_MAX = DATA_RANGES_MAX
+
+AUDIT_SEQUENCES_MAX = 64
+"""Twice as many as an audit has (`policy.audits`)."""
 
 ALIVE_SECONDS = 2.0
 """Interval of the worker's signs of life, which have a few bytes each."""
@@ -80,6 +84,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     seed: int
     base_fd: int
     pseudo_gradient_fd: int
+    audited_fd: int | None = None
+    """fp32 values like `base`, of which Audit asks; None in a run without audits."""
     token_bytes: int
     """2 or 4: little-endian unsigned tokens in the shards."""
     optimizer_path: str = ""
@@ -201,6 +207,14 @@ class Sample(_ToWorker, frozen=True, kw_only=True):
     """File of the run's tokenizer; empty for plain bytes."""
 
 
+class Audit(_ToWorker, frozen=True, kw_only=True):
+    """Loss of the parameters in the vector of `audited_fd` on single sequences. Between rounds
+    only."""
+
+    sequences: tuple[tuple[str, int], ...]
+    """(file of a shard, first token), at most `AUDIT_SEQUENCES_MAX`."""
+
+
 class Forget(_ToWorker, frozen=True, kw_only=True):
     """Drop the queued data that no step has consumed."""
 
@@ -276,6 +290,11 @@ class Sampled(_FromWorker, frozen=True, kw_only=True):
     """A continuation for each prompt; empty if there is a problem."""
     problem: str = ""
     """The reason for people why there is none."""
+
+
+class Audited(_FromWorker, frozen=True, kw_only=True):
+    losses: tuple[float, ...]
+    """Nats per token, of each sequence."""
 
 
 class Rebased(_FromWorker, frozen=True, kw_only=True):
@@ -359,6 +378,7 @@ ToWorker = (
     | Rebase
     | Evaluate
     | Sample
+    | Audit
     | Forget
     | Save
     | KeepMomentum
@@ -371,6 +391,7 @@ FromWorker = (
     | GenesisDone
     | Evaluated
     | Sampled
+    | Audited
     | Rebased
     | Saved
     | Step

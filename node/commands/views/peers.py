@@ -21,6 +21,7 @@ from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
 from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import PeerStatus
 
 Cell = str | int | float | bool
 
@@ -69,10 +70,18 @@ def peers(
             write_csv(rows, sys.stdout)
             return 0
         names = names_of(state_dir, credits.manifest.run_id)
-        fields = [{**_fields(row), **_named(names.get(row.peer_id))} for row in rows]
+        audits = audits_of(state_dir)
+        fields = [
+            {
+                **_fields(row),
+                **_named(names.get(row.peer_id)),
+                "audits": audits.get(row.peer_id, ""),
+            }
+            for row in rows
+        ]
         if _writes(credits, "peers", COLUMNS, fields, csv, json):
             return 0
-        _print_peers(rows, names, console)
+        _print_peers(rows, names, audits, console)
     console.print(summary(credits), highlight=False, soft_wrap=True)
     if credits.missing_rounds:
         console.print(
@@ -84,13 +93,20 @@ def peers(
     return 0
 
 
-def _print_peers(rows: Sequence[Credit], names: Mapping[str, MemberName], console: Console) -> None:
-    table = _table(("rank", "peer", "tokens", "share", "rounds", "last round", ""))
+def _print_peers(
+    rows: Sequence[Credit],
+    names: Mapping[str, MemberName],
+    audits: Mapping[str, str],
+    console: Console,
+) -> None:
+    titles = ("rank", "peer", "tokens", "share", "rounds", "last round", "")
+    table = _table((*titles, "audits") if audits else titles)
     for row in rows:
         table.add_row(
             *(str(row.rank), Text(_shown(row.peer_id, names)), f"{row.tokens:,}"),
             f"{row.share:.1%}",
             *(f"{row.rounds:,}", f"{row.last_round:,}", "you" if row.is_you else ""),
+            *([audits.get(row.peer_id, "")] if audits else []),
         )
     if rows:
         console.print(table)
@@ -111,7 +127,7 @@ def _print_teams(teams: Sequence[TeamCredit], console: Console) -> None:
 def _table(titles: Sequence[str]) -> Table:
     table = Table.grid(padding=(0, 2))
     for title in titles:
-        is_text = title in ("peer", "team", "")
+        is_text = title in ("peer", "team", "audits", "")
         table.add_column(justify="left" if is_text else "right", overflow="fold")
     table.add_row(*titles, style="dim")
     return table
@@ -144,6 +160,21 @@ def names_of(state_dir: StateDir, run_id: bytes) -> dict[str, MemberName]:
     names |= {peer.peer_id: MemberName(peer.name, peer.team) for peer in status.peers}
     names[status.peer_id] = MemberName(status.name, status.team)
     return {peer: shown for peer, shown in names.items() if shown != MemberName()}
+
+
+def audits_of(state_dir: StateDir) -> dict[str, str]:
+    """Returns what auditors found of the work of peers, by peer id, as the running node hears it;
+    empty where no node runs, and without audits."""
+    try:
+        peers = fetch_status(state_dir).peers
+    except ClientError:
+        return {}
+    return {peer.peer_id: text for peer in peers if (text := _audits_text(peer))}
+
+
+def _audits_text(peer: PeerStatus) -> str:
+    counts = (("good", peer.audits_good), ("poor", peer.audits_poor))
+    return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
 def _shown(peer_id: str, names: Mapping[str, MemberName]) -> str:

@@ -3,17 +3,20 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gossamer.node.base.units import format_count
 from gossamer.node.cli import run_command
+from gossamer.node.commands.views import peers as peers_command
 from gossamer.node.commands.views.peers import summary
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import PeerStatus
 from gossamer.protocol.ids import Digest
 from tests.support.chains import OTHERS, commit_rounds, run_in
 
@@ -92,7 +95,7 @@ def test_csv_json_and_table_agree(state: StateDir, capsys: pytest.CaptureFixture
     assert answer["tokens_total"] == 900
     assert answer["run_id"] == read_credits(state).manifest.run_id.hex()
     # Names are for JSON and people alone: a text of others in CSV may be a formula.
-    assert {row.pop(key) for row in answer["peers"] for key in ("name", "team")} == {""}
+    assert {row.pop(key) for row in answer["peers"] for key in ("name", "team", "audits")} == {""}
     assert [{k: str(v) for k, v in row.items()} for row in answer["peers"]] == lines
     assert [row["you"] for row in answer["peers"]].count(True) == 1
     assert run_command(command) == 0
@@ -136,6 +139,33 @@ def test_teams_and_names_of_members_that_are_away(
     table = capsys.readouterr().out
     assert "=us" in table
     assert "no team" in table
+
+
+def test_a_running_node_shows_names_and_audits(
+    state: StateDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = (
+        PeerStatus(peer_id=A, name="Ada", phase="training", round=3, audits_good=5, audits_poor=1),
+        PeerStatus(peer_id=C, phase="training", round=3, audits_good=2),
+    )
+    status = SimpleNamespace(peer_id=B, name="", peers=others)
+    monkeypatch.setattr(peers_command, "fetch_status", lambda _state_dir: status)
+    command = ["peers", "--state-dir", str(state.root)]
+    assert run_command(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "audits"
+    by_peer = {peer: next(line for line in lines if peer in line) for peer in (A, B, C)}
+    assert by_peer[A].rstrip().endswith("5 good, 1 poor")
+    assert "Ada" in by_peer[A]
+    assert by_peer[B].rstrip().endswith("you")
+    assert by_peer[C].rstrip().endswith("2 good")
+    assert run_command([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["peers"]
+    assert {row["peer_id"]: row["audits"] for row in rows} == {
+        A: "5 good, 1 poor",
+        B: "",
+        C: "2 good",
+    }
 
 
 def test_without_a_run_or_without_rounds(

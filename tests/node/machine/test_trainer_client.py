@@ -113,6 +113,7 @@ def manifest() -> Manifest:
         inner=draft.inner,
         outer=draft.outer,
         sync="diloco",
+        trust="members",
         seed=1,
         data=data,
     )
@@ -156,7 +157,7 @@ def act(
         code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
         command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
         process = TrainerProcess(NUM_PARAMETERS, command=command)
-        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, folder: process)
+        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, **_options: process)
     trainer = TrainerClient(manifest, Settings(state_dir=Path("unused")), optimizer_path)
 
     async def main() -> None:
@@ -334,7 +335,7 @@ def test_the_setting_says_whether_the_worker_is_confined(
     folders: list[Path | None] = []
     process = TrainerProcess(NUM_PARAMETERS)
 
-    def noting(_size: int, folder: Path | None) -> TrainerProcess:
+    def noting(_size: int, folder: Path | None, *, has_audits: bool) -> TrainerProcess:
         folders.append(folder)
         return process
 
@@ -351,7 +352,7 @@ def test_the_worker_is_told_the_micro_batch_of_the_settings(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = TrainerProcess(NUM_PARAMETERS)
-    monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, folder: process)
+    monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, **_options: process)
     settings = Settings(state_dir=Path("unused"), micro_batch=4)
     try:
         assert TrainerClient(manifest, settings, "unused")._configure.micro_batch == 4

@@ -62,7 +62,7 @@ def shard(tmp_path: Path) -> str:
 
 @pytest.fixture
 def trainer() -> Iterator[TrainerProcess]:
-    process = TrainerProcess(MODEL.num_parameters)
+    process = TrainerProcess(MODEL.num_parameters, has_audits=True)
     yield process
     process.release()
 
@@ -76,6 +76,7 @@ def configure(trainer: TrainerProcess, **options: object) -> m.Configure:
         seed=3,
         base_fd=trainer.base_fd,
         pseudo_gradient_fd=trainer.pseudo_gradient_fd,
+        audited_fd=trainer.audited_fd,
         token_bytes=2,
         **options,  # type: ignore[arg-type]
     )
@@ -143,6 +144,14 @@ def test_trains_evaluates_dies_and_comes_back(
         await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
         after = await next_of(trainer, m.Evaluated)
         assert after.loss < 0.5 * before.loss
+        assert trainer.audited is not None
+        for _ in range(2):  # its memory is given back in between
+            trainer.audited[:] = trainer.base
+            await trainer.send(m.Audit(sequences=((shard, 0), (shard, 17))))
+            audited = await next_of(trainer, m.Audited)
+            assert max(audited.losses) < 0.5 * before.loss
+            trainer.give_back_audited()
+            assert not trainer.audited.any()
         await trainer.send(m.Save())
         assert (await next_of(trainer, m.Saved)).problem == ""
 

@@ -34,6 +34,7 @@ from gossamer.protocol.state.chain import (
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
+from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
 from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.wire.statements import (
@@ -101,6 +102,7 @@ STATEMENTS: list[Statement] = [
     LinkRate(RING_ID, 2, 1e6, 1e6),
     Rollback(HEAD, RING_ID, 7),
     Extension(3, 2_000, 500),
+    Verdict(7, HEAD, True, -0.25, 0.5),
     equivocation_of(peer(2)),
     ring_of(peers(3)).roster,
 ]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import (
     Capacity,
     Extension,
@@ -54,6 +55,7 @@ STATEMENTS: list[Statement] = [
     Extension(1, 2_000, 500),
     Extension(limits.EXTENSIONS_MAX, limits.TOKENS_TOTAL_MAX, limits.TOKENS_TOTAL_MAX),
     equivocation_of(peer(2)),
+    Verdict(7, HEAD, True, -0.25, 0.5),
 ]
 
 
@@ -219,6 +221,8 @@ def test_statements_about_different_things_do_not_replace_each_other() -> None:
         Rollback(HEAD, RING_ID, 7),
         Rollback(RING_ID, HEAD, 7),
         Extension(1, 2_000, 500),
+        Verdict(7, HEAD, True, -0.25, 0.5),
+        Verdict(7, RING_ID, True, -0.25, 0.5),
     ]
     keys = {key_of(author, s) for author in peers(2) for s in statements}
     assert len(keys) == 2 * len(statements)

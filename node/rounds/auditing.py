@@ -1,0 +1,305 @@
+"""Audits at this node: it measures the work of others, says what it found, and hears the verdicts.
+
+`protocol/policy/audits.py` has the rules. When a round is committed whose head names this node as
+an auditor, it keeps the state before the round and the member's record: at most 8 bytes a parameter
+for one audit at a time. The data comes in the background. The losses are measured when the device
+has nothing else to do, as those of held-out text are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+import trio
+
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.trainer import Trainer
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.training.audit_data import AuditData
+from gossamer.protocol.accounting.excerpts import Excerpt
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.audits import (
+    COST_SHARE,
+    MEMORY_ROUNDS,
+    PEERS_MAX,
+    SCALE,
+    SEQUENCES_MIN,
+    Audit,
+    Verdicts,
+    audit_after,
+    gain_of,
+)
+from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.rounds.commit_proof import open_ring
+from gossamer.protocol.state.chain import credits_of
+from gossamer.protocol.wire.audit_messages import GAIN_MAX, Verdict
+
+WAIT_ROUNDS = 4
+"""Rounds for which an audit waits for its data, or for a device that is free."""
+
+log = structlog.get_logger("node")
+
+
+class AuditCount(NamedTuple):
+    """Verdicts on the work of one peer, since this node's start."""
+
+    good: int = 0
+    poor: int = 0
+
+
+@dataclass
+class _Job:
+    """An audit that this node owes."""
+
+    audit: Audit
+    records: list[bytes | None]
+    """The member's part of each chunk, encoded; None where it has none."""
+    declared: tuple[Excerpt, ...]
+    heldout: tuple[Excerpt, ...]
+    sequences: list[tuple[str, int]] | None = None
+    """(file, first token) of all sequences, the declared ones first; None: on their way."""
+
+
+class Auditing:
+    """One node's audits, and the verdicts that it has heard (a `VerdictListener`)."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        rounds: KnownRounds,
+        choice: HeadChoice,
+        swarm: Swarm,
+        metrics: Metrics,
+        every: int,
+    ) -> None:
+        """`every`: rounds of which one has an audit, see `rounds_between`."""
+        self._committed = committed
+        self._rounds = rounds
+        self._choice = choice
+        self._swarm = swarm
+        self._metrics = metrics
+        self._every = every
+        self._verdicts = Verdicts()
+        self._counts: OrderedDict[PeerId, AuditCount] = OrderedDict()
+        swarm.verdicts = self
+
+    def count_of(self, peer: PeerId) -> AuditCount:
+        """Returns the verdicts on the work of a peer that this node has heard, its own included."""
+        return self._counts.get(peer, AuditCount())
+
+    # Verdicts
+
+    def admits(self, author: PeerId, verdict: Verdict) -> bool:
+        """See `VerdictListener`."""
+        audit = self._audit_of(verdict)
+        return audit is not None and author in audit.auditors
+
+    def is_kept(self, verdict: Verdict) -> bool:
+        """See `VerdictListener`."""
+        return verdict.round + MEMORY_ROUNDS > self._committed.entry.round
+
+    def heard(self, author: PeerId, verdict: Verdict) -> None:
+        """See `VerdictListener`."""
+        audit = self._audit_of(verdict)
+        if audit is None or author not in audit.auditors:
+            return
+        finding = self._verdicts.heard(audit, author, verdict)
+        if finding.is_new:
+            self._note_count(audit.member, verdict)
+        if finding.poor is not None:
+            self._note_finding(audit)
+        if finding.equivocated is not None:
+            log.warning("an auditor has signed two verdicts on one head", peer=author)
+        if finding.contradicted is not None:
+            log.info(
+                "both other auditors disagree with one", peer=finding.contradicted,
+                round=audit.round,
+            )  # fmt: skip
+
+    def _audit_of(self, verdict: Verdict) -> Audit | None:
+        """The audit that a verdict is about, if it is one of the newest rounds that are known."""
+        head = Digest(verdict.head)
+        if not self.is_kept(verdict) or head not in self._committed.chain:
+            return None
+        if self._rounds.round_of(head) != verdict.round:
+            return None
+        parent = self._rounds.parent_of(head)
+        return self._audit_after(head, verdict.round, parent, self._rounds.credits_of(head))
+
+    def audit_of_commit(self, outcome: Committed) -> Audit | None:
+        """The audit that a round asks for, before it is installed."""
+        header = outcome.proposal.header
+        return self._audit_after(
+            header.digest, header.round, Digest(header.parent), credits_of(header)
+        )
+
+    def _audit_after(
+        self, head: Digest, number: int, parent: Digest, credits: Mapping[PeerId, int]
+    ) -> Audit | None:
+        before, stakes = self._rounds.credits_of(parent), self._choice.stakes_at(parent)
+        branch_of = self._choice.branch_of
+        return audit_after(head, number, credits, before, stakes, self._every, branch_of)
+
+    def _note_count(self, member: PeerId, verdict: Verdict) -> None:
+        count = self.count_of(member)
+        poor = count.poor + verdict.is_poor
+        self._counts[member] = AuditCount(count.good + (not verdict.is_poor), poor)
+        self._counts.move_to_end(member)
+        if len(self._counts) > PEERS_MAX:
+            self._counts.popitem(last=False)
+
+    def _note_finding(self, audit: Audit) -> None:
+        """Tells people: honest work has little gain, too, where little is left to learn."""
+        self._metrics.poor_work.inc()
+        if audit.member == self._swarm.me:
+            log.warning(
+                "auditors found that the work of this node hardly lowers the loss on its own data: "
+                "there is little left to learn, or the memory of the training device is faulty",
+                round=audit.round,
+            )
+        else:
+            log.info("auditors found poor work of a member", peer=audit.member, round=audit.round)
+
+    def say(self, audit: Audit, verdict: Verdict) -> None:
+        """Tells the others what this node has found."""
+        self._metrics.audits.add("poor" if verdict.is_poor else "good")
+        log.info(
+            "audited the work of a member",
+            peer=audit.member,
+            verdict="poor" if verdict.is_poor else "good",
+            round=audit.round,
+            gain_declared=round(verdict.gain_declared, 5),
+            gain_heldout=round(verdict.gain_other, 5),
+        )
+        self._swarm.gossip.say(verdict)
+        self.heard(self._swarm.me, verdict)
+
+
+class Auditor:
+    """Makes the audits that this node owes."""
+
+    def __init__(
+        self,
+        auditing: Auditing,
+        committed: CommittedState,
+        trainer: Trainer,
+        data: AuditData,
+        run_in_thread: RunInThread,
+        me: PeerId,
+    ) -> None:
+        self._auditing = auditing
+        self._committed = committed
+        self._trainer = trainer
+        self._data = data
+        self._run_in_thread = run_in_thread
+        self._me = me
+        self._job: _Job | None = None
+        self._wake = trio.Event()
+        self._due_seconds = -math.inf
+        """Local time before which this node begins no other audit."""
+
+    async def run(self) -> None:
+        """Fetches the data of audits, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            job = self._job
+            if job is None:
+                continue
+            sequences = await self._data.fetch(job.declared, job.heldout)
+            if self._job is job:
+                job.sequences = sequences
+                if sequences is None:
+                    self._drop()
+
+    async def note(self, outcome: Committed) -> None:
+        """A round is committed, and the present state is still the one before it."""
+        number = outcome.proposal.header.round
+        if self._job is not None and number > self._job.audit.round + WAIT_ROUNDS:
+            self._drop()
+        if self._job is not None or not self._trainer.is_up:
+            return
+        audit = self._auditing.audit_of_commit(outcome)
+        is_busy = trio.current_time() < self._due_seconds
+        if audit is None or self._me not in audit.auditors or is_busy:
+            return
+        self._job = job = self._job_of(audit, outcome)
+        if len(job.declared) < SEQUENCES_MIN:
+            self._job = None  # it declares next to nothing that anybody could look at
+            return
+        parameters, audited = self._committed.parameters, self._trainer.audited
+        await self._run_in_thread(lambda: audited.__setitem__(slice(None), parameters))
+        self._wake.set()
+
+    def _job_of(self, audit: Audit, outcome: Committed) -> _Job:
+        payloads = self._committed.payloads
+        assert isinstance(payloads, RecordPayloads)
+        # The signatures were checked when the record was made.
+        ring = open_ring(
+            outcome.commit,
+            Digest(outcome.proposal.header.run_id),
+            lambda *_: True,
+            self._committed.ring_rules,
+        )
+        position = ring.members.index(audit.member)
+        plan = self._committed.sync_sets.of_round(audit.round).plan
+        records = [
+            payloads.block_of(average.payload, plan.elements_of(chunk), average.mask, position)
+            for chunk, average in enumerate(outcome.averages)
+        ]
+        declared = self._data.declared(audit.head, self._me, ring.ready[position].spans)
+        return _Job(audit, records, declared, self._data.heldout(audit.head, self._me))
+
+    async def measure(self) -> None:
+        """Makes the audit that is due: the device has nothing else to do."""
+        job = self._job
+        if job is None or job.sequences is None:
+            return
+        started = trio.current_time()
+        try:
+            before = await self._trainer.audit(job.sequences)
+            if before is None:
+                return
+            await self._run_in_thread(lambda: self._apply(job))
+            after = await self._trainer.audit(job.sequences)
+            if after is None:
+                return
+        finally:
+            self._drop()
+        self._due_seconds = trio.current_time() + (trio.current_time() - started) / COST_SHARE
+        self._auditing.say(job.audit, _verdict_of(job, before, after))
+
+    def _apply(self, job: _Job) -> None:
+        """Applies a part of the member's update."""
+        payloads, parameters = self._committed.payloads, self._trainer.audited
+        assert isinstance(payloads, RecordPayloads)
+        sync_set = self._committed.sync_sets.of_round(job.audit.round)
+        for chunk, block in enumerate(job.records):
+            if block is not None:
+                update = payloads.decode(block, sync_set.plan.elements_of(chunk))
+                for part, of_chunk in sync_set.pieces_of(chunk):
+                    parameters[part] -= np.float32(SCALE) * update[of_chunk]
+
+    def _drop(self) -> None:
+        self._job = None
+        self._trainer.give_back_audited()
+        self._data.done()
+
+
+def _verdict_of(job: _Job, before: Sequence[float], after: Sequence[float]) -> Verdict:
+    num_declared = len(job.declared)
+    declared = gain_of(before[:num_declared], after[:num_declared])
+    heldout = gain_of(before[num_declared:], after[num_declared:])
+    bounded = [min(max(each.mean, -GAIN_MAX), GAIN_MAX) for each in (declared, heldout)]
+    return Verdict(job.audit.round, job.audit.head, declared.is_poor, *bounded)

@@ -1,0 +1,82 @@
+"""The sequences on which this node audits others: from the run's shards, fetched where they are not
+here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.accounting.excerpts import Excerpt, declared_excerpts, heldout_excerpts
+from gossamer.protocol.accounting.partitions import Partitions
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.wire.statements import Span
+
+_PIN = "audited shards"
+
+log = structlog.get_logger("data")
+
+
+class AuditData:
+    """The data of one node's audits."""
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        store: BlockStore,
+        blocks: BlockService,
+        swarm: Swarm,
+        shards_per_partition: int,
+        length: int,
+    ) -> None:
+        """
+        Args:
+            index: the shards of the run.
+            length: tokens of a sequence: the context and one.
+        """
+        self._index = index
+        self._store = store
+        self._blocks = blocks
+        self._swarm = swarm
+        self._length = length
+        self._partitions = Partitions(
+            [shard.num_tokens for shard in index.shards], shards_per_partition
+        )
+
+    def declared(self, head: Digest, me: PeerId, spans: Sequence[Span]) -> tuple[Excerpt, ...]:
+        """The sequences of a member's declared data, see `declared_excerpts`."""
+        return declared_excerpts(head, me, spans, self._partitions, self._length)
+
+    def heldout(self, head: Digest, me: PeerId) -> tuple[Excerpt, ...]:
+        """The held-out sequences, see `heldout_excerpts`."""
+        shard_tokens = [shard.num_tokens for shard in self._index.heldout]
+        return heldout_excerpts(head, me, shard_tokens, self._length)
+
+    async def fetch(
+        self, declared: Sequence[Excerpt], heldout: Sequence[Excerpt]
+    ) -> list[tuple[str, int]] | None:
+        """Returns the sequences as (file of a shard, first token), the declared ones first, once
+        their shards are here; None if they cannot be had now."""
+        index = self._index
+        places = [
+            *((Digest(index.shards[each.shard].digest), each.start) for each in declared),
+            *((Digest(index.heldout[each.shard].digest), each.start) for each in heldout),
+        ]
+        digests = list(dict.fromkeys(digest for digest, _ in places))
+        self._store.pin(_PIN, digests)
+        try:
+            await self._blocks.fetch_checked(digests, self._swarm.sources, passes=1)
+        except (FetchError, DiskError) as error:
+            log.debug("the data of an audit cannot be had", error=str(error))
+            self.done()
+            return None
+        return [(str(self._store.path(digest)), start) for digest, start in places]
+
+    def done(self) -> None:
+        """The sequences are not needed any more."""
+        self._store.pin(_PIN, [])

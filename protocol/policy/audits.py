@@ -1,0 +1,268 @@
+"""Audits: whose work is looked at after a round, by whom, on which data, and what follows from it.
+
+A robust average bounds what poor work does to a model, and does not say whose work is poor. So now
+and then a member's work is measured: three auditors compute the loss of the state before the round
+with the member's update and without it, on sequences of the data that the member says it trained on
+(Gauntlet, arXiv 2505.21684, scores updates so). Honest work lowers that loss. The work
+of nobody does not, and neither does its opposite.
+
+Rules
+-----
+- The head of a round, which nobody knows before the work of the round is signed, says whether there
+  is an audit, of which member, and by whom. So a member cannot work well for its audit alone. There
+  is one in `rounds_between` rounds, on average, so that auditing costs an auditor at most
+  `COST_SHARE` of its computing.
+- Each member of which this round and the one before took tokens may be the one. (Work that was
+  carried over several rounds was done from another state, and need not lower the loss of this one.)
+- The auditors are other members of which the round took tokens, and that had stake at the head
+  before: a new identity audits nobody. No two of the four belong to one branch of an invite-only
+  run. If there are too few for that, there is no audit.
+- The sequences follow from the head and the auditor (`accounting.excerpts`), so anybody can measure
+  again what an auditor says that it measured.
+- One verdict of each auditor on a head counts. An auditor that signs two different ones has no
+  verdict on it.
+- Two of three against a member are a *finding*. The others' word is the measure of an auditor:
+  where both disagree with it, it is *contradicted*. The verdicts of an auditor that was
+  contradicted `CONTRADICTIONS_MAX` times within `MEMORY_ROUNDS` do not count for as long.
+
+So a lone lying auditor neither finds a member nor keeps one from being found, and soon says nothing
+that counts. Two of three that lie together find whom they want. A finding is for people: it costs
+nobody anything, and no verdict is a weight in an average. Where there is little left to learn, the
+measure blames honest work (decision 95), and as weights verdicts did more harm than the work that
+they were about.
+
+This module has no I/O, no clock and no randomness.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.branch_caps import BranchOf
+from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict
+
+AUDITORS = 3
+
+SEQUENCES_MIN = 4
+"""With fewer sequences of declared data there is no verdict."""
+
+SCALE = 0.25
+"""Part of a member's update that is applied. An update is one of several that are averaged. As a
+whole, and alone, it may lead too far: with overlap a fifth of the honest updates did, since they
+were trained from other parameters. A quarter shows the direction (tests/benchmarks/audits.py)."""
+
+MARGIN = 1.0
+"""Standard errors by which the mean gain of good work is above 0. With `tiny`, while it learnt, the
+least that an auditor found of honest work was 1.7, and 2.2 for the middle one of three. Of random
+work the middle one stays below 1 in nearly nine audits of ten."""
+
+COST_SHARE = 0.03
+"""Part of the computing of a round that an audit may cost, on average over the rounds."""
+
+_COST_SEQUENCES = 4 * SEQUENCES / 3
+"""An audit in sequences of training: two forward passes of 32 sequences, and a forward pass is a
+third of a step."""
+
+MEMORY_ROUNDS = 64
+"""Rounds for which verdicts are kept and contradictions count: with rounds of a minute an hour."""
+
+CONTRADICTIONS_MAX = 2
+"""An auditor may be wrong once: work may be so near the margin that sequences decide."""
+
+PEERS_MAX = 1024
+"""Auditors that are remembered; identities are free, and a forgotten one has a clean sheet."""
+
+_WHETHER, _MEMBER, _AUDITOR = b"audit", b"audited", b"auditor"
+
+
+class Audit(NamedTuple):
+    """One audit, as every peer computes it."""
+
+    head: Digest
+    """The head after the round."""
+    round: int
+    member: PeerId
+    auditors: tuple[PeerId, ...]
+
+
+def has_audits(manifest: Manifest) -> bool:
+    """Returns whether members are audited: each one's work can be told apart, and others have the
+    data that it names."""
+    return manifest.trust == "open" and not manifest.data.own
+
+
+def rounds_between(manifest: Manifest) -> int:
+    """Rounds of which one has an audit, on average; 1 or more."""
+    steps = max(1, manifest.outer.round_steps_max)
+    share = COST_SHARE * steps * manifest.inner.sequences_per_step
+    return max(1, math.ceil(_COST_SEQUENCES / share))
+
+
+def audit_after(
+    head: Digest,
+    round_number: int,
+    credits: Mapping[PeerId, int],
+    credited_before: Collection[PeerId],
+    stakes_before: Collection[PeerId],
+    every: int,
+    branch_of: BranchOf | None = None,
+) -> Audit | None:
+    """The audit that a head asks for; None if it asks for none.
+
+    Args:
+        credits: members of the round, each with the tokens that it took of their work.
+        credited_before: members of which the round before took tokens.
+        stakes_before: peers with stake at the head before the round.
+        every: see `rounds_between`.
+        branch_of: of each member of an invite-only run; None in other runs.
+    """
+    if int.from_bytes(digest_of(_WHETHER, head)[:8], "big") % every:
+        return None
+    credited = [peer for peer, tokens in credits.items() if tokens]
+    steady = [peer for peer in credited if peer in credited_before]
+    if not steady:
+        return None
+    member = min(steady, key=lambda peer: digest_of(_MEMBER, head, peer.encode()))
+    branches = {member} if branch_of is None else {branch_of(member)}
+    auditors: list[PeerId] = []
+    able = [peer for peer in credited if peer != member and peer in stakes_before]
+    for peer in sorted(able, key=lambda peer: digest_of(_AUDITOR, head, peer.encode())):
+        branch = peer if branch_of is None else branch_of(peer)
+        if branch not in branches and len(auditors) < AUDITORS:
+            branches.add(branch)
+            auditors.append(peer)
+    if len(auditors) < AUDITORS:
+        return None
+    return Audit(head, round_number, member, tuple(auditors))
+
+
+# The measure
+
+
+class Gain(NamedTuple):
+    """How much an update lowers the loss of some sequences, in nats a token."""
+
+    mean: float
+    standard_error: float
+
+    @property
+    def is_poor(self) -> bool:
+        """Returns whether work with such a gain on its own data is poor."""
+        return not self.mean > MARGIN * self.standard_error  # NaN is poor
+
+
+def gain_of(before: Sequence[float], after: Sequence[float]) -> Gain:
+    """The gain of an update: losses before it less losses after it, sequence by sequence.
+
+    Losses that are not finite are a gain of minus infinity, none at all are a gain of 0.
+    """
+    gains = [b - a for b, a in zip(before, after, strict=True)]
+    if not all(map(math.isfinite, gains)):
+        return Gain(-math.inf, 0.0)
+    if len(gains) < SEQUENCES_MIN:
+        return Gain(math.fsum(gains) / max(1, len(gains)), 0.0)
+    return Gain(statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains)))
+
+
+# The verdicts
+
+
+class Finding(NamedTuple):
+    """What follows from a verdict that was heard."""
+
+    is_new: bool = False
+    """Whether it is the first one of this auditor on this head."""
+    poor: PeerId | None = None
+    """The member that was found to have done poor work."""
+    equivocated: PeerId | None = None
+    """An auditor that signed two different verdicts."""
+    contradicted: PeerId | None = None
+    """An auditor that both others disagree with."""
+
+
+@dataclass
+class _Case:
+    audit: Audit
+    verdicts: dict[PeerId, Verdict | None] = field(default_factory=dict)
+    """By auditor; None for one that signed two."""
+    was_poor: bool | None = None
+    """What two of three said; None as long as they did not."""
+    contradicted: PeerId | None = None
+
+
+class Verdicts:
+    """The verdicts of the newest rounds, as one peer has heard them."""
+
+    def __init__(self) -> None:
+        self._cases: OrderedDict[Digest, _Case] = OrderedDict()
+        self._contradicted: OrderedDict[PeerId, list[int]] = OrderedDict()
+        """Rounds in which each auditor was contradicted."""
+
+    def heard(self, audit: Audit, auditor: PeerId, verdict: Verdict) -> Finding:
+        """Counts the signed verdict of one of the audit's auditors. It may be repeated."""
+        case = self._cases.setdefault(audit.head, _Case(audit))
+        while len(self._cases) > MEMORY_ROUNDS:
+            self._cases.popitem(last=False)
+        if auditor in case.verdicts:
+            known = case.verdicts[auditor]
+            if known is None or known == verdict:
+                return Finding()
+            case.verdicts[auditor] = None
+            return Finding(equivocated=auditor)
+        case.verdicts[auditor] = verdict
+        is_found = self._decide(case) and case.was_poor
+        return Finding(
+            is_new=True,
+            poor=audit.member if is_found else None,
+            contradicted=self._find_contradicted(case),
+        )
+
+    def _decide(self, case: _Case) -> bool:
+        """Returns whether two of three agree since now."""
+        if case.was_poor is not None:
+            return False
+        words = [
+            verdict.is_poor
+            for auditor, verdict in case.verdicts.items()
+            if verdict is not None and self.counts(auditor, case.audit.round)
+        ]
+        for word in (True, False):
+            if words.count(word) >= AUDITORS - 1:
+                case.was_poor = word
+        return case.was_poor is not None
+
+    def _find_contradicted(self, case: _Case) -> PeerId | None:
+        said = {
+            auditor: verdict.is_poor
+            for auditor, verdict in case.verdicts.items()
+            if verdict is not None
+        }
+        if case.contradicted is not None or len(said) < AUDITORS:
+            return None
+        for auditor, is_poor in said.items():
+            if list(said.values()).count(is_poor) == 1:
+                case.contradicted = auditor
+                rounds = self._contradicted.setdefault(auditor, [])
+                self._contradicted.move_to_end(auditor)
+                rounds.append(case.audit.round)
+                del rounds[:-CONTRADICTIONS_MAX]
+                if len(self._contradicted) > PEERS_MAX:
+                    self._contradicted.popitem(last=False)
+        return case.contradicted
+
+    def counts(self, auditor: PeerId, round_number: int) -> bool:
+        """Returns whether the verdicts of an auditor on the work of a round count."""
+        rounds = self._contradicted.get(auditor, [])
+        recent = sum(number + MEMORY_ROUNDS > round_number for number in rounds)
+        return recent < CONTRADICTIONS_MAX
+
+    def __len__(self) -> int:
+        """Returns the number of audits of which verdicts are kept."""
+        return len(self._cases)

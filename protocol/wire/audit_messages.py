@@ -1,0 +1,42 @@
+"""The verdict of an auditor on the work of a member (`policy.audits`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES
+
+SEQUENCES = 16
+"""Sequences of the declared data that an audit measures, and as many of held-out data."""
+
+GAIN_MAX = 1e9
+"""Nats a token. What is not finite, or beyond that, is said to be minus or plus this."""
+
+
+class Verdict(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="verdict"
+):
+    """The author has audited the work of the member that the head of a round picked, and found it
+    good or poor. There is one of each auditor and head; it has some 60 bytes."""
+
+    round: int
+    """The round whose work was audited."""
+    head: bytes
+    """The head that this round led to: it names the member and the auditors."""
+    is_poor: bool
+    gain_declared: float
+    """How much the update lowers the loss on the data that the member says it trained on, nats a
+    token."""
+    gain_other: float
+    """Likewise on held-out data. It is for people."""
+
+
+def check_verdict(verdict: Verdict) -> None:
+    """Raises MalformedError for values out of range."""
+    if not 0 < verdict.round <= limits.ROUNDS_MAX or len(verdict.head) != DIGEST_BYTES:
+        raise MalformedError("verdict on no round")
+    for gain in (verdict.gain_declared, verdict.gain_other):
+        if not -GAIN_MAX <= gain <= GAIN_MAX:  # NaN fails too
+            raise MalformedError("verdict with a gain out of range")

@@ -1,0 +1,234 @@
+"""Audits: who audits whom, on which data, and what verdicts lead to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.audits import (
+    AUDITORS,
+    CONTRADICTIONS_MAX,
+    MEMORY_ROUNDS,
+    Audit,
+    Finding,
+    Verdicts,
+    audit_after,
+    gain_of,
+    rounds_between,
+)
+from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
+from tests.support import builders
+
+PEERS = tuple(PeerId(name) for name in "abcdefgh")
+CREDITS = dict.fromkeys(PEERS, 1000)
+
+
+def head_of(number: int) -> Digest:
+    return digest_of(b"head", str(number).encode())
+
+
+def audit_of(number: int = 1, round_number: int = 1) -> Audit:
+    audit = audit_after(head_of(number), round_number, CREDITS, PEERS, PEERS, 1)
+    assert audit is not None
+    return audit
+
+
+def verdict_of(audit: Audit, *, is_poor: bool) -> Verdict:
+    return Verdict(audit.round, audit.head, is_poor, 0.1, 0.1)
+
+
+# Who
+
+
+def test_nobody_audits_itself_and_all_have_their_turn() -> None:
+    audited, auditing = Counter[PeerId](), Counter[PeerId]()
+    for number in range(800):
+        audit = audit_of(number)
+        assert len({audit.member, *audit.auditors}) == AUDITORS + 1
+        audited[audit.member] += 1
+        auditing.update(audit.auditors)
+    assert all(60 < audited[peer] < 140 for peer in PEERS)
+    assert all(240 < auditing[peer] < 360 for peer in PEERS)
+
+
+def test_the_order_of_the_members_does_not_matter() -> None:
+    backwards = dict(reversed(CREDITS.items()))
+    assert audit_after(head_of(1), 1, backwards, PEERS, PEERS[::-1], 1) == audit_of(1)
+
+
+def test_one_round_in_so_many_has_an_audit() -> None:
+    num = sum(audit_after(head_of(n), 1, CREDITS, PEERS, PEERS, 8) is not None for n in range(800))
+    assert 70 < num < 130
+
+
+def test_newcomers_are_audited_and_audit_nobody() -> None:
+    old, new = PEERS[:4], PEERS[4:]
+    audits = [audit_after(head_of(number), 1, CREDITS, PEERS, old, 1) for number in range(100)]
+    made = [audit for audit in audits if audit is not None]
+    assert all(set(audit.auditors) <= set(old) for audit in made)
+    assert any(audit.member in new for audit in made)
+
+
+def test_members_without_tokens_have_no_part() -> None:
+    credits = {**CREDITS, PEERS[0]: 0, PEERS[1]: 0}
+    for number in range(50):
+        audit = audit_after(head_of(number), 1, credits, PEERS, PEERS, 1)
+        assert audit is not None
+        assert not {*PEERS[:2]} & {audit.member, *audit.auditors}
+
+
+def test_members_that_were_not_in_the_round_before_are_not_audited() -> None:
+    for number in range(50):
+        audit = audit_after(head_of(number), 1, CREDITS, PEERS[:2], PEERS, 1)
+        assert audit is not None
+        assert audit.member in PEERS[:2]
+    assert audit_after(head_of(1), 1, CREDITS, (), PEERS, 1) is None
+
+
+@pytest.mark.parametrize("num_members", [0, 1, 2, 3])
+def test_too_few_members_for_an_audit(num_members: int) -> None:
+    credits = dict.fromkeys(PEERS[:num_members], 1000)
+    assert audit_after(head_of(1), 1, credits, PEERS, PEERS, 1) is None
+
+
+def test_no_two_of_one_branch_have_a_part() -> None:
+    def branch_of(peer: PeerId) -> PeerId:
+        return PeerId("abcdddd"["abcdefg".index(peer)]) if peer in "abcdefg" else peer
+
+    for number in range(50):
+        audit = audit_after(head_of(number), 1, CREDITS, PEERS, PEERS, 1, branch_of)
+        assert audit is not None
+        assert sum(peer in "defg" for peer in (audit.member, *audit.auditors)) <= 1
+
+
+def test_an_audit_costs_a_small_part_of_the_rounds_that_it_is_for() -> None:
+    manifest = builders.manifest()
+    for steps, sequences in ((4, 2), (20, 8), (100, 8), (500, 128)):
+        outer = replace(manifest.outer, inner_steps=steps, warmup_inner_steps=1, fragments=1)
+        inner = replace(manifest.inner, sequences_per_step=sequences)
+        every = rounds_between(replace(manifest, outer=outer, inner=inner))
+        assert 0.03 * every * steps * sequences >= 4 * SEQUENCES / 3
+    assert every == 1
+
+
+# The measure
+
+
+def test_what_lowers_the_loss_is_good() -> None:
+    before = [2.0, 3.0, 4.0, 5.0]
+    assert not gain_of(before, [1.9, 2.9, 3.8, 4.9]).is_poor
+    assert gain_of(before, before).is_poor
+    assert gain_of(before, [2.1, 3.1, 4.1, 5.1]).is_poor
+    assert gain_of(before, [1.9, 2.9, 3.9, float("nan")]).is_poor
+    assert gain_of(before, [1.9, 2.9, 3.9, float("inf")]).is_poor
+
+
+def test_a_gain_that_sequences_do_not_agree_on_is_poor() -> None:
+    before = [2.0, 3.0, 4.0, 5.0]
+    gain = gain_of(before, [1.0, 3.9, 4.0, 4.9])
+    assert gain.mean > 0
+    assert gain.is_poor
+
+
+# Verdicts
+
+
+def hear(verdicts: Verdicts, audit: Audit, *words: bool) -> list[Finding]:
+    """Each auditor says whether the work is poor."""
+    return [
+        verdicts.heard(audit, auditor, verdict_of(audit, is_poor=word))
+        for auditor, word in zip(audit.auditors, words, strict=False)
+    ]
+
+
+def test_two_of_three_find_a_member_once() -> None:
+    audit = audit_of()
+    findings = hear(Verdicts(), audit, True, True, True)
+    assert [each.poor for each in findings] == [None, audit.member, None]
+    assert [each.contradicted for each in findings] == [None, None, None]
+
+
+def test_one_of_three_finds_nobody_and_is_contradicted() -> None:
+    audit = audit_of()
+    findings = hear(Verdicts(), audit, False, True, False)
+    assert not any(each.poor for each in findings)
+    assert findings[-1].contradicted == audit.auditors[1]
+
+
+def test_one_cannot_keep_a_member_from_being_found() -> None:
+    audit = audit_of()
+    findings = hear(Verdicts(), audit, True, False, True)
+    assert findings[-1].poor == audit.member
+    assert findings[-1].contradicted == audit.auditors[1]
+
+
+def test_a_repeated_verdict_changes_nothing() -> None:
+    verdicts, audit = Verdicts(), audit_of()
+    hear(verdicts, audit, True)
+    assert hear(verdicts, audit, True) == [Finding()]
+
+
+def test_an_auditor_that_signs_two_verdicts_has_none() -> None:
+    verdicts, audit = Verdicts(), audit_of()
+    hear(verdicts, audit, True)
+    assert hear(verdicts, audit, False) == [Finding(equivocated=audit.auditors[0])]
+    assert hear(verdicts, audit, True) == [Finding()]
+    second = verdicts.heard(audit, audit.auditors[1], verdict_of(audit, is_poor=True))
+    assert second.poor is None
+
+
+def test_a_lying_auditor_soon_says_nothing_that_counts() -> None:
+    """It finds everybody poor, and is one of several auditors."""
+    verdicts, liar = Verdicts(), PEERS[0]
+    for number in range(300):
+        audit = audit_of(number, round_number=1 + number)
+        hear(verdicts, audit, *(auditor == liar for auditor in audit.auditors))
+        if not verdicts.counts(liar, audit.round):
+            break
+    assert not verdicts.counts(liar, audit.round)
+    assert verdicts.counts(liar, audit.round + MEMORY_ROUNDS)
+    assert all(verdicts.counts(peer, audit.round) for peer in PEERS[1:])
+    # With a second one that lies it finds nobody meanwhile.
+    both = next(
+        each
+        for each in (audit_of(n, round_number=audit.round) for n in range(1000, 1100))
+        if liar in each.auditors
+    )
+    others = [auditor for auditor in both.auditors if auditor != liar]
+    for auditor in (liar, others[0]):
+        finding = verdicts.heard(both, auditor, verdict_of(both, is_poor=True))
+        assert finding.poor is None
+
+
+def test_contradictions_are_forgotten() -> None:
+    verdicts = Verdicts()
+    audits = [audit_of(number) for number in range(CONTRADICTIONS_MAX)]
+    for number, audit in enumerate(audits):
+        apart = audit._replace(round=1 + number * MEMORY_ROUNDS)
+        hear(verdicts, apart, True, False, False)
+        assert verdicts.counts(audit.auditors[0], apart.round)
+
+
+def test_verdicts_of_the_newest_audits_are_kept() -> None:
+    verdicts = Verdicts()
+    for number in range(3 * MEMORY_ROUNDS):
+        hear(verdicts, audit_of(number), True)
+    assert len(verdicts) == MEMORY_ROUNDS
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(0, bytes(32), True, 0.0, 0.0),
+        Verdict(1, bytes(31), True, 0.0, 0.0),
+        Verdict(1, bytes(32), True, float("nan"), 0.0),
+        Verdict(1, bytes(32), True, 0.0, float("inf")),
+    ],
+)
+def test_verdicts_out_of_range(verdict: Verdict) -> None:
+    with pytest.raises(MalformedError):
+        check_verdict(verdict)

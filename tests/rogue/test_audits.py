@@ -1,0 +1,133 @@
+"""Members that do not train, and auditors that lie, among nodes that audit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+import trio
+from msgspec.structs import replace
+
+from gossamer.node.rounds import participant
+from gossamer.protocol.state.run_end import SchedulePlace
+from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.trainer.ipc import messages
+from tests.support.node_world import NumbersTrainer, World, initial_weights, simulate
+
+NAMES = "abcde"
+ROUNDS = 14
+
+
+class Honest(NumbersTrainer):
+    """All train towards one target, which they do not reach."""
+
+    rate = 0.02
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._target = initial_weights(1_000, self.base.size)
+
+
+class Noise(Honest):
+    """Sends random numbers, as long as the work that it says it has done."""
+
+    async def train(
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
+        new: messages.Ranges = (),
+        place: SchedulePlace | None = None,
+    ) -> messages.Finished:
+        finished = await super().train(round_number, first_step, steps, seconds, start, new, place)
+        noise = initial_weights(round_number, self.base.size)
+        self._work = noise * np.float32(np.linalg.norm(self._work) / np.linalg.norm(noise))
+        return finished
+
+
+@pytest.fixture(autouse=True)
+def an_audit_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    monkeypatch.setattr(participant, "rounds_between", lambda _manifest: 1)
+
+
+def lived(
+    root: Path,
+    last: type[NumbersTrainer] = Honest,
+    corrupt: Callable[[World], None] = lambda _world: None,
+    is_over: Callable[[World], bool] = lambda world: world.round("a") >= ROUNDS,
+    *,
+    overlap: bool = False,
+) -> World:
+    """A swarm of five, of which e has another trainer, when something is over."""
+    world = World(
+        root, seed=43, codec="int8", trust="open", inner_steps=10, num_shards=256, overlap=overlap
+    )
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", [], Honest)
+        for name in NAMES[1:]:
+            await nursery.start(world.run, name, ["a"], last if name == "e" else Honest)
+        await world.until(lambda: all(world.participant_or_none(name) for name in NAMES))
+        corrupt(world)
+        await world.until(lambda: is_over(world), 300.0, 0.05)
+        await world.come_together(*NAMES, seconds=30.0)
+
+    simulate(world, story)
+    return world
+
+
+def verdicts_on(world: World, name: str) -> tuple[int, int]:
+    """Verdicts on a member's work, good and poor, that another one has heard."""
+    auditing = world.participant("a" if name != "a" else "b").auditing
+    assert auditing is not None
+    return auditing.count_of(world.identity(name).peer_id)
+
+
+def found_poor(world: World, name: str) -> float:
+    """Findings that a member has heard of."""
+    registry = world.nodes[name].metrics.registry
+    return registry.get_sample_value("gossamer_poor_work_total") or 0.0
+
+
+def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
+    world = lived(tmp_path, overlap=True)
+    assert sum(verdicts_on(world, name)[0] for name in NAMES) > 10
+    assert all(verdicts_on(world, name)[1] == 0 for name in NAMES)
+    assert all(found_poor(world, name) == 0 for name in NAMES)
+
+
+def test_a_member_that_sends_random_numbers_is_found(tmp_path: Path) -> None:
+    def is_over(world: World) -> bool:
+        return all(found_poor(world, name) for name in NAMES)
+
+    world = lived(tmp_path, Noise, is_over=is_over)
+    good, poor = verdicts_on(world, "e")
+    assert poor >= 2
+    assert good == 0
+    assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
+
+
+def lying(world: World) -> None:
+    auditing = world.participant("e").auditing
+    assert auditing is not None
+    say = auditing.say
+
+    def lie(audit: object, verdict: Verdict) -> None:
+        say(audit, replace(verdict, is_poor=not verdict.is_poor))  # type: ignore[arg-type]
+
+    auditing.say = lie  # type: ignore[method-assign]
+
+
+def test_a_lying_auditor_finds_nobody_and_is_soon_not_believed(tmp_path: Path) -> None:
+    world = lived(tmp_path, corrupt=lying)
+    assert sum(verdicts_on(world, name)[1] for name in "abcd") >= 2, "it has lied"
+    assert all(found_poor(world, name) == 0 for name in NAMES)
+    auditing = world.participant("a").auditing
+    assert auditing is not None
+    assert not auditing._verdicts.counts(world.identity("e").peer_id, world.round("a"))
