@@ -32,6 +32,7 @@ from gossamer.node.runs import draft, manifest_keys
 from gossamer.node.telemetry import status
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.wire.statements import Capacity
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
@@ -233,6 +234,7 @@ _ROUTE_TEXTS = {
     "/": "The status page, for a browser.",
     "/api/status": "The status as JSON.",
     "/api/credit": "The tokens of each member in the run, as JSON; 503 before the first count.",
+    "/api/samples": "What the model wrote for the owner's prompts, by round, as JSON.",
     "/api/log": "The newest lines of the log, as JSON; needs what orders need.",
     "/join.svg": "The link for `gossamer join` as a QR code.",
     "/metrics": "The metrics, for Prometheus.",
@@ -310,6 +312,7 @@ def _type(hint: Hint) -> str:
         float: "number",
         bool: "true or false",
         draft.SourceDraft: "tables of `path` and `weight`",
+        LoraConfig: "table of `rank`, `alpha`, `targets` and, if wanted, `weights`",
     }
     if hint in names:
         return names[hint]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -24,7 +23,7 @@ COMMANDS = (
     ("id", "members.show_id", "Show the id of this node, which a founder needs to admit it."),
     ("join", "daemon.join", "Join the run of a peer, or go on with it."),
     ("status", "views.show_status:status", "Show what the node does and what the swarm does."),
-    ("top", "views.top", "Watch the node in this terminal, and pause or resume it with a key."),
+    ("top", "views.top", "Watch the node in this terminal, and steer it with a key."),
     ("watch", "views.watch", "Look at a run from outside, without joining it."),
     ("page", "views.show_page:page", "Print the link of the page that steers this node."),
     ("peers", "views.peers", "Show what each member has given: tokens, rank, share of the run."),
@@ -36,6 +35,7 @@ COMMANDS = (
     ),
     ("resume", "daemon.orders:resume", "Go on after a pause, or after the trainer failed."),
     ("limits", "daemon.limits", "Show the limits of this machine beside their use, or set them."),
+    ("schedule", "daemon.schedule", "Show when this machine works, or change it."),
     ("finish", "daemon.orders:finish", "Finish the present round, then leave and exit."),
     (
         "leave",
@@ -49,7 +49,7 @@ COMMANDS = (
     ),
     ("members", "members.invitations:members", "List the members of an invite-only run."),
     ("revoke", "members.invitations:revoke", "Put a member out of an invite-only run for good."),
-    ("rollback", "founder.rollback", "Take back all rounds after one, as the run's founder."),
+    ("rollback", "founder.rollback", "Take back all rounds after one, as founder or keeper."),
     ("extend", "founder.extend", "Set another end of the run, or begin its cool-down."),
     (
         "export",
@@ -124,11 +124,17 @@ GROUPS = (
 COMPLETION_HELP = "Install completion for bash, zsh or fish, whichever shell this is."
 
 
+def _version() -> str:
+    from importlib.metadata import version  # takes 30 ms, which other commands need not wait
+
+    return f"gossamer {version('gossamer')}"
+
+
 def _build_app() -> App:
     app = App(
         name="gossamer",
         help="Train one model together on machines without a common administrator.",
-        version=lambda: f"gossamer {version('gossamer')}",
+        version=_version,
         default_parameter=Parameter(negative=()),
         print_error=False,
         exit_on_error=False,
@@ -190,7 +196,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _complain(problems: Sequence[str]) -> None:
-    from gossamer.node.telemetry.logs import printable
+    from gossamer.node.base.printable import printable
 
     for problem in problems:
         print(f"gossamer: {printable(problem)}", file=sys.stderr)

@@ -199,6 +199,19 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     accusers: int | msgspec.UnsetType = msgspec.UNSET
     """Votes that must call a member of a ring of three or more removed before a commit counts it as
     out, 1 or 2. A manifest without it, as all from before, keeps its id and means 1."""
+    keepers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Peer ids of which more than half may take rounds back together, as the founder may alone
+    (`policy.rollback_signers`). A manifest without it, as all from before, keeps its id and has no
+    keepers."""
+
+    probation: int | msgspec.UnsetType = msgspec.UNSET
+    """Rounds that have to take a peer's work before it has its whole influence, in a run with
+    `trust = "open"` (`protocol.standing`). A manifest without it, as all from before, keeps its id
+    and has no probation."""
+
+    @property
+    def keeper_ids(self) -> tuple[str, ...]:
+        return () if self.keepers is msgspec.UNSET else self.keepers
 
     @property
     def num_accusers(self) -> int:
@@ -227,6 +240,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     messages: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the data are conversations, of which only the assistant's tokens are targets
     (`protocol.shard_index.PROMPT_BIT`). A manifest from before that has no such field."""
+    frozen_digest: bytes | msgspec.UnsetType = msgspec.UNSET
+    """Only in a run of adapters: block with the list of the model's weights, which stay as they are
+    (`protocol.state.frozen_weights`)."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+from gossamer.protocol.lora import problems_of_lora
+from gossamer.protocol.standing import STANDING_ROUNDS
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import (
@@ -41,6 +43,7 @@ def problems_of(manifest: Manifest) -> list[str]:
         checks.chunks(manifest)
     checks.trust(manifest)
     checks.sync(manifest)
+    checks.lora(manifest)
     checks.rounds(manifest.rounds)
     checks.data(manifest.data, manifest.model)
     checks.digest("genesis_digest", manifest.genesis_digest)
@@ -117,6 +120,8 @@ class _Checks:
         self.within("model.norm_epsilon", model.norm_epsilon, 1e-12, 1e-1)
         if model.imported:
             self.imported(model.imported)
+        if model.lora:
+            self.problems += problems_of_lora(model.lora)
         if len(self.problems) > before:
             return
         self.require(
@@ -129,6 +134,12 @@ class _Checks:
             model.num_heads % model.num_kv_heads == 0,
             f"model.num_kv_heads is {model.num_kv_heads}; it must divide model.num_heads "
             f"({model.num_heads})",
+        )
+        self.within(
+            "number of blocks of the frozen weights",
+            -(-model.frozen_bytes // limits.BLOCK_BYTES_MAX),
+            0,
+            limits.CHUNKS_MAX,
         )
 
     def imported(self, shape: ImportedShape) -> None:
@@ -258,8 +269,35 @@ class _Checks:
             'outer.displacement is not 0: only sync = "diloco" chooses its momentum',
         )
 
+    def lora(self, manifest: Manifest) -> None:
+        self.require(
+            bool(manifest.model.lora) == bool(manifest.data.frozen_digest),
+            "data.frozen_digest belongs to model.lora: a manifest has both, or neither",
+        )
+        if manifest.data.frozen_digest:
+            self.digest("data.frozen_digest", manifest.data.frozen_digest)
+        if not manifest.model.lora:
+            return
+        self.require(
+            manifest.sync != "distro",
+            'model.lora is for sync = "diloco" and "sparse"; the signs of "distro" were not tried '
+            "on adapters",
+        )
+        self.require(
+            not manifest.inner.uses_muon,
+            'inner.optimizer is "muon"; with model.lora only "adamw" is allowed: Muon is for whole '
+            "matrices, and not for the factors of one",
+        )
+
     def trust(self, manifest: Manifest) -> None:
+        if probation := manifest.rounds.probation:
+            self.within("rounds.probation", probation, 1, STANDING_ROUNDS)
         if manifest.trust != "open":
+            self.require(
+                not probation,
+                f'rounds.probation is {probation}; only trust = "open" has one: a sum does not '
+                "show its parts",
+            )
             return
         self.require(
             manifest.sync != "distro",
@@ -275,6 +313,14 @@ class _Checks:
         self.within("rounds.stale_rounds", rounds.stale_rounds, 1, 1000)
         self.within("rounds.checkpoint_rounds", rounds.checkpoint_rounds, 1, 1000)
         self.within("rounds.accusers", rounds.num_accusers, 1, 2)
+        keepers = rounds.keeper_ids
+        for peer in keepers:
+            self._peer("rounds.keepers", peer)
+        self.require(
+            len(keepers) <= limits.KEEPERS_MAX and len(set(keepers)) == len(keepers),
+            f"rounds.keepers has {len(keepers)} peers; allowed: {limits.KEEPERS_MAX} at most, each "
+            "once",
+        )
 
     def data(self, data: DataConfig, model: ModelConfig) -> None:
         vocabulary = model.vocabulary

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gossamer.protocol.lora import LoraConfig, Target
+
 Family = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
 """Families of imported models, by the `model_type` of their configuration."""
 
@@ -53,6 +55,18 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     imported: ImportedShape | msgspec.UnsetType = msgspec.UNSET
     """Only in a run that began with weights of a folder. A manifest without it has no such field,
     so that the runs that there were keep their ids."""
+    lora: LoraConfig | msgspec.UnsetType = msgspec.UNSET
+    """Only in a run of adapters. Then the parameters of the run are these alone."""
+
+    @property
+    def whole(self) -> ModelConfig:
+        """The model that computes: in a run of adapters that without them."""
+        return msgspec.structs.replace(self, lora=msgspec.UNSET) if self.lora else self
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the weights that a run of adapters leaves as they are; 0 in any other run."""
+        return self.lora.item_bytes * self.whole.num_parameters if self.lora else 0
 
     @property
     def family(self) -> Family:
@@ -91,14 +105,33 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Whether a layer's norms follow attention and MLP instead of preceding them."""
         return self.family == "olmo2"
 
+    def matrix_shape(self, target: Target) -> tuple[int, int]:
+        """(outputs, inputs) of a matrix of a layer."""
+        match target:
+            case "q_proj":
+                return self.query_width, self.width
+            case "k_proj" | "v_proj":
+                return self.key_width, self.width
+            case "o_proj":
+                return self.width, self.query_width
+            case "gate_proj" | "up_proj":
+                return self.hidden_width, self.width
+            case "down_proj":
+                return self.width, self.hidden_width
+
     @property
     def num_parameters(self) -> int:
+        """Number of parameters that the run trains."""
+        if self.lora:
+            return self.num_layers * self.layer_parameters
         embeddings = self.vocabulary * self.width * (1 if self.tied_embeddings else 2)
         return self.num_layers * self.layer_parameters + embeddings + self.width
 
     @property
     def layer_parameters(self) -> int:
-        """Number of parameters of one decoder layer."""
+        """Number of parameters of one decoder layer that the run trains."""
+        if self.lora:
+            return self.lora.rank * sum(sum(map(self.matrix_shape, self.lora.targets), ()))
         vectors = self.query_width + 2 * self.key_width if self.has_query_bias else 0
         vectors += sum(self.query_norm_widths or ())
         return self._layer_matrices + vectors + 2 * self.width

@@ -13,6 +13,8 @@ be put under the end-to-end tests and the chaos set (``TMPDIR=/var/tmp pytest te
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ import psutil
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.support import preloaded
 
 MEMORY = Path("/dev/shm")
 """File system in memory on Linux; in containers it is often a very small one."""
@@ -63,7 +67,17 @@ LONG_FOLDERS = ("chaos", "e2e", "internet", "rogue", "browser")
 """Folders whose files each take long and have few tests, because they start real daemons."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-processes",
+        action="store_true",
+        help="execute every command anew, instead of forking it from a process with all loaded",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if sys.platform == "linux" and not config.getoption("--real-processes"):
+        subprocess.Popen = preloaded.Popen  # type: ignore[misc]
     # With `--dist loadfile` xdist begins with the files that have most tests. The longest files
     # have one or two, and would keep one worker busy when the other has nothing left to do.
     if hasattr(config.option, "loadscopereorder"):
@@ -78,6 +92,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.path.relative_to(here).parts[0] not in LONG_FOLDERS
 
     items.sort(key=is_short)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _real_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keeps the processes of a module that is about the real executable from being forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("real_processes"):
+            patch.setattr(subprocess, "Popen", preloaded.REAL_POPEN)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ NOT_OF_THE_REPOSITORY = {"run.toml", "gossamer.env", "model/", "chain/", "blocks
 # Files of a Hugging Face folder.
 NOT_OF_THE_REPOSITORY |= {
     "config.json",
+    "adapter_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "smollm2",

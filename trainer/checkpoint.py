@@ -1,8 +1,9 @@
 """The part of a trainer's state that survives restarts: one safetensors file, replaced atomically.
 
-AdamW's moments (8 bytes a parameter; with Muon 4 for each parameter of a hidden matrix), or the
-momentum of shared steps (4 bytes a parameter) with its place in the chain and a digest over all of
-it.
+AdamW's moments (8 bytes a parameter; with Muon 4 for each parameter of a hidden matrix; fewer where
+they are kept in fewer, see `moments`), or the momentum of shared steps (4 bytes a parameter) with
+its place in the chain and a digest over all of it. Moments are saved as they are kept, and loaded
+into whatever format the optimiser has by then.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 import torch
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.inner_step.moments import MomentVector, vector_of
 from gossamer.trainer.inner_step.muon import Muon
 from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc import messages
@@ -36,16 +38,37 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used or written. The message says which and why."""
 
 
-def save_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
+def save_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str:
     """Writes the moments; what was at `path` stays until the new file is on the disk.
 
-    Raises:
-        CheckpointError: not written (disk full, no permission ...); the old file is untouched.
+    Returns why it could not (disk full, no permission ...), or the empty string.
     """
-    tensors = {name: vector.cpu() for name, vector in optimizer.vectors.items()}
+    tensors = {
+        name + part: tensor.cpu()
+        for name, (vector, _) in optimizer.vectors.items()
+        for part, tensor in vector.tensors.items()
+    }
     steps = str(optimizer.num_steps)
     metadata = {"format": _format(optimizer), "model": _model_key(model), "steps": steps}
-    _write(tensors, metadata, path, "the optimizer's moments")
+    try:
+        _write(tensors, metadata, path, "the optimizer's moments")
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def load_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str:
+    """Fills the optimizer from a checkpoint, if there is one.
+
+    Returns why it could not (damaged, or of another model or optimizer), or the empty string.
+    """
+    try:
+        load_optimizer(optimizer, model, path)
+    except FileNotFoundError:
+        return ""
+    except CheckpointError as error:
+        return f"{error}; the optimiser starts with fresh moments"
+    return ""
 
 
 def load_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
@@ -55,19 +78,20 @@ def load_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> N
         FileNotFoundError: there is none.
         CheckpointError: damaged, or of another model or optimizer.
     """
-    expected = optimizer.vectors
-    with _reading(path, _format(optimizer), model, "the moments") as (tensor, metadata):
-        found = {name: tensor(name) for name in expected}
+    found: dict[str, MomentVector] = {}
+    with _reading(path, _format(optimizer), model, "the moments") as (file, metadata):
+        for name, (vector, spans) in optimizer.vectors.items():
+            tensors = {
+                key.removeprefix(name): file.get_tensor(key)
+                for key in file.keys()  # noqa: SIM118  it has no iterator
+                if key.partition(".")[0] == name
+            }
+            found[name] = vector_of(tensors, is_signed=vector.is_signed)
+            if not found[name].is_whole(spans):
+                raise CheckpointError(f"{path} is damaged: moments of the wrong size or not finite")
         num_steps = int(metadata["steps"])
-    for name, vector in found.items():
-        if (
-            vector.shape != expected[name].shape
-            or vector.dtype != torch.float32
-            or not bool(torch.isfinite(vector).all())
-        ):
-            raise CheckpointError(f"{path} is damaged: moments of the wrong size or not finite")
-    if not 0 <= num_steps <= STEPS_MAX or bool((found["second_moment"] < 0).any()):
-        raise CheckpointError(f"{path} is damaged: steps or second moments out of range")
+    if not 0 <= num_steps <= STEPS_MAX:
+        raise CheckpointError(f"{path} is damaged: steps out of range")
     optimizer.restore(found, num_steps)
 
 
@@ -109,9 +133,9 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
         FileNotFoundError: there is none.
         CheckpointError: damaged, or of another model.
     """
-    with _reading(path, MOMENTUM_FORMAT, model, "the momentum") as (tensor, metadata):
+    with _reading(path, MOMENTUM_FORMAT, model, "the momentum") as (file, metadata):
         saved = SavedMomentum(
-            tensor("momentum"),
+            file.get_tensor("momentum"),
             float.fromhex(metadata["last_rate"]),
             msgspec.msgpack.decode(bytes.fromhex(metadata["place"]), type=messages.Place),
         )
@@ -127,11 +151,19 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
     return saved
 
 
+class _File(Protocol):
+    """An open safetensors file, which has no types of its own."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
 @contextlib.contextmanager
 def _reading(
     path: Path, file_format: str, model: ModelConfig, what: str
-) -> Iterator[tuple[Callable[[str], torch.Tensor], dict[str, str]]]:
-    """Reads tensors by name; and the metadata. A tensor that cannot be read within the block is
+) -> Iterator[tuple[_File, dict[str, str]]]:
+    """Opens the file, and reads the metadata. A tensor that cannot be read within the block is
     damaged.
 
     Raises:
@@ -145,7 +177,7 @@ def _reading(
             metadata = file.metadata() or {}
             if (metadata.get("format"), metadata.get("model")) != (file_format, _model_key(model)):
                 raise CheckpointError(f"{path} has {what} of another model or format")
-            yield file.get_tensor, metadata
+            yield cast(_File, file), metadata
     except CheckpointError:
         raise
     except (OSError, SafetensorError, KeyError, ValueError, OverflowError) as error:

@@ -44,7 +44,8 @@ class _ChunkedLoss(torch.autograd.Function):
         wants_gradient = any(ctx.needs_input_grad[:2])
         loss = torch.zeros((), device=rows.device)
         row_gradient = torch.empty_like(rows) if wants_gradient else None
-        weight_gradient = torch.zeros_like(weight) if wants_gradient else None
+        # A frozen head has none.
+        weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(rows), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             # A row without a target has loss 0 and gradient 0.
@@ -55,7 +56,7 @@ class _ChunkedLoss(torch.autograd.Function):
             logits = products.float()
             log_sum = logits.logsumexp(1, keepdim=True)
             loss += ((log_sum - logits.gather(1, wanted)) * counts).sum()
-            if row_gradient is None or weight_gradient is None:
+            if row_gradient is None:
                 continue
             # d loss / d logits = softmax(logits) - one-hot(targets)
             log_sum.masked_fill_(~counts, math.inf)
@@ -67,15 +68,18 @@ class _ChunkedLoss(torch.autograd.Function):
             gradient = probabilities.to(products.dtype)
             del products, logits, probabilities
             row_gradient[chunk] = gradient @ weight
-            weight_gradient += gradient.T @ rows[chunk].to(gradient.dtype)
-        if row_gradient is not None and weight_gradient is not None and is_fp16:
-            row_gradient *= _FP16_ROOM
-            weight_gradient *= _FP16_ROOM
+            if weight_gradient is not None:
+                weight_gradient += gradient.T @ rows[chunk].to(gradient.dtype)
+        for total in (row_gradient, weight_gradient):
+            if total is not None and is_fp16:
+                total *= _FP16_ROOM
         ctx.gradients = row_gradient, weight_gradient
         return loss
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         row_gradient, weight_gradient = ctx.gradients
         ctx.gradients = None
-        return row_gradient.mul_(scale), weight_gradient.mul_(scale), None, None
+        if weight_gradient is not None:
+            weight_gradient.mul_(scale)
+        return row_gradient.mul_(scale), weight_gradient, None, None

@@ -49,11 +49,15 @@ def batches_of(
 
 
 def in_time(
-    batches: Iterable[T], seconds_max: float, clock: Callable[[], float] = time.monotonic
+    batches: Iterable[T],
+    seconds_max: float,
+    clock: Callable[[], float] = time.monotonic,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
-    """The first batch, and more until the seconds are over."""
+    """The first batch, and more until the seconds are over. `on_batch` is called before each."""
     started = clock()
     for batch in batches:
+        on_batch()
         yield batch
         if clock() - started >= seconds_max:
             return

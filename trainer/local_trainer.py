@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,17 +19,19 @@ from numpy.typing import NDArray
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.trainer import evaluate, overlap
-from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
+from gossamer.trainer import overlap
+from gossamer.trainer.adapters import read_frozen
+from gossamer.trainer.checkpoint import load_moments, save_moments
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.resources.device import choose_device, is_out_of_memory
-from gossamer.trainer.resources.passes import FILE_NAME, Passes
-from gossamer.trainer.text.data import DataError, DataQueue, add_span, load_shard, num_targets
+from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
+from gossamer.trainer.state_reader import StateReader
+from gossamer.trainer.text.data import DataQueue, add_span, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -39,8 +40,6 @@ STEPS_AHEAD = 4
 # A round ends early when its data was in this many pieces: its spans go into one message, and one
 # step may add as many as it has sequences, and more. The daemon makes one span of a partition's.
 _SPANS_PER_ROUND = messages.SPANS_PER_ROUND_MAX // 2
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -72,8 +71,13 @@ class TrainerConfig:
     """File from which the moments come and to which they are saved; empty for none."""
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
+    moments: messages.MomentChoice = "auto"
+    """What the optimiser keeps its moments in."""
     mixing: float = 0.0
     """See `overlap`."""
+    frozen_paths: tuple[str, ...] = ()
+    """Files with the weights that adapters leave as they are (`adapters.read_frozen`). Without
+    them a run of adapters can draw its initial parameters, and nothing else."""
 
 
 class LocalTrainer:
@@ -112,6 +116,7 @@ class LocalTrainer:
         Raises:
             DeviceError: no such device here.
             ValueError: `base` or `pseudo_gradient` of the wrong length or type.
+            DataError: frozen weights that cannot be used.
         """
         model, inner = config.model, config.inner
         for vector in (base, pseudo_gradient):
@@ -123,8 +128,11 @@ class LocalTrainer:
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self.device = choose_device(config.device, model.width)
-        self._decoder = Decoder(model, self.device.torch_device)
+        self._decoder = self._make_decoder()
         self._decoder.flat.zero_()
+        self._reader = StateReader(
+            self._decoder, self.device, model, config.token_bytes, on_progress
+        )
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
@@ -143,9 +151,20 @@ class LocalTrainer:
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
+    def _make_decoder(self) -> Decoder:
+        model, paths = self._config.model, self._config.frozen_paths
+        is_half = model.lora and model.lora.weights == "bf16" and self.device.is_half
+        dtype = torch.bfloat16 if is_half else torch.float32
+        decoder = Decoder(model, self.device.torch_device, dtype)
+        if paths and model.lora:
+            decoder.load_frozen(read_frozen(paths, model.lora, self._on_progress))
+        return decoder
+
     def _make_optimizer(self) -> AdamW | Muon | None:
         """The run's optimiser, or None in a trainer that updates the parameters in another way."""
-        return optimizer_for(self._decoder, self._config.inner, self.device.coarse_dtype)
+        model, inner = self._config.model, self._config.inner
+        moment_format = moment_format_on(self.device, model, inner, self._config.moments)
+        return optimizer_for(self._decoder, inner, self.device.coarse_dtype, moment_format)
 
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
@@ -157,6 +176,11 @@ class LocalTrainer:
     @property
     def optimizer_steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.num_steps
+
+    @property
+    def moments(self) -> str:
+        """What the optimiser keeps its moments in; empty without one."""
+        return "" if self._optimizer is None else self._optimizer.moment_format
 
     @property
     def micro_batch(self) -> int:
@@ -221,6 +245,7 @@ class LocalTrainer:
         ranges `new` of `base` have changed since then: they are taken over first, see `rebase`.
         """
         self._require_between_rounds("Begin")
+        self._require_frozen()
         goes_on = start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
         if goes_on:
@@ -343,71 +368,28 @@ class LocalTrainer:
     def evaluate(
         self, paths: tuple[str, ...], tokens_max: int, seconds_max: float = math.inf
     ) -> messages.Evaluated:
-        """Loss of `base` over held-out shards. The local parameters stay.
-
-        Raises:
-            DataError: a shard that cannot be used, or nothing to predict.
-            TrainerError: memory does not suffice for a single sequence.
-        """
+        """Loss of `base` over held-out shards, see `StateReader.loss`."""
         self._require_between_rounds("Evaluate")
-        local = self._copy_of_local()
-        self._load_base()
-        model, token_bytes = self._config.model, self._config.token_bytes
-        shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
-        batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
-        in_time = evaluate.in_time(self._reported(batches), seconds_max)
-        try:
-            loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
-        finally:
-            with torch.no_grad():
-                self._decoder.flat.copy_(local)
-        return messages.Evaluated(loss=loss, tokens=tokens)
+        self._require_frozen()
+        return self._reader.loss(self._base, paths, self.micro_batch, tokens_max, seconds_max)
+
+    def sample(self, task: messages.Sample) -> messages.Sampled:
+        """Texts of the model of `base`."""
+        self._require_between_rounds("Sample")
+        self._require_frozen()
+        return self._reader.texts(self._base, task)
 
     def audit(self, sequences: Sequence[tuple[str, int]]) -> messages.Audited:
-        """Loss of the parameters in `audited` on single sequences. The local parameters stay.
-
-        Args:
-            sequences: (file of a shard, first token).
+        """Losses of the parameters in `audited`, see `StateReader.losses`.
 
         Raises:
-            DataError: a shard that cannot be used, or that has no such sequence.
-            TrainerError: memory does not suffice for a single sequence; or nothing is audited in
-                this run.
+            TrainerError: nothing is audited in this run, or not so much.
         """
         self._require_between_rounds("Audit")
+        self._require_frozen()
         if self.audited is None or len(sequences) > messages.AUDIT_SEQUENCES_MAX:
             raise TrainerError(f"Audit of {len(sequences)} sequences that this run does not have")
-        batches = [self._read_sequence(*each) for each in sequences]
-        local = self._copy_of_local()
-        losses: list[float] = []
-        try:
-            self._load(self.audited)
-            for batch in self._reported(batches):
-                losses.append(evaluate.evaluate(self._decoder, self.device, [batch])[0])
-        finally:
-            with torch.no_grad():
-                self._decoder.flat.copy_(local)
-        return messages.Audited(losses=tuple(losses))
-
-    def _read_sequence(self, path: str, start: int) -> NDArray[np.int64]:
-        """The sequence of a shard from token `start` on: (1, context + 1)."""
-        model = self._config.model
-        tokens = load_shard(path, self._config.token_bytes, model.vocabulary)
-        sequence = tokens[start : start + model.context + 1]
-        if len(sequence) <= model.context:
-            raise DataError(f"shard {path} has no sequence at token {start}")
-        return sequence[None].astype(np.int64)
-
-    def _copy_of_local(self) -> torch.Tensor:
-        """The local parameters, on the host if the device has no room for them twice."""
-        flat = self._decoder.flat
-        try:
-            return flat.detach().clone()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        self.device.release_memory()
-        return flat.detach().to("cpu", copy=True)
+        return messages.Audited(losses=self._reader.losses(self.audited, sequences))
 
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.
@@ -416,40 +398,28 @@ class LocalTrainer:
         """
         if self._optimizer_path is None or self._optimizer is None:
             return ""
-        try:
-            save_optimizer(self._optimizer, self._config.model, self._optimizer_path)
-        except CheckpointError as error:
-            return str(error)
-        return ""
+        return save_moments(self._optimizer, self._config.model, self._optimizer_path)
 
     def _load_moments(self) -> str:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
-        try:
-            load_optimizer(self._optimizer, self._config.model, self._optimizer_path)
-        except FileNotFoundError:
-            return ""
-        except CheckpointError as error:
-            return f"{error}; the optimiser starts with fresh moments"
-        return ""
-
-    def _load_base(self) -> None:
-        self._load(self._base)
+        return load_moments(self._optimizer, self._config.model, self._optimizer_path)
 
     @torch.no_grad()
-    def _load(self, parameters: NDArray[np.float32]) -> None:
-        self._decoder.flat.copy_(torch.from_numpy(parameters))
-
-    def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
-        """The same pieces; `on_progress` is called before each."""
-        for piece in pieces:
-            self._on_progress()
-            yield piece
+    def _load_base(self) -> None:
+        self._decoder.flat.copy_(torch.from_numpy(self._base))
 
     def _require_round(self) -> _Round:
         if self._round is None:
             raise TrainerError("no round is running: Begin comes first")
         return self._round
+
+    def _require_frozen(self) -> None:
+        if self._config.model.lora and not self._config.frozen_paths:
+            raise TrainerError(
+                "the weights that the adapters of this run belong to are not here: start the node "
+                "again, which fetches them"
+            )
 
     def _require_between_rounds(self, what: str) -> None:
         if self._round is not None:

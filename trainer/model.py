@@ -8,6 +8,7 @@
 - what the family of an imported model has beyond that: rotary frequencies for a longer context
   (Llama 3.1), biases of query, key and value (Qwen 2), norms of queries and keys (Qwen 3, OLMo 2),
   norms behind attention and MLP (OLMo 2)
+- with `model.lora` adapters beside matrices of the layers (LoRA, arXiv 2106.09685)
 
 Shape letters: B sequences, T tokens of one, W width, H heads, K key/value heads, D width of a head,
 F hidden width, V vocabulary.
@@ -16,15 +17,19 @@ F hidden width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gossamer.protocol.lora import LoraConfig, Target
 from gossamer.protocol.model_config import ModelConfig, RopeScaling
 from gossamer.protocol.shard_index import PROMPT_BIT
+from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
 from gossamer.trainer.resources.device import has_grouped_kernel
 from gossamer.trainer.resources.memory_estimate import logits_max_of
@@ -37,6 +42,28 @@ INIT_STD = 0.02
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Leaves the weights undefined."""
+
+
+class AdaptedLinear(Linear):
+    """W x + scale * B A x, of which only A and B are trained."""
+
+    def __init__(self, inputs: int, outputs: int, lora: LoraConfig, *, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.lora_A = Linear(inputs, lora.rank, bias=False)
+        self.lora_B = Linear(lora.rank, outputs, bias=False)
+        self._scale = lora.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., inputs) -> (..., outputs)"""
+        added: Tensor = self.lora_B(self.lora_A(x))
+        return super().forward(x) + self._scale * added
+
+
+def _projection(model: ModelConfig, target: Target, *, bias: bool = False) -> Linear:
+    outputs, inputs = model.matrix_shape(target)
+    if model.lora and target in model.lora.targets:
+        return AdaptedLinear(inputs, outputs, model.lora, bias=bias)
+    return Linear(inputs, outputs, bias=bias)
 
 
 class Embedding(nn.Embedding):
@@ -114,10 +141,10 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = model.num_heads, model.num_kv_heads
         self.head_width = model.head_width
         bias = model.has_query_bias
-        self.q_proj = Linear(model.width, model.query_width, bias=bias)
-        self.k_proj = Linear(model.width, model.key_width, bias=bias)
-        self.v_proj = Linear(model.width, model.key_width, bias=bias)
-        self.o_proj = Linear(model.query_width, model.width, bias=False)
+        self.q_proj = _projection(model, "q_proj", bias=bias)
+        self.k_proj = _projection(model, "k_proj", bias=bias)
+        self.v_proj = _projection(model, "v_proj", bias=bias)
+        self.o_proj = _projection(model, "o_proj")
         self.q_norm: nn.RMSNorm | None = None
         self.k_norm: nn.RMSNorm | None = None
         if (widths := model.query_norm_widths) is not None:
@@ -162,9 +189,9 @@ def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
 class MLP(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(model.width, model.hidden_width, bias=False)
-        self.up_proj = Linear(model.width, model.hidden_width, bias=False)
-        self.down_proj = Linear(model.hidden_width, model.width, bias=False)
+        self.gate_proj = _projection(model, "gate_proj")
+        self.up_proj = _projection(model, "up_proj")
+        self.down_proj = _projection(model, "down_proj")
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, T, W) -> (B, T, F) -> (B, T, W)"""
@@ -201,11 +228,24 @@ class Decoder(nn.Module):
     """The whole model. Its parameters are views into `flat`, in the order of `flat.layout_of`.
 
     So loading a state is one copy into `flat`, and the difference of two states is one subtraction.
+    With `model.lora` the parameters are the adapters. All else is frozen: buffers, which no
+    optimiser sees and which have no gradients.
     """
 
-    def __init__(self, model: ModelConfig, device: torch.device | str = "cpu") -> None:
-        """The weights are undefined until `initialise` or a copy into `flat`."""
+    def __init__(
+        self,
+        model: ModelConfig,
+        device: torch.device | str = "cpu",
+        frozen_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """The weights are undefined until `initialise` or a copy into `flat`, the frozen ones until
+        `load_frozen`.
+
+        Args:
+            frozen_dtype: type of frozen matrices; vectors are fp32. Without autocast it is fp32.
+        """
         super().__init__()
+        self._model = model
         with torch.device("meta"):
             self.embed_tokens = Embedding(model.vocabulary, model.width)
             self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
@@ -213,6 +253,8 @@ class Decoder(nn.Module):
             self.lm_head = Linear(model.width, model.vocabulary, bias=False)
         if model.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        if model.lora:
+            self._freeze(torch.device(device), frozen_dtype)
         self.rotary = Rotary(model).to(device)
         self.flat = torch.empty(model.num_parameters, device=device)
         self._bind()
@@ -234,6 +276,41 @@ class Decoder(nn.Module):
             start += parameter.numel()
         assert start == self.flat.numel()
 
+    def _freeze(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Makes a buffer of every parameter that is no adapter's."""
+        trained = {tensor.name for tensor in layout_of(self._model)}
+        is_tied = self._model.tied_embeddings
+        for name, parameter in list(self.named_parameters()):
+            if name in trained:
+                continue
+            dtype_here = dtype if parameter.ndim > 1 else torch.float32
+            values = torch.empty(parameter.shape, device=device, dtype=dtype_here)
+            tied = ["lm_head.weight"] if is_tied and name == "embed_tokens.weight" else []
+            for place in (name, *tied):
+                path, _, attribute = place.rpartition(".")
+                module = self.get_submodule(path)
+                delattr(module, attribute)
+                module.register_buffer(attribute, values, persistent=False)
+
+    @torch.no_grad()
+    def load_frozen(self, pieces: Iterator[NDArray[np.float32]]) -> None:
+        """Fills the frozen weights from the flat vector of the whole model, in pieces of any size.
+
+        Raises:
+            ValueError: the pieces end early.
+        """
+        piece = np.empty(0, np.float32)
+        for tensor in layout_of(self._model.whole):
+            out = self.get_buffer(tensor.name).view(-1)
+            while len(out):
+                if not len(piece):
+                    piece = next(pieces, piece)
+                    if not len(piece):
+                        raise ValueError(f"the frozen weights end in {tensor.name}")
+                size = min(len(out), len(piece))
+                out[:size].copy_(torch.from_numpy(piece[:size]))
+                out, piece = out[size:], piece[size:]
+
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) -> logits: (B, T, V)"""
         logits: Tensor = self.lm_head(self._hidden(tokens))
@@ -241,9 +318,9 @@ class Decoder(nn.Module):
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) -> input of the head: (B, T, W)"""
-        x = self.embed_tokens(
-            tokens
-        )  # (B, T, W), fp32 under autocast too: the residual stream stays in it
+        # (B, T, W), fp32 under autocast too, and of a frozen embedding in bf16: the residual stream
+        # stays in it
+        x = self.embed_tokens(tokens).float()
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, self.rotary, use_reentrant=False, preserve_rng_state=False)
@@ -282,12 +359,22 @@ class Decoder(nn.Module):
         Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, and those
         that write into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so
         that its variance does not grow with depth (GPT-2, section 2.3).
+
+        Of adapters, B starts at 0, and A is normal (arXiv 2106.09685, section 4.1) with standard
+        deviation 1 / sqrt(inputs), so that A x has the size of an element of x.
         """
         generator = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.layers))
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            if name.endswith("lora_B.weight"):
+                parameter.zero_()
+                continue
+            if name.endswith("lora_A.weight"):
+                std = 1.0 / math.sqrt(parameter.shape[1])
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

@@ -48,6 +48,7 @@ from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.inner_step.optimizer import clip, gradient_norm
 from gossamer.trainer.inner_step.schedule import learning_rate_of
+from gossamer.trainer.ipc.messages import MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
@@ -60,13 +61,21 @@ from gossamer.trainer.text.shard_folder import cut_text
 class Worker:
     """One peer: replica of the model, optimiser, text, and work that no average has taken."""
 
-    def __init__(self, run: Preset | Manifest, token_bytes: int, device: str = "auto") -> None:
+    def __init__(
+        self,
+        run: Preset | Manifest,
+        token_bytes: int,
+        device: str = "auto",
+        moment_format: MomentFormat = "fp32",
+    ) -> None:
         self._inner, self._context = run.inner, run.model.context
         self._device = choose_device(device, run.model.width)
         if self._device.needs_loss_scale:
             self._device = dataclasses.replace(self._device, precision="fp32")
         self._decoder = Decoder(run.model, self._device.torch_device)
-        self._optimizer = optimizer_for(self._decoder, run.inner, self._device.coarse_dtype)
+        self._optimizer = optimizer_for(
+            self._decoder, run.inner, self._device.coarse_dtype, moment_format
+        )
         self.queue = DataQueue(run.model.context, token_bytes, run.model.vocabulary)
         self.pending = np.zeros(run.model.num_parameters, np.float32)
 

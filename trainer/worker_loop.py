@@ -218,6 +218,8 @@ class Worker:
             case messages.Evaluate():
                 paths, tokens_max = message.paths, message.tokens_max
                 self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
+            case messages.Sample():
+                self._send(trainer.sample(message))
             case messages.Audit():
                 self._send(trainer.audit(message.sequences))
             case messages.Save():
@@ -251,7 +253,9 @@ class Worker:
             device=message.device,
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
+            moments=message.moments,
             mixing=message.mixing,
+            frozen_paths=message.frozen_paths,
         )
         trainer = make(
             config,
@@ -270,6 +274,7 @@ class Worker:
                 device_name=trainer.device.name,
                 num_parameters=num_parameters,
                 precision=trainer.device.precision,
+                moments=trainer.moments,
                 optimizer_steps=trainer.optimizer_steps,
                 momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,

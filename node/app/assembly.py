@@ -33,6 +33,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
+from gossamer.node.base.printable import printable
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine.hardware import Hardware
@@ -48,18 +49,21 @@ from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
+from gossamer.node.rounds.model_samples import ModelSamples, sample_task
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.own_text import OwnText
+from gossamer.node.runs.step_estimate import operations_of_token
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.roll_file import read_pinned_head
+from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.data_feed import DataFeed
@@ -120,6 +124,8 @@ class Node:
         gpus = Gpus()
         self.metrics = Metrics(gpus)
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
+        operations = operations_of_token(self.manifest.model, twice=False)
+        self.metrics.operations_per_token.set(operations)
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
@@ -233,6 +239,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
             index = await core.run_blocks.fetch_index()
+            await core.run_blocks.fetch_frozen()
             found = index, await self._build_feed(core, index, own_text)
             nursery.cancel_scope.cancel()
         return found
@@ -257,7 +264,8 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone, self._limits, self._limit_parts.disk, self._settings.name,
+            self._runtime.zone, self._limits, self._limit_parts.disk,
+            MemberName(self._settings.name, self._settings.team),
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -338,6 +346,7 @@ class Node:
             self._state_dir.health,
             self._runtime.awake,
             LossFile(self._state_dir.losses_path, self.run_id),
+            self._build_samples(core.trainer),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
             audit_data=audit_data,
@@ -351,6 +360,13 @@ class Node:
             serve_seconds=parse_serve_after(self._settings.serve_after),
             orders=orders,
         )
+
+    def _build_samples(self, trainer: Trainer) -> ModelSamples:
+        settings = self._settings
+        task = sample_task(settings.sample_prompts, self.manifest.data, self._store.path)
+        file = SamplesFile(self._state_dir.samples_path, self.run_id)
+        every_rounds, run_in_thread = settings.sample_rounds, self._runtime.run_in_thread
+        return ModelSamples(task, every_rounds, trainer, file, run_in_thread)
 
     @property
     def _node(self) -> Participant:
@@ -379,7 +395,10 @@ class Node:
                 controls=self,
                 token=DaemonFiles(self._state_dir).new_token(),
                 hosts=self._settings.api_hosts,
-                credit=CreditView(lambda: read_credits(self._state_dir)),
+                credit=CreditView(
+                    lambda: read_credits(self._state_dir), lambda: reporter.names.kept
+                ),
+                samples=lambda: self._node.context.samples.kept,
             )
         )
         DaemonFiles(self._state_dir).write_api(api)
@@ -397,6 +416,7 @@ class Node:
             context.feed.claims,
             self._hardware.capacity(),
             self._settings.name,
+            self._settings.team,
         )
 
     async def _serve_ring(self, stream: Stream) -> None:

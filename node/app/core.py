@@ -15,7 +15,6 @@ from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.heads.extensions import ExtensionFile, Extensions
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
@@ -37,6 +36,7 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.known_peers import KnownPeers
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
@@ -44,6 +44,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Membership
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class CoreBuilder:
         manifest, settings, state_dir = inputs.manifest, inputs.settings, inputs.state_dir
         transport, run_in_thread = inputs.transport, inputs.runtime.run_in_thread
         randomness = random.Random(inputs.identity.peer_id)
-        run_blocks = RunBlocks(manifest.data, inputs.store, self._blocks, transport)
+        run_blocks = RunBlocks(manifest, inputs.store, self._blocks, transport)
         run_blocks.pin()
         trainer = inputs.runtime.make_trainer(manifest, settings, str(state_dir.optimizer_path))
         genesis_state = Digest(manifest.genesis_digest)
@@ -217,7 +218,8 @@ class CoreBuilder:
 
     def _read_rollbacks(self) -> Rollbacks:
         manifest, state_dir = self._inputs.manifest, self._inputs.state_dir
-        files = RollbackFiles(state_dir.root, manifest.run_id, PeerId(manifest.founder))
+        signers = RollbackSigners.of(manifest)
+        files = RollbackFiles(state_dir.root, manifest.run_id, signers)
         rollbacks = Rollbacks(files, state_dir.health)
         rollbacks.load()
         return rollbacks

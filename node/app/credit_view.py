@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import trio
 
 from gossamer.node.runs.credit import Credits
+from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.state_dir import StateDirError
 
 FRESH_SECONDS_MIN = 10.0
@@ -29,6 +30,8 @@ class MemberCredit(msgspec.Struct, frozen=True):
     rank: int
     tokens: int
     share: float
+    name: str = ""
+    team: str = ""
 
 
 class CreditAnswer(msgspec.Struct, frozen=True):
@@ -42,8 +45,14 @@ class CreditAnswer(msgspec.Struct, frozen=True):
 class CreditView:
     """Counts the credit in a thread. There is one count at a time."""
 
-    def __init__(self, read: Callable[[], Credits]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Credits],
+        names: Callable[[], Mapping[str, MemberName]] = dict,
+    ) -> None:
+        """`names`: returns what members want to be called, by peer id."""
         self._read = read
+        self._names = names
         self._answer: bytes | None = None
         self._stale_at_seconds = 0.0
         self._is_counting = False
@@ -68,8 +77,16 @@ class CreditView:
 
     def _count(self) -> bytes:
         credits = self._read()
+        names, none = self._names(), MemberName()
         members = tuple(
-            MemberCredit(row.peer_id, row.rank, row.tokens, row.share)
+            MemberCredit(
+                row.peer_id,
+                row.rank,
+                row.tokens,
+                row.share,
+                names.get(row.peer_id, none).name,
+                names.get(row.peer_id, none).team,
+            )
             for row in credits.rows[:ROWS_MAX]
         )
         return msgspec.json.encode(CreditAnswer(credits.round, credits.tokens_total, members))

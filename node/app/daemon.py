@@ -270,6 +270,7 @@ class _Daemon:
             manifest,
             trains_on_host=trains_on_host(settings.device, Gpus().read()),
             cache_bytes=settings.cache_bytes,
+            moments=settings.moments,
         )
         require_memory(manifest, needs, free_memory_bytes())
         gpus = Gpus().read()
@@ -277,7 +278,7 @@ class _Daemon:
             manifest,
             settings,
             trains_on_host=trains_on_host(settings.device, gpus),
-            disk_bytes=CACHE_BYTES_MIN,
+            disk_bytes=CACHE_BYTES_MIN + manifest.model.frozen_bytes,
             card=device_memory(settings.device, gpus),
             tokens_per_second=None,
         )
@@ -297,7 +298,7 @@ class _Daemon:
         memory = device_memory(self._settings.device, Gpus().read())
         device = ""
         if memory is not None:
-            fit = device_fit(manifest, memory)
+            fit = device_fit(manifest, memory, self._settings.moments)
             require_fit(manifest, fit)
             device = fit.text
         lines = describe(manifest, needs, free_memory_bytes(), device)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -30,7 +31,9 @@ from gossamer.node.app.http_server import IDLE_SECONDS_MAX, Guard, bind_address,
 from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.printable import printable_json
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.storage.samples_file import RoundSamples
 from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
@@ -64,6 +67,9 @@ _run_in_thread = cast(_RunInThread, trio.to_thread.run_sync)
 _BODY_BYTES_MAX = 0
 
 
+Samples = Callable[[], Sequence[RoundSamples]]
+
+
 class Controls(Protocol):
     """The node, as the orders see it. They return at once; the status shows their effect."""
 
@@ -88,6 +94,7 @@ async def serve_http(
     *,
     hosts: Sequence[str] = (),
     credit: CreditView | None = None,
+    samples: Samples = tuple,
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
@@ -101,11 +108,12 @@ async def serve_http(
         token: the secret that orders need.
         hosts: host names that requests may use besides loopback names and addresses.
         credit: counts what each member has given; None: nothing is counted.
+        samples: returns what the model wrote, oldest round first.
 
     Raises:
         ApiBindError: the address is in use, or does not belong to this machine.
     """
-    app = build_app(status, registry, controls, token, hosts, credit)
+    app = build_app(status, registry, controls, token, hosts, credit, samples)
     with bind_address("--api", bind) as listener:
         await serve_app(app, listener, read_seconds=IDLE_SECONDS_MAX, task_status=task_status)
 
@@ -122,6 +130,7 @@ def build_app(
     token: str,
     hosts: Sequence[str] = (),
     credit: CreditView | None = None,
+    samples: Samples = tuple,
 ) -> ASGIApp:
     """The endpoint as an ASGI application; see `serve_http`."""
     page, policy = load_page()
@@ -144,6 +153,11 @@ def build_app(
         if answer is None:
             return PlainTextResponse("nothing is counted yet\n", status_code=503)
         return Response(answer, media_type="application/json")
+
+    async def show_samples(_request: Request) -> Response:
+        # As in the status: a terminal must not obey what a model writes.
+        text = printable_json(msgspec.json.encode(samples()).decode())
+        return Response(text, media_type="application/json")
 
     async def show_log(request: Request) -> Response:
         refusal = refuse_order(request, token)
@@ -187,6 +201,7 @@ def build_app(
             Route("/", show_page),
             Route("/api/status", show_status),
             Route("/api/credit", show_credit),
+            Route("/api/samples", show_samples),
             Route("/api/log", show_log),
             Route("/join.svg", show_link),
             Route("/metrics", show_metrics),

@@ -72,7 +72,8 @@ class DiskLimit:
         settings = self._settings
         quota = settings.cache_bytes
         if settings.disk_max:
-            quota = min(quota, max(0, settings.disk_max - self._other_bytes))
+            beside = self._other_bytes + self._store.reserved_bytes
+            quota = min(quota, max(0, settings.disk_max - beside))
         self._store.quota_bytes = quota
 
 

@@ -1,5 +1,5 @@
-"""The owner's limits of one node: checked, kept on the disk, applied at once, and shown beside the
-use.
+"""The owner's limits and schedule of one node: checked, kept on the disk, applied at once, and
+shown, limits beside the use.
 
 A change is checked against what the run needs here. It is refused as a whole, with the least that
 would do, before anything is kept or applied.
@@ -13,15 +13,24 @@ from typing import Protocol
 import structlog
 import trio
 
-from gossamer.node.base.owner_limits import SETTING_OF, changed, with_limits
-from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, parse_limit, rate_limit_of
+from gossamer.node.base.limit_periods import parse_limit
+from gossamer.node.base.owner_limits import (
+    SCHEDULE,
+    SETTING_OF,
+    UNITS,
+    changed,
+    rule_text,
+    setting_of,
+    with_limits,
+)
+from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, rate_limit_of
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.storage.limits_file import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.node.telemetry.status import LimitStatus
+from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
 LOOK_SECONDS = 2.0
 """Time between two looks at the use: a person who has set a limit waits for the next one."""
@@ -36,17 +45,6 @@ Check = Callable[[Settings], Sequence[str]]
 
 Apply = Callable[[Settings], None]
 """Makes the parts of the node obey. It returns at once."""
-
-UNITS: Mapping[str, str] = {
-    "upload": "Mbit/s",
-    "download": "Mbit/s",
-    "threads": "threads",
-    "memory": "bytes",
-    "disk": "bytes",
-    "gpu_memory": "bytes",
-    "gpu_power": "W",
-    "gpu_temperature": "degrees C",
-}
 
 
 class Reads(Protocol):
@@ -105,10 +103,10 @@ class OwnerLimits:
             self._checks.append(make_check)
 
     async def change(self, changes: Mapping[str, str]) -> None:
-        """Changes limits: on the disk first, and then at once.
+        """Changes limits and the schedule: on the disk first, and then at once.
 
         Args:
-            changes: a text such as `10`, `off` or `default` by the name of each limit.
+            changes: a text such as `10`, `off` or `default` by the name of each.
 
         Raises:
             ConfigError: a change is none, or the run needs more; nothing was changed.
@@ -117,7 +115,7 @@ class OwnerLimits:
         async with self._changing:
             kept = changed(self._kept, changes)
             settings = with_limits(self._given, kept)
-            new = {SETTING_OF[name] for name in changes}
+            new = {setting_of(name) for name in changes}
             checks = [make() for make in self._checks]
             found = await self._run_in_thread(lambda: [check(settings) for check in checks])
             problems = [
@@ -134,7 +132,7 @@ class OwnerLimits:
                 apply(settings)
         words = ", ".join(f"{name} {text}" for name, text in changes.items())
         log.info(
-            f"the owner sets limits: {words}",
+            f"the owner sets {words}",
             fields={"event": "the owner sets limits", "limits": dict(changes)},
         )
 
@@ -194,6 +192,17 @@ class OwnerLimits:
                 note=self.notes.get(name, ""),
             )
             for name, setting in SETTING_OF.items()
+        )
+
+    def schedule(self) -> tuple[RuleStatus, ...]:
+        """Returns what says when the node trains."""
+        return tuple(
+            RuleStatus(
+                name=name,
+                text=rule_text(self.settings, name),
+                source="schedule set" if name in self._kept else "settings",
+            )
+            for name in SCHEDULE
         )
 
     def _limit_of(self, name: str) -> float | None:

@@ -50,6 +50,11 @@ function runLeft(s) {
   if (!rounds) return "none: the last round is committed";
   return plural(rounds, "round", "rounds") + (known(pace.roundSeconds) ? ", about " + seconds(rounds * pace.roundSeconds) : "");
 }
+function tokensLeft(s, tokensPerSecond) {
+  const left = Math.max(0, s.final_tokens - s.swarm_tokens_total);
+  if (!left) return "none: the last token is trained";
+  return count(left) + " tokens" + (tokensPerSecond ? ", about " + seconds(left / tokensPerSecond) + " at this speed" : "");
+}
 function showBar(bar, done, all) {
   bar.hidden = !all;
   if (!all) return;
@@ -111,17 +116,19 @@ function showSwarm(s) {
   const connected = s.peers.filter((p) => p.connected).length;
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
   const speeds = others.map((p) => p.tokens_per_second).concat(s.tokens_per_second).filter(known);
+  const speed = speeds.reduce((a, b) => a + b, 0);
   showBar($("run-progress"), s.final_tokens ? s.swarm_tokens_total : s.round, s.final_tokens || s.final_round || 0);
   $("swarm").textContent = !s.run_id ? "Not known yet" : s.round === 0 ? "At the first state" : plural(s.round, "round", "rounds") + " committed";
   $("swarm-more").textContent = !s.run_id ? "The first peer that answers tells which run it is." : others.length ? "by " + plural(others.length + 1, "peer", "peers") + " at present" : "This node is alone at present.";
   facts($("swarm-facts"), [
-    ["Speed", speeds.length ? count(speeds.reduce((a, b) => a + b, 0)) + " tokens/s" : "–"],
+    ["Speed", speeds.length ? count(speed) + " tokens/s" : "–"],
     ["Trained on", count(s.swarm_tokens_total) + (s.final_tokens ? " of " + count(s.final_tokens) : "") + " tokens"],
     ["Held-out loss", loss(s.heldout_loss)],
     ["Model", known(s.num_parameters) ? count(s.num_parameters) + " parameters" : "–"],
     ["Connected here", plural(connected, "peer", "peers")],
     ["Head", s.head ? s.head.slice(0, 10) : "–"],
     ...(s.final_round ? [["Time left", runLeft(s), "whole"]] : []),
+    ...(s.final_tokens ? [["Time left", tokensLeft(s, speed), "whole"]] : []),
     ["Data", data(s.data), "whole"],
   ]);
 }
@@ -171,21 +178,61 @@ async function countCredit() {
   try {
     const answer = document.hidden ? null : await fetch("/api/credit", {signal: AbortSignal.timeout(30000)});
     if (answer && answer.ok) credit = await answer.json();
+    showMembers();
   } catch (error) {
     // The numbers before stay; the notice says if the node does not answer.
   }
   setTimeout(countCredit, CREDIT_MS);
+}
+const MEMBERS_SHOWN = 100;
+function showMembers() {
+  $("members-box").hidden = !credit.members.length;
+  showParts($("members"), credit.members.slice(0, MEMBERS_SHOWN), (each) => {
+    const tr = document.createElement("tr"), id = make("th", short(each.peer_id), "mono");
+    id.scope = "row";
+    id.title = each.peer_id;
+    if (called(each)) id.append(make("span", " " + called(each), "name"));
+    tr.append(make("td", each.rank, "number"), id, make("td", count(each.tokens), "number"), make("td", (100 * each.share).toFixed(1) + " %", "number"));
+    return tr;
+  });
 }
 function given(id) {
   const mine = credit.members.find((each) => each.peer_id === id);
   return mine ? count(mine.tokens) + " (" + (100 * mine.share).toFixed(mine.share < 0.1 ? 1 : 0) + " %)" : "–";
 }
 
+// What the model writes for the owner's prompts; asked for when there is something new.
+let sampledRound = null;
+function sampleTexts(round) {
+  return round.samples.map(({prompt, text}) => {
+    const box = make("p", "", "sample");
+    box.append(make("b", prompt), text);
+    return box;
+  });
+}
+async function showSamples(s) {
+  $("samples-section").hidden = !known(s.sampled_round);
+  if (!known(s.sampled_round) || s.sampled_round === sampledRound) return;
+  sampledRound = s.sampled_round;
+  try {
+    const answer = await fetch("/api/samples", {signal: AbortSignal.timeout(10000)});
+    const rounds = await answer.json(), newest = rounds.pop();
+    setText($("samples-round"), "After round " + newest.round.toLocaleString("en"));
+    $("samples").replaceChildren(...sampleTexts(newest));
+    $("samples-box").hidden = !rounds.length;
+    $("samples-before").replaceChildren(...rounds.reverse().flatMap((each) =>
+      [make("h3", "After round " + each.round.toLocaleString("en")), ...sampleTexts(each)]));
+  } catch (error) {
+    sampledRound = null;  // the next status asks again
+  }
+}
+
 const COLUMNS = ["Peer", "Phase", "Round", "Tokens given", "Tokens/s", "Path", "Device", "Memory"];
 const PATHS = {direct: "direct", crossed: "crossed"};
+const called = (p) => [p.name, p.team ? "(" + p.team + ")" : ""].filter(Boolean).join(" ");
 function cells(p, own) {
   const path = p.path === "relayed" ? "through " + short(p.relay || "") : PATHS[p.path] || "none";
-  return [[p.peer_id, p.name || ""], p.phase, p.round.toLocaleString("en"), given(p.peer_id), count(p.tokens_per_second),
+  return [[p.peer_id, called(p)], p.phase, p.round.toLocaleString("en"), given(p.peer_id), count(p.tokens_per_second),
     own ? "this node" : path, p.device || "–", p.device_memory_bytes ? bytes(p.device_memory_bytes) : "–"];
 }
 function row([[id, name], ...texts], place) {
@@ -213,7 +260,7 @@ function row([[id, name], ...texts], place) {
 }
 function showPeers(s) {
   const c = s.capacity || {};
-  const me = {peer_id: s.peer_id, name: s.name, phase: s.phase, round: s.round, tokens_per_second: s.tokens_per_second,
+  const me = {peer_id: s.peer_id, name: s.name, team: s.team, phase: s.phase, round: s.round, tokens_per_second: s.tokens_per_second,
     device: c.device, device_memory_bytes: c.device_memory_bytes};
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
   showParts($("peers"), [cells(me, true), ...others.map((p) => cells(p, false))], row);
@@ -223,7 +270,7 @@ function show(s) {
   document.title = s.phase + " · round " + s.round + " · Gossamer";
   $("run").textContent = s.run_name || (s.run_id ? "run " + s.run_id.slice(0, 10) : "");
   notePace(s);
-  showNode(s); showSwarm(s); showLimits(s); showLoss(s); showLast(s); showPeers(s);
+  showNode(s); showSwarm(s); showLimits(s); showSchedule(s); showLoss(s); showSamples(s); showLast(s); showPeers(s);
   const outside = s.addresses.filter((a) => !a.includes("/127.") && !a.includes("/::1/"));
   const [first, ...more] = (outside.length ? outside : s.addresses).slice(0, 3);
   const head = s.settled_head ? "@" + s.settled_head : "";

@@ -22,6 +22,7 @@ function showSteering(result) {
   const steers = sessionStorage.getItem(TOKEN_KEY) !== null;
   $("controls").hidden = !steers;
   $("limit-controls").hidden = !steers;
+  $("schedule-form").hidden = !steers;
   $("log-section").hidden = !steers;
   $("read-only").hidden = steers;
   setText($("order-result"), result);
@@ -32,18 +33,20 @@ function refuseToken() {
   showSteering("The node does not take this page's token, as after a restart of the node.");
 }
 
+// Returns whether the node has taken the order.
 async function order(path, taken, result = $("order-result")) {
   setText(result, "Asking the node.");
   try {
     const answer = await ask("POST", path);
-    if (answer.status === 401) { refuseToken(); return; }
+    if (answer.status === 401) { refuseToken(); return false; }
     const text = answer.ok ? taken : "The node refuses: " + (await answer.text()).trim();
     setText(result, text);
+    update();
+    return answer.ok;
   } catch (error) {
     setText(result, "The node did not answer (" + error.message + "). Look at its state before you try again.");
-    return;
+    return false;
   }
-  update();
 }
 
 function orderPause() {
@@ -59,6 +62,46 @@ function orderLimit() {
   const name = $("limit-name").value, value = $("limit-value").value.trim();
   if (!value) { setText($("limit-result"), "Write a new value first."); $("limit-value").focus(); return; }
   order("/api/limits?" + new URLSearchParams({[name]: value}), "The limit holds from now on, and after a restart.", $("limit-result"));
+}
+
+// When the machine works. A field follows the node until the owner writes something else into it.
+const RULES = [
+  ["work_hours", "Hours", (text) => text === "off" ? "always" : text],
+  ["only_when_idle", "Idle", (text) => text === "off" ? "does not matter" : "for " + text],
+  ["on_battery", "On battery", (text) => text === "on" ? "works" : "pauses"],
+  ["on_metered", "On a metered line", (text) => text === "on" ? "works" : "pauses"],
+  ["pause_for", "Pauses for", (text) => text === "off" ? "no program" : text],
+];
+const field = (name) => $("rule-" + name);
+function showSchedule(s) {
+  const held = new Map((s.schedule || []).map((rule) => [rule.name, rule]));
+  $("schedule-section").hidden = !held.size;
+  facts($("schedule"), RULES.filter(([name]) => held.has(name)).map(([name, title, say]) =>
+    [title, say(held.get(name).text) + (held.get(name).source === "schedule set" ? " (set here)" : "")]));
+  for (const [name, {text}] of held) {
+    const input = field(name), before = input.dataset.held;
+    if (before === undefined || input.value === before) input.value = text;
+    input.dataset.held = text;
+  }
+}
+
+async function orderSchedule(event) {
+  event.preventDefault();
+  const changes = RULES.map(([name]) => [name, field(name).value.trim() || "off"]).filter(([name, text]) => text !== field(name).dataset.held);
+  if (!changes.length) { setText($("schedule-result"), "Change something first."); return; }
+  const taken = "The schedule holds from now on, and after a restart.";
+  if (await order("/api/limits?" + new URLSearchParams(changes), taken, $("schedule-result"))) followNode();
+}
+
+async function resetSchedule() {
+  const changes = RULES.map(([name]) => [name, "default"]);
+  const taken = "The node's settings hold again: flags, variables and file.";
+  if (await order("/api/limits?" + new URLSearchParams(changes), taken, $("schedule-result"))) followNode();
+}
+
+// What is in the fields is what the node has been told: the next status may write it in its own way.
+function followNode() {
+  for (const [name] of RULES) delete field(name).dataset.held;
 }
 
 async function showLog() {
@@ -93,6 +136,8 @@ $("resume").addEventListener("click", () => order("/api/resume", "The node goes 
 $("finish").addEventListener("click", () => order("/api/finish", "The node leaves and exits when its present round ends."));
 $("set-limit").addEventListener("click", orderLimit);
 $("limit-value").addEventListener("keydown", (event) => { if (event.key === "Enter") orderLimit(); });
+$("schedule-form").addEventListener("submit", orderSchedule);
+$("default-schedule").addEventListener("click", resetSchedule);
 $("copy").addEventListener("click", copyLink);
 $("log-box").addEventListener("toggle", showLog);
 setInterval(showLog, LOG_MS);

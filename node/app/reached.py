@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import default_state_dir
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.telemetry.logs import printable
 
 
 def reached(participant: Participant | None, state_dir: Path) -> Sequence[str]:

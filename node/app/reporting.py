@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from gossamer.node.app.limit_parts import DiskLimit
+from gossamer.node.app.member_names import MemberNames
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
 from gossamer.node.network.transport import Path, ReachReport
@@ -20,6 +21,7 @@ from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.disk_use import bytes_beside
+from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
@@ -64,14 +66,20 @@ class Reporter:
         zone: tzinfo | None = None,
         limits: OwnerLimits | None = None,
         disk_limit: DiskLimit | None = None,
-        name: str = "",
+        shown: MemberName = MemberName(),  # noqa: B008
     ) -> None:
         """
         Args:
             zone: of the times in the status; None means that of this machine.
-            name: the display name that the owner chose.
+            shown: the name and the team that the owner chose.
         """
-        self._name = name
+        self._shown = shown
+        node = participant.context
+        self.names = MemberNames(
+            NamesFile(state_dir.names_path, node.manifest.run_id),
+            state_dir.health,
+            node.run_in_thread,
+        )
         self._participant = participant
         self._state_dir = state_dir
         self._zone = zone
@@ -110,7 +118,8 @@ class Reporter:
             run_id=node.manifest.run_id.hex(),
             run_name=node.manifest.name,
             admission=node.manifest.admission,
-            name=self._name,
+            name=self._shown.name,
+            team=self._shown.team,
             version=package_version("gossamer"),
             addresses=tuple(addresses),
             reach=reach.reach,
@@ -140,10 +149,12 @@ class Reporter:
             tokens_per_second=capacity.tokens_per_second or None,
             loss=progress.loss,
             heldout_loss=progress.heldout_loss,
+            sampled_round=node.samples.kept[-1].round if node.samples.kept else None,
             num_parameters=node.manifest.model.num_parameters,
             capacity=CapacityStatus.of(capacity),
             confinement=progress.confinement,
             limits=() if self._limits is None else self._limits.status(),
+            schedule=() if self._limits is None else self._limits.schedule(),
             uptime_seconds=trio.current_time() - self._started_seconds,
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),
@@ -207,6 +218,17 @@ class Reporter:
             self._newest_checkpoint = newest
             self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
 
+    def _names_here(self) -> dict[str, MemberName]:
+        """Returns name and team of each member of the chain that is here, and of this node."""
+        context = self._participant.context
+        members = context.choice.stakes_at(context.committed.entry.head)
+        shown = {
+            peer: MemberName(announce.name, announce.team)
+            for peer, announce in context.swarm.living_anywhere().items()
+        }
+        shown[context.me] = self._shown
+        return {peer: each for peer, each in shown.items() if peer in members}
+
     async def _measure_disk(self) -> None:
         root, blocks = self._state_dir.root, self._state_dir.blocks_path
         self._other_bytes = await self._participant.context.run_in_thread(
@@ -219,6 +241,7 @@ class Reporter:
     async def run(self) -> None:
         """Updates the gauges every `GAUGE_SECONDS` until cancelled."""
         metrics, store = self._metrics, self._store
+        await self.names.load()
         measured_seconds = -math.inf
         while True:
             metrics.set_paused(self._participant.progress.paused_reason)
@@ -240,6 +263,7 @@ class Reporter:
             metrics.disk_used_bytes.set("pinned", store.pinned_bytes())
             if trio.current_time() >= measured_seconds + DISK_SECONDS:
                 await self._measure_disk()
+                await self.names.note(self._names_here())
                 measured_seconds = trio.current_time()
             metrics.rounds_behind.set(self._rounds_behind())
             metrics.swarm_tokens.set(self._participant.context.committed.entry.tokens_total)
@@ -308,6 +332,7 @@ def _peer_status(
     return PeerStatus(
         peer_id=peer,
         name=announce.name,
+        team=announce.team,
         phase=announce.phase,
         round=announce.round,
         head=announce.head.hex(),

@@ -34,6 +34,7 @@ class TrainerEvents:
         log.info(
             f"training on {configured.device_name}",
             precision=configured.precision,
+            moments=configured.moments or "none",
             fields={"event": "training", "device": configured.device_name},
         )
         if configured.confinement:

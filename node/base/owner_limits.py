@@ -1,7 +1,7 @@
-"""The limits that an owner sets for a node: their names, and what `gossamer limits set` keeps.
+"""What an owner sets on a running node: limits and schedule, their names, and what is kept of them.
 
-A limit is a setting like others. What the owner sets on a running node goes before flags, variables
-and the file, until the owner says `default`.
+Each is a setting like others. What `gossamer limits set` or `gossamer schedule set` has set goes
+before flags, variables and the file, until the owner says `default`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gossamer.node.base.durations import format_duration
 from gossamer.node.base.setting_values import PARSERS, SettingValue
 from gossamer.node.base.settings import ConfigError, Settings
 
@@ -26,34 +27,56 @@ SETTING_OF: Mapping[str, str] = {
 }
 """The setting behind each name that `gossamer limits` shows."""
 
+UNITS: Mapping[str, str] = {
+    "upload": "Mbit/s",
+    "download": "Mbit/s",
+    "threads": "threads",
+    "memory": "bytes",
+    "disk": "bytes",
+    "gpu_memory": "bytes",
+    "gpu_power": "W",
+    "gpu_temperature": "degrees C",
+}
+"""The unit of each of these."""
+SCHEDULE = ("work_hours", "only_when_idle", "on_battery", "on_metered", "pause_for")
+"""The settings that say when the node trains. Each is shown and set under its own name."""
+
+_SETTINGS: Mapping[str, str] = {**SETTING_OF, **{name: name for name in SCHEDULE}}
+
 OFF = "off"
-"""The word for no limit."""
+"""The word for no limit, and for no rule of the schedule."""
 
 DEFAULT = "default"
 """The word for what flags, variables or the file say."""
 
-TEXT_CHARACTERS_MAX = 200
-"""Longer than eight periods of a day."""
+TEXT_CHARACTERS_MAX = 1000
+"""Longer than hours with four periods for every day, or than the names of a dozen programs."""
+
+
+def setting_of(name: str) -> str:
+    """Returns the setting behind the name of a limit or of a part of the schedule. KeyError."""
+    return _SETTINGS[name]
 
 
 def check_change(name: str, text: str) -> None:
     """Checks a name and a value as a person writes them.
 
     Raises:
-        ValueError: they are no limit; the message says why.
+        ValueError: they are no limit and no part of the schedule; the message says why.
     """
-    if name not in SETTING_OF:
-        near = difflib.get_close_matches(name, SETTING_OF, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the limits are {', '.join(SETTING_OF)}"
+    if name not in _SETTINGS:
+        near = difflib.get_close_matches(name, _SETTINGS, n=1)
+        known = f"the limits are {', '.join(SETTING_OF)}; the schedule has {', '.join(SCHEDULE)}"
+        hint = f"did you mean {near[0]}?" if near else known
         raise ValueError(f"{name}: there is no such limit; {hint}")
     if len(text) > TEXT_CHARACTERS_MAX:
-        raise ValueError(f"{name}: a limit has up to {TEXT_CHARACTERS_MAX} characters")
+        raise ValueError(f"{name}: a value has up to {TEXT_CHARACTERS_MAX} characters")
     if text not in (OFF, DEFAULT):
         _parse(name, text)
 
 
 def changed(kept: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Returns the limits to keep after some changes, by name. ConfigError: all mistakes at once."""
+    """Returns what to keep after some changes, by name. ConfigError: all mistakes at once."""
     problems = []
     for name, text in changes.items():
         try:
@@ -67,27 +90,38 @@ def changed(kept: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, st
 
 
 def with_limits(settings: Settings, kept: Mapping[str, str]) -> Settings:
-    """Returns settings with the kept limits in place of their own. ValueError as `check_change`."""
+    """Returns settings with what is kept in place of their own. ValueError as `check_change`."""
     values = {}
     for name, text in kept.items():
         check_change(name, text)
-        values[SETTING_OF[name]] = _parse(name, text)
+        values[_SETTINGS[name]] = _parse(name, text)
     return msgspec.structs.replace(settings, **values)
 
 
+def rule_text(settings: Settings, name: str) -> str:
+    """Returns a part of the schedule as `check_change` takes it; `off` where it keeps the node from
+    nothing, or lets it do nothing more."""
+    value: SettingValue = getattr(settings, name)
+    if isinstance(value, tuple):
+        return ", ".join(value) or OFF
+    return format_duration(value) if isinstance(value, int) and value else str(value or OFF)
+
+
 def _parse(name: str, text: str) -> SettingValue:
-    setting = SETTING_OF[name]
+    setting = _SETTINGS[name]
     if text == OFF:
         default: SettingValue = getattr(_WITHOUT, setting)
         return default
+    # The names of programs have spaces in them: here only a comma parts them.
+    given = [each.strip() for each in text.split(",")] if setting == "pause_for" else text
     try:
-        return PARSERS[setting](text)
+        return PARSERS[setting](given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
 class _Without(msgspec.Struct, frozen=True):
-    """The values that mean no limit."""
+    """The values that mean no limit, and no rule."""
 
     up_limit: tuple[str, ...] = ()
     down_limit: tuple[str, ...] = ()
@@ -97,6 +131,11 @@ class _Without(msgspec.Struct, frozen=True):
     gpu_memory: str = ""
     gpu_power_watts: int = 0
     gpu_temperature_max: int = 0
+    work_hours: str = ""
+    only_when_idle: int = 0
+    on_battery: str = "off"
+    on_metered: str = "off"
+    pause_for: tuple[str, ...] = ()
 
 
 _WITHOUT = _Without()

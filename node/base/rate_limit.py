@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
+
+from gossamer.node.base.limit_periods import Period, parse_limit
 
 BITS = 8
 MBIT = 1_000_000
@@ -24,11 +25,6 @@ PACKET_BYTES = 1448
 HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP headers of one segment: the owner's line carries them too."""
 
-LIMIT_MBIT_MIN = 0.5
-"""A ring with a slower member is no faster than without it, and control messages need some."""
-
-LIMIT_MBIT_MAX = 100_000
-
 PIECE_SECONDS = 0.02
 """What one caller moves in one turn, as time at the limit: what is small waits no longer for it."""
 
@@ -41,53 +37,6 @@ PIECE_BYTES_MAX = 64 * 1024
 SMALL_BYTES_MAX = 16 * 1024
 """What is not larger goes first: votes, announcements, acknowledgements, lists of some hundred
 members. At 1 Mbit/s it takes 0.13 s."""
-
-PERIODS_MAX = 8
-"""Periods of one day with limits of their own."""
-
-_PERIOD = re.compile(r"(\d+(?:\.\d+)?)(?:@(\d\d):(\d\d)-(\d\d):(\d\d))?")
-
-
-@dataclass(frozen=True)
-class Period:
-    """A limit, and the part of the day for which it holds."""
-
-    mbit: float
-    start_minute: int = 0
-    stop_minute: int = 0
-    """Minutes after midnight, local time; the same one as `start_minute` means the whole day."""
-
-    def holds(self, minute: int) -> bool:
-        """Returns whether the limit holds at a minute of the day."""
-        if self.start_minute == self.stop_minute:
-            return True
-        if self.start_minute < self.stop_minute:
-            return self.start_minute <= minute < self.stop_minute
-        return minute >= self.start_minute or minute < self.stop_minute
-
-
-def parse_limit(text: str) -> Period:
-    """Parses `MBIT` or `MBIT@HH:MM-HH:MM`.
-
-    Raises:
-        ValueError: the text is neither; the message is for people.
-    """
-    match = _PERIOD.fullmatch(text)
-    hint = "write it as 10 (Mbit/s) or 10@18:00-23:00"
-    if match is None:
-        raise ValueError(f"{text!r} is not a limit; {hint}")
-    mbit = float(match[1])
-    if not LIMIT_MBIT_MIN <= mbit <= LIMIT_MBIT_MAX:
-        raise ValueError(f"{mbit:g} Mbit/s is not allowed: {LIMIT_MBIT_MIN} to {LIMIT_MBIT_MAX}")
-    if match[2] is None:
-        return Period(mbit)
-    hours, minutes = (int(match[2]), int(match[4])), (int(match[3]), int(match[5]))
-    if max(hours) > 24 or max(minutes) > 59:
-        raise ValueError(f"{text!r} names no time of the day; {hint}")
-    start, stop = (60 * hour + minute for hour, minute in zip(hours, minutes, strict=True))
-    if start == stop:
-        raise ValueError(f"{text!r}: the period has no length")
-    return Period(mbit, start, stop)
 
 
 def minute_of_day() -> int:

@@ -18,12 +18,13 @@ from gossamer.node.base.address_text import (
     parse_listen,
 )
 from gossamer.node.base.durations import parse_serve_after
+from gossamer.node.base.limit_periods import PERIODS_MAX, parse_limit
 from gossamer.node.base.pausing import parse_idle, parse_programs
-from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire.statements import check_name
+from gossamer.trainer.ipc.messages import MomentChoice
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
@@ -37,6 +38,10 @@ GPU_WATTS_MIN, GPU_WATTS_MAX = 10, 2000
 # A card that does nothing is nearly as warm, and at the upper end cards slow themselves down.
 GPU_CELSIUS_MIN, GPU_CELSIUS_MAX = 40, 110
 LOG_STEPS_MAX = 1_000_000
+# A page that a person reads.
+SAMPLE_PROMPTS_MAX = 8
+SAMPLE_PROMPT_CHARACTERS_MAX = 500
+SAMPLE_ROUNDS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
 DESKTOP = "desktop"
@@ -219,6 +224,18 @@ def _name(value: GivenValue) -> str:
     return name
 
 
+def _sample_prompts(value: GivenValue) -> tuple[str, ...]:
+    # One text is one prompt: its spaces and commas belong to it.
+    prompts = (value,) if isinstance(value, str) else _texts(value)
+    if len(prompts) > SAMPLE_PROMPTS_MAX:
+        raise ValueError(f"{len(prompts)} prompts; allowed: up to {SAMPLE_PROMPTS_MAX}")
+    for prompt in prompts:
+        if len(prompt) > SAMPLE_PROMPT_CHARACTERS_MAX:
+            most = SAMPLE_PROMPT_CHARACTERS_MAX
+            raise ValueError(f"a prompt of {len(prompt)} characters; allowed: up to {most}")
+    return prompts
+
+
 def _yes_or_no(value: GivenValue) -> str:
     words = {True: "on", False: "off", "true": "on", "false": "off"}
     is_word = isinstance(value, (bool, str))
@@ -316,8 +333,12 @@ PARSERS: dict[str, Parser] = {
     "gpu_power_watts": _or_none(GPU_WATTS_MIN, GPU_WATTS_MAX, "watts"),
     "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
+    "moments": _choice(get_args(MomentChoice)),
     "work_hours": _work_hours,
     "name": _name,
+    "team": _name,
+    "sample_prompts": _sample_prompts,
+    "sample_rounds": _integer(1, SAMPLE_ROUNDS_MAX),
     "on_battery": _yes_or_no,
     "on_metered": _yes_or_no,
     "pause_for": lambda value: parse_programs(_texts(value)),

@@ -29,6 +29,7 @@ from gossamer.node.base.setting_values import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerOptimizer
+from gossamer.trainer.ipc.messages import MomentChoice
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
@@ -111,9 +112,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch: int = 0
     """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
     device's memory by an estimate. Fewer are taken where memory runs out."""
+    moments: MomentChoice = "auto"
+    """What the optimiser keeps its moments in: `fp32`, `bf16` (half of it) or `8bit` (a quarter);
+    `auto` takes fp32 unless only less fits into the device's memory."""
     name: str = ""
     """Name by which others see this node, beside its peer id, at most 32 characters; empty shows
     none. It is signed, and nobody else has it checked."""
+    team: str = ""
+    """Team that others see beside `name`, at most 32 characters; empty shows none. Anybody may name
+    any team."""
+    sample_prompts: tuple[str, ...] = ()
+    """Texts that the model continues every `sample_rounds` rounds for the page and for `gossamer
+    report`, at most 8 of up to 500 characters. None: no samples are taken."""
+    sample_rounds: int = 10
+    """Rounds between two samples of the model; they also take at most 1 % of the time."""
     work_hours: str = ""
     """Hours in which this node trains, in local time, such as `22:00-07:00` or
     `mon-fri 22:00-07:00, sat-sun 00:00-24:00`; empty means always."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def wants_plain_text(environment: Mapping[str, str] = os.environ) -> bool:
@@ -17,6 +18,8 @@ def wants_plain_text(environment: Mapping[str, str] = os.environ) -> bool:
 def open_console(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Returns a console, on stdout by default. With `NO_COLOR` it writes plain text: rich by itself
     would leave out the colours and keep dim and bold."""
+    from rich.console import Console  # here: orders and answers in JSON need none
+
     if wants_plain_text():
         return Console(file=file, width=width, color_system=None)
     return Console(file=file, width=width)

@@ -18,7 +18,6 @@ from gossamer.node.base.settings import (
     load_settings,
 )
 from gossamer.node.storage.state_dir import StateDir, StateDirError
-from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import decode_manifest
@@ -86,8 +85,13 @@ class NodeOptions(StateOptions):
     """Temperature of the card in degrees C above which to pause until it is 5 degrees less."""
     micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
     """Number of sequences that go through the model at once, to begin with."""
+    moments: Annotated[str | None, _default(_DEFAULTS.moments)] = None
+    """Format of the optimiser's moments, the fewer bytes the later: fp32, bf16, 8bit, or auto, the
+    first that fits."""
     name: Annotated[str | None, _default("none")] = None
     """Name by which others see this node, beside its peer id; at most 32 characters."""
+    team: Annotated[str | None, _default("none")] = None
+    """Team that others see beside the name; at most 32 characters."""
     work_hours: Annotated[str | None, _default("always")] = None
     """Hours in which to train, such as 22:00-07:00, or "mon-fri 22:00-07:00, sat 00:00-24:00"."""
     on_battery: Annotated[str | None, _default(_DEFAULTS.on_battery)] = None
@@ -151,5 +155,8 @@ def reading_settings_of(options: StateOptions | None) -> Settings:
     is none. ConfigError as `settings_of`.
     """
     settings = settings_of(options)
+    # Here, because `gossamer status` and orders write no log, and loading it takes 50 ms.
+    from gossamer.node.telemetry.logs import configure_logs
+
     configure_logs(settings.log_format, "error")
     return settings

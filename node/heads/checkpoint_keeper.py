@@ -39,7 +39,8 @@ from gossamer.protocol.policy.chain_summary import (
     ChainSummary,
     extended,
 )
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
+from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature
 

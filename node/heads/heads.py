@@ -24,11 +24,11 @@ import trio
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
@@ -42,6 +42,7 @@ from gossamer.protocol.policy.membership import (
     TRAILING_ROUNDS,
     near_rounds,
 )
+from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import (
     Announce,
@@ -341,8 +342,13 @@ class Heads:
             raise BehindError("it does not win over the committed head any more")
         await self._chain_sync.follow(head, self._swarm.sources)
 
-    def note_new(self) -> None:
-        """The committed head has changed: forgets what belonged to earlier heads, and announces."""
+    def note_new(self, header: Header | None = None) -> None:
+        """The committed head has changed: forgets what belonged to earlier heads, and announces.
+
+        Args:
+            header: of the new head, if this node was in the ring that committed it, and no member
+                was out of that ring.
+        """
         entry = self._committed.entry
         self._better_since = None
         self._moved_seconds.append(trio.current_time())
@@ -353,7 +359,10 @@ class Heads:
         statement_store.keep(lambda _signed, statement: self._is_kept(statement, entry.round))
         self._forget_side_rounds()
         self._swarm.admission.begin_round(entry.round + 1)
-        self._swarm.announce()
+        if header is None:
+            self._swarm.announce()
+        else:
+            self._swarm.committed(header)
 
     def _is_kept(self, statement: Statement, round_number: int) -> bool:
         """Returns whether a statement still matters after this round."""

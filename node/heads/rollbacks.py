@@ -1,8 +1,10 @@
-"""The rounds that the founder has taken back, on this node's disk and among its peers.
+"""The rounds that were taken back, on this node's disk and among its peers.
 
-`gossamer rollback` leaves a signed statement in the state directory of the founder's node. That
-node goes back first, and then gossip brings the statement to the others. Each node keeps it for the
-rest of the run:
+`gossamer rollback` leaves a signed statement in the state directory of the founder's node, or of a
+keeper's. A statement of a keeper is a proposal and travels at once, until more than half of the
+keepers have signed the same (`policy.rollback_signers`). The node whose own statement takes the
+rounds back goes back first, and then gossip brings the statement to the others. Each node keeps all
+of them for the rest of the run:
 
     rollbacks/    one file for each, the signed statement (`wire.statements.Rollback`)
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +33,7 @@ from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.statements import (
     Rollback,
     Signed,
@@ -39,13 +43,13 @@ from gossamer.protocol.wire.statements import (
 )
 
 ROLLBACKS_MAX = 256
-"""Rollbacks in the life of a run. A founder that needs more should found a new run."""
+"""Statements of one signer in the life of a run. One that needs more should found a new run."""
 
 LOOK_SECONDS = 1.0
 """Interval of the looks for a file that the command has left."""
 
 ORDER_SECONDS = 120.0
-"""Time for the founder's node to rebuild the state of an order, as for any other work of a disk and
+"""Time for the signer's node to rebuild the state of an order, as for any other work of a disk and
 a thread on a large model."""
 
 _FILE_BYTES_MAX = 1024
@@ -72,10 +76,10 @@ class RollbackNode(Protocol):
 class RollbackFiles:
     """The rollbacks in one state directory."""
 
-    def __init__(self, root: Path, run_id: Digest, founder: PeerId) -> None:
+    def __init__(self, root: Path, run_id: Digest, signers: RollbackSigners) -> None:
         self._path = root / "rollbacks"
         self._run_id = run_id
-        self._founder = founder
+        self.signers = signers
 
     def write(self, signed: Signed) -> None:
         """Keeps a rollback. Raises DiskError."""
@@ -90,25 +94,37 @@ class RollbackFiles:
         remove_quietly(self._path / signed.digest.hex())
 
     def names(self) -> list[str]:
-        """Returns the names of the files, at most `ROLLBACKS_MAX`."""
+        """Returns the names of the files, at most `ROLLBACKS_MAX` for each signer."""
         try:
             found = sorted(path.name for path in self._path.iterdir())
         except OSError:
             return []
-        return [name for name in found if not name.startswith(".")][:ROLLBACKS_MAX]
+        most = ROLLBACKS_MAX * len(self.signers)
+        return [name for name in found if not name.startswith(".")][:most]
 
     def read(self, name: str) -> tuple[Signed, Rollback]:
         """Returns a rollback, whose signature was checked.
 
         Raises:
-            OSError, RemoteProtocolError: the file cannot be read, or is no rollback of the founder.
+            OSError, RemoteProtocolError: the file cannot be read, or is no rollback by a peer that
+                may sign one.
         """
         with (self._path / name).open("rb") as file:
             signed = decode_signed(file.read(_FILE_BYTES_MAX))
         statement = open_signed(signed, self._run_id, verify)
-        if not isinstance(statement, Rollback) or signed.author != self._founder:
-            raise ForgedError("it is no rollback by the founder of the run")
+        if not isinstance(statement, Rollback) or PeerId(signed.author) not in self.signers:
+            raise ForgedError("it is no rollback by the founder or a keeper of the run")
         return signed, statement
+
+    def authors_of(self, statement: Rollback) -> frozenset[PeerId]:
+        """Returns the peers whose signatures under a rollback are on this disk."""
+        found: set[PeerId] = set()
+        for name in self.names():
+            with suppress(OSError, RemoteProtocolError):
+                signed, other = self.read(name)
+                if other == statement:
+                    found.add(PeerId(signed.author))
+        return frozenset(found)
 
 
 class Rollbacks:
@@ -119,37 +135,66 @@ class Rollbacks:
         self._health = health
         self._known: dict[Digest, tuple[Signed, Rollback]] = {}
         """By the digest of the signed statement, in the order in which they came."""
+        self._holding: list[Rollback] = []
         self._on_disk: set[str] = set()
         """Names of the files that were read or written."""
         self._damaged: set[str] = set()
         """Names of files that could not be read. They are written anew when a peer brings them."""
 
     def __iter__(self) -> Iterator[Rollback]:
-        return (statement for _, statement in self._known.values())
+        """Those that hold, in the order in which they came to hold."""
+        return iter(self._holding)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._holding)
 
     @property
     def newest_round(self) -> int | None:
-        """Round from which the run goes on by the rollback that came last; None: none came."""
-        return next((each.round for _, each in reversed(self._known.values())), None)
+        """Round from which the run goes on by the rollback that came last; None: none holds."""
+        return self._holding[-1].round if self._holding else None
 
     def parents(self) -> frozenset[Digest]:
         """Returns the heads from which the run goes on. Nodes that go back keep their states."""
         return frozenset(Digest(each.parent) for each in self)
 
     def heard(self, signed: Signed, statement: Rollback) -> bool:
-        """Takes a checked rollback of the founder. Returns whether it is news."""
-        if signed.digest in self._known or len(self._known) >= ROLLBACKS_MAX:
+        """Takes a checked rollback of a peer that may sign one. Returns whether it is news."""
+        signed_by_author = sum(each.author == signed.author for each, _ in self._known.values())
+        if signed.digest in self._known or signed_by_author >= ROLLBACKS_MAX:
             return False
         self._known[signed.digest] = (signed, statement)
-        log.warning(
-            "the founder has taken rounds back; this node leaves them",
-            from_round=statement.round + 1,
-            goes_on_from=short(Digest(statement.parent)),
-        )
+        parent = short(Digest(statement.parent))
+        missing = self._missing(statement)
+        if missing:
+            log.warning(
+                "a keeper wants to take rounds back; other keepers agree with gossamer rollback",
+                keeper=signed.author,
+                from_round=statement.round + 1,
+                goes_on_from=parent,
+                missing=missing,
+            )
+        elif statement not in self._holding:
+            self._holding.append(statement)
+            log.warning(
+                "rounds were taken back; this node leaves them",
+                from_round=statement.round + 1,
+                goes_on_from=parent,
+            )
         return True
+
+    def _missing(self, statement: Rollback, but: Signed | None = None) -> int:
+        """Returns the number of keepers that still have to sign a rollback; 0: it holds.
+
+        Args:
+            but: a signature that is not counted.
+        """
+        return self._files.signers.missing(
+            [
+                PeerId(signed.author)
+                for signed, other in self._known.values()
+                if other == statement and signed != but
+            ]
+        )
 
     def load(self) -> None:
         """Takes what is on disk, before the node begins."""
@@ -185,6 +230,7 @@ class Rollbacks:
     def _withdraw(self, signed: Signed) -> None:
         """Gives up an order that this node itself could not follow."""
         del self._known[signed.digest]
+        self._holding = [each for each in self._holding if not self._missing(each)]
         self._files.remove(signed)
         self._on_disk.discard(signed.digest.hex())  # the same order may be given again
         log.error(
@@ -196,7 +242,8 @@ class Rollbacks:
     async def run(self, gossip: Gossip, node: RollbackNode, run_in_thread: RunInThread) -> None:
         """Takes orders and keeps what was heard, until cancelled.
 
-        The founder's node goes back first. It tells the others when it can serve them the state.
+        The node whose order takes rounds back goes there first. It tells the others when it can
+        serve them the state.
         """
         said: set[Digest] = set()
         orders: dict[Digest, float] = {}
@@ -206,11 +253,11 @@ class Rollbacks:
                     orders[signed.digest] = trio.current_time()
                     node.notify()
             for digest, (signed, statement) in list(self._known.items()):
-                is_mine = signed.author == node.me
+                decides = signed.author == node.me and not self._missing(statement)
                 if digest in said:
                     if not gossip.statement_store.has(digest):  # others needed the room
                         gossip.statement_store.post(signed, statement)
-                elif not is_mine or node.has_gone_back:
+                elif not decides or node.has_gone_back or not self._missing(statement, signed):
                     said.add(digest)
                     gossip.publish(signed, statement)
                 elif trio.current_time() > orders.get(digest, math.inf) + ORDER_SECONDS:

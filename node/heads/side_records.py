@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from gossamer.protocol.policy.record_quota import RecordLimits, RecordQuota
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, encode_commit
 
 STRANGERS = RecordLimits(2 * MIB, 16 * MIB)

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 import psutil
 
+from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
 
@@ -189,10 +190,7 @@ def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
 
 def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Logical cores that this process may use (affinity and the container's quota), at least 1."""
-    if sys.platform == "linux":
-        available = len(os.sched_getaffinity(0))
-    else:
-        available = os.cpu_count() or 1
+    available = num_usable_cores()
     quota, _, period = _read_line(cgroup / "cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         available = min(available, max(1, int(quota) // int(period)))

@@ -36,6 +36,7 @@ class SpeedMeter:
         if not step.tokens:  # a skipped step, or one of prompts alone
             return
         metrics.loss.set(step.loss)
+        metrics.gradient_norm.set(step.gradient_norm)
         if step.seconds > 0:
             self._tokens_per_second = _smoothed(self._tokens_per_second, step.tokens / step.seconds)
 

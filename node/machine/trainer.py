@@ -113,6 +113,9 @@ class Trainer(Protocol):
         """Loss of `base` on held-out shards, of as much as takes so long; None if the trainer died
         over it."""
 
+    async def sample(self, task: messages.Sample) -> messages.Sampled | None:
+        """Texts of the model of `base`; None if there is no worker, or it died over it."""
+
     @property
     def audited(self) -> FloatVector:
         """(num_parameters,) of which `audit` tells the loss, in a run with audits. It takes memory

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,14 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
+from gossamer.node.storage.block_files import path_of
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.frozen_weights import decode_list
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
@@ -78,9 +84,11 @@ class TrainerClient:
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
             micro_batch=settings.micro_batch,
+            moments=settings.moments,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )
+        self._frozen = partial(_frozen_paths, manifest, StateDir(settings.state_dir).blocks_path)
         self.is_up = False
         self._changed = trio.Event()
         """The event of the next change of `is_up` or `failure`. It is replaced at each change."""
@@ -172,8 +180,10 @@ class TrainerClient:
         return exits[0]
 
     async def _configure_worker(self) -> None:
+        # The blocks of these weights are here by the time at which the trainer runs.
+        frozen = await trio.to_thread.run_sync(self._frozen) if self._configure.model.lora else ()
         try:
-            await self._process.send(self._configure)
+            await self._process.send(msgspec.structs.replace(self._configure, frozen_paths=frozen))
         except TrainerGoneError:
             log.debug("the trainer died at once")  # its TrainerExit says why
 
@@ -323,6 +333,10 @@ class TrainerClient:
         answer = await self._ask(job, patient=False)
         return answer if isinstance(answer, messages.Evaluated) else None
 
+    async def sample(self, task: messages.Sample) -> messages.Sampled | None:
+        answer = await self._ask(task, patient=False)
+        return answer if isinstance(answer, messages.Sampled) else None
+
     @property
     def audited(self) -> FloatVector:
         assert self._process.audited is not None
@@ -361,6 +375,19 @@ class TrainerClient:
 
     async def is_saved(self) -> None:
         await self._saved.wait()
+
+
+def _frozen_paths(manifest: Manifest, blocks: Path) -> tuple[str, ...]:
+    """Returns the files of the weights that adapters leave as they are; none if their list cannot
+    be read, which the worker tells when it is to use them."""
+    assert manifest.data.frozen_digest
+    path = path_of(blocks, Digest(manifest.data.frozen_digest))
+    try:
+        digests = decode_list(path.read_bytes(), manifest.model)
+    except (OSError, MalformedError) as error:
+        log.error(f"the list of the run's frozen weights cannot be read: {error}")
+        return ()
+    return tuple(str(path_of(blocks, digest)) for digest in digests)
 
 
 def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:

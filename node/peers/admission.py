@@ -18,6 +18,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.policy.ring_conduct import RingConduct
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.run_end import check_extension
@@ -68,6 +69,7 @@ class Admission:
         self.run_id = manifest.run_id
         self._manifest = manifest
         self._founder = PeerId(manifest.founder)
+        self._rollback_signers = RollbackSigners.of(manifest)
         self.offences = offences
         self._transport = transport
         self._membership = membership
@@ -120,8 +122,8 @@ class Admission:
         """Returns whether this node takes a statement of a welcome author now. The author may
         repeat a statement that is not taken.
 
-        - Only the founder takes rounds back, or extends the run. It is heard although it is banned,
-          or not connected.
+        - Only the founder and keepers sign that rounds are taken back, and only the founder extends
+          the run. They are heard although they are banned, or not connected.
         - A banned peer is heard only about rings that it is in. The other members hear it too, and
           a ring needs one view of its removed members.
         - A peer that has not announced itself is heard about nothing else. So the number of authors
@@ -136,12 +138,14 @@ class Admission:
         """
         if isinstance(statement, RingStatement):
             return author in self._transport.peers() or self._membership.is_known(author)
-        if isinstance(statement, Rollback | Extension):
+        if isinstance(statement, Rollback):
+            if author not in self._rollback_signers:
+                raise ForgedError("rounds are taken back by a peer that may not sign it")
+            return True
+        if isinstance(statement, Extension):
             if author != self._founder:
-                what = "taken back" if isinstance(statement, Rollback) else "added"
-                raise ForgedError(f"rounds are {what} by a peer that is not the founder")
-            if isinstance(statement, Extension):
-                check_extension(statement, self._manifest)
+                raise ForgedError("rounds are added by a peer that is not the founder")
+            check_extension(statement, self._manifest)
             return True
         if self.offences.is_banned(author):
             return False

@@ -18,8 +18,8 @@ from gossamer.protocol.wire.statements import Announce, Capacity, Phase
 
 ANNOUNCE_RATE = Rate(per_second=10, burst=200)
 """Rate of this node's announcements, a part of `gossip_quota.OWN_RATE`. The rest is left for the
-statements of a round. A round has three announcements, and one for each shard that is claimed or
-finished."""
+statements of a round. A round has one announcement or two, and one each time that shards are
+claimed."""
 
 OWN_SECONDS = 60.0
 """Interval between two answers, each with a warning, to a higher incarnation of this node. Two
@@ -41,6 +41,8 @@ class Standing:
     capacity: Capacity
     name: str = ""
     """The display name that this node's owner chose; empty for none."""
+    team: str = ""
+    """The team that this node's owner chose; empty for none."""
 
 
 class Announcer:
@@ -54,7 +56,7 @@ class Announcer:
         self._sequence = 0
         self._rate = Throttle(ANNOUNCE_RATE)
         self._has_news = False
-        """Whether an announcement waits for `ANNOUNCE_RATE`."""
+        """Whether an announcement waits for the next `announce_news`, or for `ANNOUNCE_RATE`."""
         self._own_seconds = float("-inf")
         """Time at which a higher incarnation of this node was last answered."""
 
@@ -70,11 +72,17 @@ class Announcer:
     def announce(self) -> None:
         """Announces this node's standing now, or in `announce_news` when `ANNOUNCE_RATE` allows
         it."""
-        self._has_news = True
+        self.announce_soon()
         self.announce_news()
 
+    def announce_soon(self) -> None:
+        """Announces this node's standing at the next `announce_news`: several pieces of news of one
+        moment, such as a head and the claims after it, are one announcement."""
+        self._has_news = True
+
     def announce_news(self) -> None:
-        """Makes the announcement that waits for `ANNOUNCE_RATE`, if there is one. Call often."""
+        """Makes the announcement that waits, if there is one and `ANNOUNCE_RATE` allows it. Call
+        often."""
         if not self._has_news or not self._rate.try_take(trio.current_time()):
             return
         self._has_news = False
@@ -101,6 +109,7 @@ class Announcer:
             capacity=standing.capacity,
             reach=self._transport.reach().reach,
             name=standing.name,
+            team=standing.team,
         )
 
     def heard_own(self, announce: Announce) -> None:

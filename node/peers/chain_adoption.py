@@ -28,7 +28,8 @@ from gossamer.protocol.errors import MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, OpenedCheckpoint, follow_path
 from gossamer.protocol.policy.chain_summary import ChainSummary, is_mark, marks_of
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
+from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, check_follows, decode_commit
 from gossamer.protocol.wire.chain_messages import ChainRequest
 

@@ -5,8 +5,9 @@ matter. Every `RECONCILE_SECONDS` this node compares its store with that of one 
 takes what it lacks. So nothing depends on a single gossip message. What is no news goes this way
 alone (`Gossip.keep`): a comparison brings each statement once, and gossip may repeat it.
 
-Topics:   gossamer/<run id>/members   Signed(Announce)
-          gossamer/<run id>/rounds    Signed(Ready | Roster | Accusation | Vote), and commit records
+Topics:   gossamer/<start of the run id>/members   Signed(Announce)
+          gossamer/<start of the run id>/rounds    Signed(Ready | Accusation | Vote), rosters
+                                                   (`compact_rosters`) and commit records
 Stream:   /gossamer/board/2           request: tags of the statements held, 8 bytes each
                                       reply:   the statements that the requester lacks
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -26,20 +26,27 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.peers.compact_rosters import CompactRosters
+from gossamer.node.peers.gossip_listener import GossipListener
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.gossip_quota import OWN_RATE
-from gossamer.protocol.policy.statement_store import (
-    STATEMENTS_MAX,
-    TAG_BYTES,
-    StatementStore,
-)
+from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
+from gossamer.protocol.wire.gossip_messages import (
+    CompactRoster,
+    decode_compact,
+    decode_own,
+    encode_compact,
+    encode_own,
+)
 from gossamer.protocol.wire.statements import (
+    TAG_BYTES,
     Announce,
     Extension,
+    Ready,
     Rollback,
     Roster,
     Signed,
@@ -66,6 +73,10 @@ APART_SECONDS = 0.5
 """The same while a living member is not connected to this node: its statements come through others,
 and in a large swarm by comparisons alone."""
 
+TOPIC_RUN_BYTES = 8
+"""Bytes of the run id in a topic. Each message carries its topic, and each statement is signed for
+the whole run id."""
+
 PUBLISHING_RING_MAX = 4
 """Members of the largest ring that publish its commit record. A record has the roster and the votes
 in it, so its size grows with the ring, and nearly all peers are members and have it. Of a larger
@@ -80,6 +91,8 @@ anti-entropy brings them later."""
 
 _STATEMENT = b"\x00"
 _COMMIT = b"\x01"
+_ROSTER = b"\x02"
+_OWN = b"\x03"
 
 log = structlog.get_logger("gossip")
 
@@ -91,36 +104,10 @@ STRANGERS_PER_RECONCILIATION = 64
 newcomer knows a swarm of hundreds after some seconds, and the inventions of a liar stay few."""
 
 
-class GossipListener(Protocol):
-    """The node, as gossip sees it."""
-
-    def is_welcome(self, author: PeerId) -> bool:
-        """Returns whether any statement of an author is looked at."""
-
-    def admits(self, author: PeerId, statement: Statement) -> bool:
-        """Returns whether a statement is taken now. A statement that is not taken is not stored
-        either, so a peer that holds it offers it again. RemoteProtocolError for one that no peer
-        may make."""
-
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
-        """A statement of another peer is news, and its signature is good."""
-
-    def verified(self, signed: Signed, statement: Statement) -> None:
-        """The signature of another peer's statement is good. It may be no news."""
-
-    def heard_commit(self, commit: Commit) -> bool:
-        """A commit record came. False: it is not news and is not passed on. RemoteProtocolError
-        for one that is not valid."""
-
-    def heard_own(self, announce: Announce) -> None:
-        """An announcement came back that this node signed in another life and that is newer than
-        its announcements of this life."""
-
-    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """A peer broke the protocol."""
-
-    def is_apart(self) -> bool:
-        """Returns whether a living member is not connected to this node."""
+def topics_of(run_id: Digest) -> tuple[str, str]:
+    """The topics of a run: of announcements, and of all other statements."""
+    run = run_id[:TOPIC_RUN_BYTES].hex()
+    return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
 
 
 def decode_statement_store(message: bytes | bytearray) -> list[Signed]:
@@ -160,8 +147,8 @@ class Gossip:
         """Tags of statements that were dropped lately, and the local time until which they count.
         The oldest first."""
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
-        self._members_topic = f"gossamer/{run_id.hex()}/members"
-        self._rounds_topic = f"gossamer/{run_id.hex()}/rounds"
+        self._rosters = CompactRosters(self.statement_store, self._is_good, self._try_reconcile)
+        self._members_topic, self._rounds_topic = topics_of(run_id)
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
 
     def start(self) -> None:
@@ -175,6 +162,7 @@ class Gossip:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish_outbox)
             nursery.start_soon(self._reconcile_forever)
+            nursery.start_soon(self._rosters.run)
 
     # Out
 
@@ -199,7 +187,12 @@ class Gossip:
         """Stores and publishes a statement that is signed already."""
         self.statement_store.post(signed, statement)
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
-        self._enqueue(topic, _STATEMENT + encode_signed(signed))
+        if signed.author != self._identity.peer_id:
+            self._enqueue(topic, _STATEMENT + encode_signed(signed))
+        elif isinstance(statement, Roster):
+            self._enqueue(topic, _ROSTER + encode_compact(signed, statement))
+        else:
+            self._enqueue(topic, _OWN + encode_own(signed))
 
     def publish_commit(self, commit: Commit, num_members: int) -> None:
         """Publishes the record of a round that this node has just committed, if its ring is small.
@@ -231,10 +224,14 @@ class Gossip:
     def _received(self, author: PeerId, data: bytes) -> bool:
         """Takes a gossip message and returns whether it is news."""
         try:
+            if data[:1] == _OWN:
+                return self._take(author, decode_own(author, data[1:]))
             if data[:1] == _STATEMENT:
                 return self._take(author, decode_signed(data[1:]))
             if data[:1] == _COMMIT:
                 return self._listener.heard_commit(decode_commit(data[1:]))
+            if data[:1] == _ROSTER:
+                return self._take_roster(author, decode_compact(data[1:]))
             raise MalformedError("gossip message of an unknown kind")
         except RemoteProtocolError as error:
             self._listener.offence(author, error)
@@ -274,7 +271,26 @@ class Gossip:
         if not self.statement_store.post(signed, statement):
             return False
         self._listener.heard_statement(signed, statement)
+        if isinstance(statement, Ready):
+            for roster in self._rosters.completed():
+                self._take(PeerId(roster.author), roster)
         return True
+
+    def _take_roster(self, author: PeerId, compact: CompactRoster) -> bool:
+        """Takes a roster, or waits for the `Ready` in it that are not here yet."""
+        if not self._listener.is_welcome(author):
+            return False
+        signed = self._rosters.put_together(author, compact)
+        if signed is not None:
+            return self._take(author, signed)
+        self._rosters.wait(author, compact)
+        return False
+
+    def _is_good(self, signed: Signed) -> bool:
+        payload = signing_bytes(self._run_id, signed.payload)
+        return len(signed.signature) == 64 and verify(
+            PeerId(signed.author), payload, signed.signature
+        )
 
     def _take_own(self, signed: Signed) -> None:
         """Takes a statement of this node that comes back.
@@ -301,6 +317,13 @@ class Gossip:
 
     # Anti-entropy
 
+    async def _try_reconcile(self, peer: PeerId) -> None:
+        with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
+            try:
+                await self.reconcile(peer)
+            except (TransportError, RemoteProtocolError) as error:
+                log.debug("exchange failed", peer=peer, error=str(error))
+
     async def _reconcile_forever(self) -> None:
         compared: set[PeerId] = set()  # since they were connected
         while True:
@@ -312,11 +335,7 @@ class Gossip:
                 continue
             peer = self._random.choice([p for p in peers if p not in compared] or peers)
             compared.add(peer)
-            with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
-                try:
-                    await self.reconcile(peer)
-                except (TransportError, RemoteProtocolError) as error:
-                    log.debug("exchange failed", peer=peer, error=str(error))
+            await self._try_reconcile(peer)
 
     async def reconcile(self, peer: PeerId) -> None:
         """Takes the statements from a peer's store that are missing in the own one.

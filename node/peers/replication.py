@@ -90,7 +90,7 @@ def _kept(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
 
 def _wanted(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
     """Those of my shards that are to be fetched, as far as they fit."""
-    room = CACHE_SHARE * store.quota_bytes - store.used_bytes()
+    room = CACHE_SHARE * store.quota_bytes - store.cached_bytes()
     missing = set(store.missing(Digest(info.digest) for info in mine))
     wanted: list[Digest] = []
     for info in mine:

@@ -1,4 +1,5 @@
-"""The blocks that a run's manifest names: data index, tokenizer and held-out shards.
+"""The blocks that a run's manifest names: data index, tokenizer, held-out shards, and in a run of
+adapters the weights that stay as they are.
 
 A node cannot take part without the data index, so these blocks are asked for until they are here.
 """
@@ -6,18 +7,23 @@ A node cannot take part without the data index, so these blocks are asked for un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.units import format_bytes
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import DataConfig
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardIndex, decode_index
+from gossamer.protocol.state.frozen_weights import decode_list
 
 HELDOUT_SHARDS_MAX = 4
 """Held-out shards that every node fetches to evaluate on: some 256 thousand tokens."""
@@ -32,17 +38,21 @@ class RunBlocks:
     """Fetches the run's own blocks, and keeps them in the store."""
 
     def __init__(
-        self, data: DataConfig, store: BlockStore, blocks: BlockService, transport: Transport
+        self, manifest: Manifest, store: BlockStore, blocks: BlockService, transport: Transport
     ) -> None:
-        self._data = data
+        self._data, self._model = manifest.data, manifest.model
         self._store = store
         self._blocks = blocks
         self._transport = transport
         self._heldout: list[Digest] = []
 
     def pin(self) -> None:
-        """Pins the data index and the tokenizer, whether they are here or still to come."""
+        """Pins the blocks that the manifest names, whether they are here or still to come; those of
+        the frozen weights if their list is here."""
+        self._store.reserved_bytes = self._model.frozen_bytes
         self._store.pin("manifest", self._manifest_blocks())
+        with suppress(BlockError, MalformedError):  # else `fetch_frozen` pins them
+            self._store.pin("frozen", self._frozen_blocks())
 
     async def fetch_index(self) -> ShardIndex:
         """Waits until the data index and the tokenizer are here, and returns the index.
@@ -58,6 +68,24 @@ class RunBlocks:
             raise JoinError("the run's data index does not fit its manifest: it cannot be trained")
         self._heldout = [Digest(shard.digest) for shard in index.heldout[:HELDOUT_SHARDS_MAX]]
         return index
+
+    async def fetch_frozen(self) -> None:
+        """Waits until the weights that adapters leave as they are lie here and are whole, after
+        `fetch_index`. Nothing in any other run.
+
+        Raises:
+            JoinError: their list does not fit the manifest.
+
+        Cancelled: blocks that have come so far stay in the store.
+        """
+        try:
+            digests = self._frozen_blocks()
+        except (BlockError, MalformedError) as error:
+            raise JoinError(f"the run's frozen weights do not fit its manifest: {error}") from error
+        self._store.pin("frozen", digests)
+        if self._store.missing(digests):
+            log.info(f"fetching {format_bytes(self._model.frozen_bytes)} of frozen weights")
+        await self._fetch(digests, "the frozen weights")
 
     def tokenizer_file(self) -> bytes:
         """Returns the block of the tokenizer, after `fetch_index`; nothing for plain bytes.
@@ -80,9 +108,16 @@ class RunBlocks:
         return [str(self._store.path(digest)) for digest in self._heldout]
 
     def _manifest_blocks(self) -> list[Digest]:
-        """Digests of the data index and, if the run has one, the tokenizer."""
-        digests = (self._data.index_digest, self._data.tokenizer_digest)
+        """Digests of the data index and, where the run has them, of the tokenizer and of the list
+        of frozen weights."""
+        data = self._data
+        digests = (data.index_digest, data.tokenizer_digest, data.frozen_digest or b"")
         return [Digest(digest) for digest in digests if digest]
+
+    def _frozen_blocks(self) -> tuple[Digest, ...]:
+        """Raises BlockError or MalformedError if their list is not here, or is none."""
+        digest = self._data.frozen_digest
+        return decode_list(self._store.get(Digest(digest)), self._model) if digest else ()
 
     async def _fetch(self, digests: Sequence[Digest], what: str) -> None:
         """Gets blocks from connected peers, however long it takes."""

@@ -25,8 +25,15 @@ from gossamer.node.peers.gossip import Gossip
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
-from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.policy.membership import (
+    ANNOUNCE_SECONDS,
+    Awaited,
+    Membership,
+    awaited,
+    heralds,
+)
+from gossamer.protocol.rounds.ring_order import encode_links
+from gossamer.protocol.state.chain import Commit, Header, credits_of
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
@@ -171,6 +178,18 @@ class Swarm:
         """Announces this node's standing to all peers, see `Announcer.announce`."""
         self._announcer.announce()
 
+    def announce_soon(self) -> None:
+        """The same within `WATCH_SECONDS`, together with other news."""
+        self._announcer.announce_soon()
+
+    def committed(self, header: Header) -> None:
+        """A round is committed in whose ring this node was, and no member was out of it. They know
+        that of each other, so only the heralds announce the new head."""
+        credits = credits_of(header)
+        self.membership.committed(credits, header.digest, header.round, header.tokens_total)
+        if self.me in heralds(header.digest, credits):
+            self.announce()
+
     # The others
 
     def living(self) -> dict[PeerId, Announce]:
@@ -227,6 +246,14 @@ class Swarm:
         linked, relayed = self.linked_and_relayed()
         kept = [peer for peer in linked if not self.admission.is_avoided(peer)]
         return (kept if len(kept) > 1 else linked), relayed
+
+    def links(self) -> bytes:
+        """The peers beside which this node can be in a ring, as its `Ready` names them; empty if
+        these are all peers that it knows."""
+        linked, relayed = self.neighbours()
+        if self.living_anywhere().keys() <= {*linked}:
+            return b""
+        return encode_links(linked, relayed)
 
     def claims(self) -> dict[PeerId, Collection[int]]:
         """The shards that living others hold. A peer that trains no more holds none."""

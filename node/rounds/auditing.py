@@ -19,10 +19,10 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData

@@ -13,7 +13,6 @@ from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.extensions import Extensions
 from gossamer.node.heads.heads import AT_WORK
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
@@ -21,7 +20,9 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.model_samples import ModelSamples
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
@@ -60,6 +61,7 @@ class NodeContext:
     health: DiskHealth
     awake: AwakeClock
     losses: LossFile
+    samples: ModelSamples
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards; empty until all of them are on this disk."""
     pinned_head: Digest | None = None

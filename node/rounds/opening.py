@@ -17,7 +17,6 @@ from gossamer.node.storage.work import Work
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Contested, Removed
 from gossamer.protocol.rounds.attempt import SLOW
-from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
@@ -67,7 +66,7 @@ class OpenRound:
                 loss=loss if loss is not None else 0.0,
                 norm=promise.norm,
                 spans=promise.spans,
-                links=encode_links(*self._swarm.neighbours()),
+                links=self._swarm.links(),
                 root=promise.root,
             )
         )

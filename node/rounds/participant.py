@@ -118,8 +118,8 @@ class Participant:
             )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
-            self._settlement, self._saver, heldout, self._heads, context.transport, metrics,
-            self.progress, self._auditor,
+            self._settlement, self._saver, heldout, context.samples, self._heads,
+            context.transport, metrics, self.progress, self._auditor,
         )  # fmt: skip
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
@@ -248,6 +248,7 @@ class Participant:
     async def run(self) -> None:
         """Takes part in the run until asked to leave. Then returns, with everything on disk."""
         await self._load_losses()
+        await self.context.samples.load()
         async with trio.open_nursery() as rounds:
             rounds.start_soon(self._head_prover.run)
             rounds.start_soon(self._head_fetcher.run)

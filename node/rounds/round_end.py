@@ -19,6 +19,7 @@ from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.network.transport import Transport
 from gossamer.node.rounds.auditing import Auditor
+from gossamer.node.rounds.model_samples import ModelSamples
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.storage.committed import CommittedState
@@ -28,6 +29,7 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
 from gossamer.protocol.ids import short
 from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.state.chain import lost_members
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.trainer.ipc.messages import Evaluated
 
@@ -168,6 +170,7 @@ class RoundEnd:
         settlement: Settlement,
         saver: WorkSaver,
         heldout: HeldoutLoss,
+        samples: ModelSamples,
         heads: Heads,
         transport: Transport,
         metrics: Metrics,
@@ -180,6 +183,7 @@ class RoundEnd:
         self._settlement = settlement
         self._saver = saver
         self._heldout = heldout
+        self._samples = samples
         self._heads = heads
         self._transport = transport
         self._auditor = auditor
@@ -193,6 +197,11 @@ class RoundEnd:
         if self._auditor is not None:
             await self._auditor.measure()
         await self._heldout.evaluate(trio.current_time() - opened.training_since_seconds)
+
+    async def sample(self, opened: OpenRound, round_number: int) -> None:
+        """Has the model write for its owner, if that is due. `round_number`: of its state."""
+        seconds = trio.current_time() - opened.training_since_seconds
+        await self._samples.take(round_number, seconds)
 
     async def missed(self, opened: OpenRound) -> None:
         """The round has no commit at this node: its work is settled without one."""
@@ -210,13 +219,17 @@ class RoundEnd:
         await self._settlement.install(outcome)
         await opened.work.rebase()
         await self._settlement.take(outcome)
-        self._heads.note_new()
+        # Two parts of a ring that lost each other may be at two heads, and have to say so.
+        is_whole = not lost_members(outcome.commit)
+        self._heads.note_new(outcome.proposal.header if is_whole else None)
         opened.work.settled()
         await self._settlement.drop_if_stale()
         await self._saver.save()
         self.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not opened.work.is_ahead:
             await self.evaluate(opened)
+            if opened.work.trains_in_ring:
+                await self.sample(opened, outcome.proposal.header.round)  # no time is better
         opened.work.go_on()
 
     def report(

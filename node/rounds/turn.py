@@ -102,9 +102,13 @@ class Turn:
         if opened.work.trains_in_ring:
             return
         self._phases.set("averaging")
+        has_time = not opened.hints.came_late  # a peer that came late has no time to lose
+        if has_time:
+            # The device has nothing else to do.
+            await self._round_end.sample(opened, self._driver.machine.number - 1)
         if opened.work.may_train_ahead and not self._orders.leaves_after_round:
-            if not opened.hints.came_late:  # a peer that came late has no time to lose
-                await self._round_end.evaluate(opened)  # the device has nothing else to do
+            if has_time:
+                await self._round_end.evaluate(opened)
             opened.work.train_ahead()
 
     async def _outcome(self) -> Committed | None:

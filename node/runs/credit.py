@@ -8,12 +8,14 @@ those that gave least before may be missing or begin anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
@@ -69,6 +71,40 @@ class Credits:
             "peer": lambda row: row.peer_id,
         }
         return sorted(self.rows, key=keys[order])
+
+
+@dataclass(frozen=True)
+class TeamCredit:
+    """The credit of a team, as its members name it now or named it last."""
+
+    rank: int
+    team: str
+    """Empty for the members that name none."""
+    tokens: int
+    share: float
+    """Part of the tokens of the whole run, 0 to 1."""
+    members: int
+    has_you: bool
+
+
+def by_team(credits: Credits, names: Mapping[str, MemberName]) -> list[TeamCredit]:
+    """Returns the credit of each team, most tokens first; the members without one come last."""
+    teams: dict[str, list[Credit]] = {}
+    for row in credits.rows:
+        teams.setdefault(names.get(row.peer_id, MemberName()).team, []).append(row)
+    sums = {team: sum(row.tokens for row in rows) for team, rows in teams.items()}
+    ordered = sorted(teams, key=lambda team: (not team, -sums[team], team))
+    return [
+        TeamCredit(
+            rank=1 + sum(1 for other in ordered if other and sums[other] > sums[team]),
+            team=team,
+            tokens=sums[team],
+            share=sum(row.share for row in teams[team]),
+            members=len(teams[team]),
+            has_you=any(row.is_you for row in teams[team]),
+        )
+        for team in ordered
+    ]
 
 
 def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_bytes
 from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
 from gossamer.trainer.resources.memory_estimate import (
     GPU_FEW_TOKENS,
     GPU_TOKENS_MAX,
     Training,
+    fitting_moments,
     moment_elements,
 )
 
@@ -30,50 +32,71 @@ class DeviceFit:
     vectors_bytes: int
     """Parameters and what the optimiser keeps."""
     least_bytes: int
-    """Vectors, gradient, and a pass of one sequence."""
+    """Vectors, with moments in as little as the owner lets them be, gradient, and a pass of one
+    sequence."""
     sequences: int
     """Sequences of a pass that fit; 0 if not one does."""
     sequences_per_step: int
     checkpointing: bool
     """Whether they fit only if activations are computed twice, which costs a third of the speed."""
+    moment_format: MomentFormat
+    """What the optimiser keeps its moments in."""
 
     @property
     def text(self) -> str:
         """One line for people."""
         card = f"{printable(self.memory.name)}: {format_bytes(self.memory.free_bytes)}"
         twice = ", with activations computed twice" if self.checkpointing else ""
+        less = "" if self.moment_format == "fp32" else f", with moments in {self.moment_format}"
         return (
             f"{card} of {format_bytes(self.memory.total_bytes)} are free, at least "
             f"{format_bytes(self.least_bytes)} are needed; {self.sequences} of "
-            f"{self.sequences_per_step} sequences at once fit{twice}"
+            f"{self.sequences_per_step} sequences at once fit{twice}{less}"
         )
 
 
-def device_fit(run: Manifest | Draft, memory: DeviceMemory) -> DeviceFit:
+def device_fit(
+    run: Manifest | Draft, memory: DeviceMemory, moments: MomentChoice = "auto"
+) -> DeviceFit:
     """Returns how the run's model fits into a card with so much free memory.
 
     Matrix products are taken to be in half precision, as on all but old cards.
+
+    Args:
+        moments: the owner's choice of what the optimiser keeps its moments in.
     """
     num_sequences, context = run.inner.sequences_per_step, run.model.context
-    moments = moment_elements(run.model, run.inner)
-    if run.sync == "distro":
-        moments = run.model.num_parameters  # the momentum
-    training = Training(run.model, half=True, moment_elements=moments)
-    free = memory.free_bytes - DRIVER_BYTES - training.vectors_bytes
     most = max(1, min(num_sequences, GPU_TOKENS_MAX // context))
+    few = min(num_sequences, -(-GPU_FEW_TOKENS // context))
+    free = memory.free_bytes - DRIVER_BYTES
+    if run.sync == "distro":
+        training = smallest = Training(
+            run.model, half=True, moment_elements=run.model.num_parameters
+        )
+    else:
+        training = Training(
+            run.model, half=True, moment_elements=moment_elements(run.model, run.inner)
+        )
+        chosen = moments
+        if chosen == "auto":
+            chosen = fitting_moments(training, free, num_sequences, few)
+        training = replace(training, moment_format=chosen)
+        smallest = replace(training, moment_format="8bit") if moments == "auto" else training
+    free -= training.vectors_bytes
     plain, twice = (
         training.largest_pass(free, most, num_sequences, checkpointing=checkpointing)
         for checkpointing in (False, True)
     )
-    is_plain = plain >= min(most, -(-GPU_FEW_TOKENS // context))
+    is_plain = plain >= min(most, few)
     least = training.pass_bytes(1, checkpointing=True, is_whole_step=num_sequences == 1)
     return DeviceFit(
         memory=memory,
         vectors_bytes=training.vectors_bytes,
-        least_bytes=DRIVER_BYTES + training.vectors_bytes + least,
+        least_bytes=DRIVER_BYTES + smallest.vectors_bytes + least,
         sequences=plain if is_plain else twice,
         sequences_per_step=num_sequences,
         checkpointing=not is_plain,
+        moment_format=training.moment_format,
     )
 
 

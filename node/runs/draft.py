@@ -213,7 +213,8 @@ def problems_of_draft(draft: Draft) -> list[str]:
         change(good, tokenizer=draft.tokenizer, model=draft.model, outer=roomy),
         change(good, inner=draft.inner, schedule=draft.schedule),
         change(good, outer=change(draft.outer, fragments=1)),
-        change(good, rounds=draft.rounds),
+        # A probation needs its trust; the two are compared in the whole draft.
+        change(good, rounds=change(draft.rounds, probation=msgspec.UNSET)),
         draft,
     )
     problems = dict.fromkeys(problem for part in parts for problem in problems_of(_probe(part)))
@@ -298,6 +299,7 @@ def _probe(draft: Draft) -> Manifest:
         num_shards=1,
         num_tokens=1,
         heldout_tokens=1,
+        frozen_digest=bytes(DIGEST_BYTES) if draft.model.lora else msgspec.UNSET,
     )
     return manifest_of(
         draft,

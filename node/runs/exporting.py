@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
 from gossamer.node.runs.credit import read_credits
@@ -12,10 +13,14 @@ from gossamer.node.runs.model_card import model_card
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.export.gguf_export import export_gguf
-from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_json, export_model
+from gossamer.trainer.export.hugging_face import (
+    ExportError,
+    byte_tokenizer_json,
+    export_adapter,
+    export_model,
+)
 from gossamer.trainer.export.weight_files import SHARD_BYTES, ExportType
 from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
 from gossamer.trainer.text.tokens import END_OF_DOCUMENT
@@ -30,6 +35,8 @@ class ExportOptions:
     """Of the tensors in one file at most."""
     gguf: bool = False
     """One GGUF file in the place of the folder's other files."""
+    adapter: bool = False
+    """The adapters alone, as PEFT loads them."""
 
 
 def export_state(
@@ -47,14 +54,16 @@ def export_state(
         StateDirError: there is no run, or the disk has too little to rebuild a state.
         ExportError: the folder cannot be written.
     """
-    state = read_state(settings, round_number)
+    state = read_state(settings, round_number, adapters_alone=options.adapter)
     warn_if_older(state)
-    if options.gguf:
+    if options.adapter:
+        export_adapter(state.parameters, state.model, directory, options.dtype)
+    elif options.gguf:
         _export_gguf(state, directory, options)
     else:
         export_model(
             state.parameters,
-            state.manifest.model,
+            state.model,
             _tokenizer_of(state),
             directory,
             end_token=END_OF_DOCUMENT,
@@ -73,7 +82,7 @@ def export_state(
 def _export_gguf(state: StateOnDisk, directory: Path, options: ExportOptions) -> None:
     export_gguf(
         state.parameters,
-        state.manifest.model,
+        state.model,
         _tokenizer_of(state),
         directory,
         name=printable(state.manifest.name),

@@ -1,32 +1,22 @@
-"""Setting the end of a run anew, from what lies in the founder's state directory.
-
-The directory is read without its lock, so the node may run. It takes the extension within a second.
-"""
+"""Setting the end of a run anew, from what lies in the founder's state directory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.node.base.settings import Settings
 from gossamer.node.heads.extensions import ExtensionFile
-from gossamer.node.network.identity import Identity
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.chain_store import ChainStore, Entry
-from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import Manifest, TokenSchedule
+from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.state.run_end import RunEnd, check_extension
 from gossamer.protocol.wire.statements import Extension, seal
 
 ROUNDS_LEFT_MIN = 2
 """Rounds that a run has at least before its new end: one may be under way at other nodes, and one
 committed there that this disk does not have yet."""
-
-
-class ExtendError(Exception):
-    """The end of the run cannot be set; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +32,20 @@ class Outlook:
 class FoundersSchedule:
     """The schedule of the run in a state directory, as its founder sees it."""
 
-    def __init__(self, manifest: Manifest, identity: Identity, state_dir: StateDir) -> None:
+    def __init__(self, run: SignersRun) -> None:
         """
         Raises:
-            ExtendError: this node did not found the run, or its schedule does not count tokens, or
+            OrderError: this node did not found the run, or its schedule does not count tokens, or
                 the extension on the disk is damaged.
         """
-        self._manifest = manifest
-        self._identity = identity
-        self._state_dir = state_dir
-        if identity.peer_id != manifest.founder:
-            raise ExtendError(
-                f"only the founder sets the end of a run: that is {manifest.founder}, and this "
-                f"node is {identity.peer_id}"
-            )
+        self._manifest = manifest = run.manifest
+        self._identity = run.identity
+        self._state_dir = state_dir = run.state_dir
+        if run.identity.peer_id != manifest.founder:
+            raise run.refuse("sets the end of the run", f"the founder ({manifest.founder})")
         end = RunEnd(manifest.model, manifest.inner, manifest.outer)
         if end.schedule is None:
-            raise ExtendError(
+            raise OrderError(
                 f"the end of {manifest.name} is fixed: it counts planned "
                 'steps, and has no schedule.kind = "wsd"'
             )
@@ -66,7 +53,7 @@ class FoundersSchedule:
         try:
             found = self._file.read()
         except (OSError, RemoteProtocolError) as error:
-            raise ExtendError(
+            raise OrderError(
                 f"the file extension in {state_dir.root} is damaged ({error}): start the node, "
                 "which gets it from its peers, or remove the file"
             ) from error
@@ -75,21 +62,6 @@ class FoundersSchedule:
         self._number = 0 if found is None else found[1].number
         self.schedule: TokenSchedule = end.schedule
         """The schedule as it is on this disk."""
-
-    @classmethod
-    def here(cls, settings: Settings) -> FoundersSchedule:
-        """Reads the state directory.
-
-        Raises:
-            ExtendError: there is no run, or as above.
-            StateDirError, IdentityError: a file of it is damaged.
-        """
-        state_dir = StateDir(settings.state_dir)
-        signed = state_dir.read_manifest()
-        if signed is None:
-            raise ExtendError(f"there is no run in {state_dir.root}: name its --state-dir")
-        identity = Identity.load_or_create(state_dir.identity_path)
-        return cls(open_signed_manifest(signed), identity, state_dir)
 
     def plan(self, total_tokens: int | None, cooldown_tokens: int | None) -> Outlook:
         """Returns what an extension makes of the run.
@@ -100,7 +72,7 @@ class FoundersSchedule:
             cooldown_tokens: tokens of the cool-down; None: as many as until now.
 
         Raises:
-            ExtendError: the numbers are not allowed.
+            OrderError: the numbers are not allowed.
         """
         entry, round_tokens = self._newest()
         left = ROUNDS_LEFT_MIN * round_tokens
@@ -110,18 +82,18 @@ class FoundersSchedule:
             start = max(entry.tokens_total, self.schedule.warmup_tokens)
             total = start + max(cooldown, left)
         if not 0 <= cooldown <= total <= limits.TOKENS_TOTAL_MAX:
-            raise ExtendError(
+            raise OrderError(
                 f"a cool-down of {cooldown:,} tokens in a run of {total:,} is not possible; "
                 f"allowed: 0 to all tokens of the run, which are {limits.TOKENS_TOTAL_MAX:,} at "
                 "most"
             )
         if total < max(entry.tokens_total + left, 1):
-            raise ExtendError(
+            raise OrderError(
                 f"the run has {entry.tokens_total:,} tokens, and its rounds {round_tokens:,} each; "
                 f"an end with {total:,} is too near. Name at least {entry.tokens_total + left:,}"
             )
         if self._number >= limits.EXTENSIONS_MAX:
-            raise ExtendError(
+            raise OrderError(
                 f"the end of this run was set {self._number:,} times, which is the limit: found "
                 "another run from its exported model"
             )
@@ -129,7 +101,7 @@ class FoundersSchedule:
         try:
             check_extension(statement, self._manifest)
         except RemoteProtocolError as error:
-            raise ExtendError(f"{error}: name more tokens, or a shorter cool-down") from error
+            raise OrderError(f"{error}: name more tokens, or a shorter cool-down") from error
         return Outlook(statement, self._manifest.name, entry.tokens_total)
 
     def _newest(self) -> tuple[Entry, int]:

@@ -239,6 +239,11 @@ def _problems_of_data(draft: Draft) -> list[str]:
             'corpus.format is "messages"; the chat template of a model says how conversations are '
             "written: gossamer start --init-from FOLDER"
         )
+    if draft.model.lora and not draft.init_from:
+        problems.append(
+            "model.lora is set, and there is no model whose weights the adapters belong to: "
+            "gossamer start --init-from FOLDER"
+        )
     return problems
 
 

@@ -121,7 +121,7 @@ def pieces(
 def share_parameters(state: StateOnDisk) -> int:
     """Returns a new file descriptor with the parameters of a state. Raises OSError if memory is
     short."""
-    num_parameters = state.manifest.model.num_parameters
+    num_parameters = state.model.num_parameters
     descriptor = memory.create("gossamer-generate", num_parameters)
     np.copyto(memory.open_vector(descriptor, num_parameters), state.parameters)
     return descriptor
@@ -130,7 +130,7 @@ def share_parameters(state: StateOnDisk) -> int:
 def load_model(state: StateOnDisk, descriptor: int, device: str) -> LoadModel:
     """Returns the first message to a process with the model."""
     return LoadModel(
-        model=state.manifest.model,
+        model=state.model,
         base_fd=descriptor,
         tokenizer=state.manifest.data.tokenizer,
         tokenizer_block=state.tokenizer or b"",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from gossamer.node.runs.draft import (
     Draft,
@@ -13,15 +14,19 @@ from gossamer.node.runs.draft import (
     default_chunk_elements_of,
     draft_of_preset,
 )
-from gossamer.node.runs.founding import FoundedRun
+from gossamer.node.runs.founding import FoundedRun, PreparedData
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_blocks import write_state
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.lora import LoraConfig
+from gossamer.protocol.manifest import DataConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
+from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained
 
@@ -46,18 +51,19 @@ def draft_for(pretrained: Pretrained, preset: str | None) -> tuple[Draft, str]:
     draft = draft_of_preset(name)
     rate = LEARNING_RATE_SHARE * draft.inner.learning_rate
     context = min(draft.model.context, model.context)
-    draft = msgspec.structs.replace(
+    draft = replace(
         draft,
-        model=msgspec.structs.replace(draft.model, context=context),
-        inner=msgspec.structs.replace(draft.inner, learning_rate=rate),
-        outer=msgspec.structs.replace(draft.outer, warmup_rounds=0),
+        model=replace(draft.model, context=context),
+        inner=replace(draft.inner, learning_rate=rate),
+        outer=replace(draft.outer, warmup_rounds=0),
     )
     return with_pretrained(draft, pretrained), name
 
 
 def with_pretrained(draft: Draft, pretrained: Pretrained) -> Draft:
     """A draft with the shape and the tokenizer of the folder; of its own model only `context`
-    stays, the length of training sequences.
+    stays, the length of training sequences, and `lora`. The weights that adapters leave as they are
+    have the folder's own type, if nobody chose one: bf16 where all of it is, else fp32.
 
     Raises:
         ManifestError: the model was not made for sequences of that length.
@@ -70,13 +76,17 @@ def with_pretrained(draft: Draft, pretrained: Pretrained) -> Draft:
                 f"model in {pretrained.folder} was made for"
             ]
         )
-    model = msgspec.structs.replace(theirs, context=context)
+    lora = draft.model.lora
+    if lora and not lora.weights:
+        is_half = all(stored.dtype == "BF16" for _, stored in pretrained.weights.tensors)
+        lora = replace(lora, weights="bf16" if is_half else "fp32")
+    model = replace(theirs, context=context, lora=lora)
     outer = draft.outer
     # A number that the founder did not choose follows the model's size.
     if outer.chunk_elements == default_chunk_elements_of(draft.model, outer, draft):
         chunk_elements = default_chunk_elements_of(model, outer, draft)
-        outer = msgspec.structs.replace(outer, chunk_elements=chunk_elements)
-    return msgspec.structs.replace(
+        outer = replace(outer, chunk_elements=chunk_elements)
+    return replace(
         draft,
         model=model,
         outer=outer,
@@ -110,13 +120,42 @@ def write_genesis(
         DiskError: the disk does not take it.
     """
     manifest = founded.manifest
-    store = BlockStore(blocks, cache_bytes)
     plan = ChunkPlan(parameters.size, manifest.outer.chunk_elements)
     momentum = np.zeros_like(parameters)
     index = index_of(parameters, momentum, plan)
-    # A state may be larger than the cache, which would otherwise drop the corpus for it.
-    data = [manifest.data.index_digest, manifest.data.tokenizer_digest]
-    data += [shard.digest for shard in (*founded.index.shards, *founded.index.heldout)]
+    store = _store_with(manifest.data, founded.index, blocks, cache_bytes)
     state = [index.digest, *index.parameters, *index.momentum]
-    store.pin("founding", [Digest(digest) for digest in (*data, *state)])
+    store.pin("state", [Digest(digest) for digest in state])
     write_state(store, plan, parameters, momentum, index, Ledger())
+
+
+def write_frozen(
+    data: PreparedData, weights: FloatVector, lora: LoraConfig, blocks: Path, cache_bytes: int
+) -> PreparedData:
+    """Writes the weights that adapters leave as they are as blocks, and returns the data of the run
+    with their digest.
+
+    Args:
+        weights: (num_parameters,) of the whole model.
+
+    Raises:
+        DiskError: the disk does not take it.
+    """
+    store = _store_with(data.config, data.index, blocks, cache_bytes)
+    written: list[Digest] = []
+    for block in blocks_of(weights, lora):
+        written.append(digest_of(block))
+        store.pin("frozen", written)
+        store.put(block)
+    frozen = store.put(encode_list(tuple(written)))
+    return dataclasses.replace(data, config=replace(data.config, frozen_digest=frozen))
+
+
+def _store_with(data: DataConfig, index: ShardIndex, blocks: Path, cache_bytes: int) -> BlockStore:
+    """Opens the store of blocks. What is put may be larger than the cache, which would otherwise
+    drop the corpus for it."""
+    store = BlockStore(blocks, cache_bytes)
+    digests = [data.index_digest, data.tokenizer_digest, data.frozen_digest or b""]
+    digests += [shard.digest for shard in (*index.shards, *index.heldout)]
+    store.pin("founding", [Digest(digest) for digest in digests if digest])
+    return store

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gossamer.node.base.rate_limit import BITS, MBIT, parse_limit
+from gossamer.node.base.limit_periods import parse_limit
+from gossamer.node.base.rate_limit import BITS, MBIT
 from gossamer.node.base.setting_values import gpu_memory_bytes
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
@@ -50,7 +51,9 @@ def least_problems(
                 f"{name}: {lowest:g} Mbit/s are too few: this run needs {_up(least_mbit)} Mbit/s "
                 "or more here, or its rounds would last more than twice as long"
             )
-    needs = needs_of(manifest, trains_on_host=trains_on_host, cache_bytes=0)
+    needs = needs_of(
+        manifest, trains_on_host=trains_on_host, cache_bytes=0, moments=settings.moments
+    )
     if 0 < settings.memory_max < needs.memory:
         found.append(
             f"memory: {format_bytes(settings.memory_max)} are too few: this run needs "
@@ -63,7 +66,7 @@ def least_problems(
         )
     if card is not None and settings.gpu_memory:
         most = gpu_memory_bytes(settings.gpu_memory, card.total_bytes)
-        least = device_fit(manifest, card).least_bytes
+        least = device_fit(manifest, card, settings.moments).least_bytes
         if most < least:
             found.append(
                 f"gpu_memory: {format_bytes(most)} are too few: this run needs "

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import UNSET
 
 from gossamer.node.runs.draft import (
     VOCABULARY_MAX,
@@ -33,6 +34,7 @@ from gossamer.node.runs.draft import (
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTION_TITLES, SECTIONS
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ManifestError
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import adapted
@@ -51,7 +53,14 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
 }
 
 _SOURCES_EXAMPLE = '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]'
-_ACCUSERS_EXAMPLE = "# accusers = 2"
+_ROUNDS_EXAMPLES = {
+    "accusers": "# accusers = 2",
+    "keepers": '# keepers = ["12D3KooW...", "12D3KooW...", "12D3KooW..."]',
+    "probation": "# probation = 16",
+}
+_LORA_EXAMPLE = (
+    '# lora = {rank = 16, alpha = 32.0, targets = ["q_proj", "k_proj", "v_proj", "o_proj"]}'
+)
 
 TomlValue: TypeAlias = (
     "msgspec.Struct | str | int | float | date | time | Sequence[TomlValue] "
@@ -135,8 +144,10 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
                 entry[-1] = "# " + entry[-1]  # so that it follows an edited model
             if key == "sources" and not draft.corpus.sources:
                 entry[-1] = _SOURCES_EXAMPLE  # a key here would forbid [[corpus.sources]] below
-            if key == "accusers" and draft.rounds.accusers is msgspec.UNSET:
-                entry[-1] = _ACCUSERS_EXAMPLE
+            if section == "rounds" and getattr(values, key) is msgspec.UNSET:
+                entry[-1] = _ROUNDS_EXAMPLES[key]
+            if key == "lora" and not draft.model.lora:
+                entry[-1] = _LORA_EXAMPLE
             lines += entry
     return "\n".join(lines) + "\n"
 
@@ -168,7 +179,7 @@ def _toml(value: TomlValue) -> str:
         # TOML has all escapes of JSON, and requires one more character to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, msgspec.Struct):
-        fields = msgspec.structs.asdict(value).items()
+        fields = [each for each in msgspec.structs.asdict(value).items() if each[1] is not UNSET]
         return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in fields) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
@@ -210,7 +221,7 @@ class _Given:
             # 3 is accepted for 3.0, but a string is not accepted for a number.
             self._values[section][key] = msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
-            where = f" ({error})" if full == "corpus.sources" else ""
+            where = f" ({error})" if full in ("corpus.sources", "model.lora") else ""
             problems.append(f"{full} is {_shown(value)}{where}; allowed: {_allowed(hint)}")
             if section:
                 self._replaced.add(full)
@@ -307,6 +318,8 @@ def _is_sized(model: ModelConfig) -> bool:
 def _allowed(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(json.dumps(choice) for choice in get_args(hint))
+    if hint is LoraConfig:
+        return "a table [model.lora] with rank and alpha (numbers) and targets (a list of matrices)"
     if get_origin(hint) is tuple:
         if get_args(hint)[0] is SourceDraft:
             return 'tables [[corpus.sources]], each with path = "..." and weight = (a number)'

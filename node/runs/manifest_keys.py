@@ -7,6 +7,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from gossamer.node.runs.draft import CorpusDraft, Draft, ScheduleDraft, TokenizerDraft
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
 
@@ -85,6 +86,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "tied_embeddings": "Whether input and output embeddings are the same weights.",
         "rope_theta": "Base of the rotary position embedding.",
         "norm_epsilon": "Epsilon of RMSNorm.",
+        "lora": "With gossamer start --init-from: only adapters of this rank are trained and sent, "
+        "their product counts alpha / rank times (LoRA, arXiv 2106.09685), and the weights of the "
+        'folder stay as they are. weights = "bf16" rounds these.',
     },
     "inner": {
         "learning_rate": "Highest learning rate, right after the warm-up.",
@@ -154,6 +158,11 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "accusers": "Members that must say that another one is out before their round counts "
         "without its vote: 1, or 2 so that no member of a ring of three or more can prove a round "
         "alone. With 2 the last survivor of a ring begins its round again.",
+        "keepers": "Peer ids, as gossamer id shows them, of which more than half take rounds back "
+        "together with gossamer rollback. The founder can do so alone in any case.",
+        "probation": 'With trust = "open": rounds that have to take work of a new peer before it '
+        "has its whole influence on averages, 1 to 64. Until then it has a part of it, and none in "
+        "its first round. Without this key all peers are alike from the beginning.",
     },
 }
 
@@ -163,12 +172,15 @@ def _hints() -> dict[str, dict[str, Any]]:
     del hints["model"]["vocabulary"]  # tokenizer.vocabulary sets it
     # These come from the folder of `gossamer start --init-from`.
     del hints["model"]["imported"]
+    hints["model"]["lora"] = LoraConfig
     # The runs that have no such fields were founded before them.
     hints["inner"]["ends"] = bool
     hints["inner"]["optimizer"] = InnerOptimizer
     del hints["inner"]["schedule"]  # the section `schedule` says it
     hints["outer"]["widening"] = bool
     hints["rounds"]["accusers"] = int
+    hints["rounds"]["keepers"] = tuple[str, ...]
+    hints["rounds"]["probation"] = int
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]

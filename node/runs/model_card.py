@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gossamer.node.base.printable import printable
 from gossamer.node.runs.credit import Credits
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.export.hugging_face import CARD_MARK
@@ -51,7 +51,7 @@ def model_card(
         "members that gave tokens": f"{len(credits.rows):,}",
         "held-out loss": _heldout(points, credits.round),
         "state": f"`{state_digest.hex()}`",
-        "parameters": f"{model.num_parameters:,}, stored as {dtype}",
+        "parameters": f"{model.whole.num_parameters:,}, stored as {dtype}",
     }
     parts = [
         _HEAD + CARD_MARK,
@@ -87,6 +87,12 @@ def _heldout(points: Sequence[LossPoint], round_number: int) -> str:
 def _settings(manifest: Manifest) -> list[tuple[str, str]]:
     model, inner, outer = manifest.model, manifest.inner, manifest.outer
     optimizer = "Muon and AdamW" if inner.uses_muon else "AdamW"
+    adapters = []
+    if lora := model.lora:
+        what = f"rank {lora.rank}, alpha {lora.alpha:g}, of {', '.join(lora.targets)}"
+        adapters.append(
+            ("trained", f"adapters (LoRA) of {model.num_parameters:,} parameters: {what}")
+        )
     return [
         ("family", model.family),
         (
@@ -94,6 +100,7 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
             f"{model.num_layers} layers of width {model.width}, {model.num_heads} heads, "
             f"{model.num_kv_heads} key and value heads, hidden width {model.hidden_width}",
         ),
+        *adapters,
         ("vocabulary", f"{model.vocabulary:,} ({manifest.data.tokenizer})"),
         ("training sequences", f"{model.context:,} tokens"),
         ("training text", f"{manifest.data.num_tokens:,} tokens an epoch"),

@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.planning import Line, plan_round
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.resources.memory_estimate import FLOAT_BYTES, moment_elements
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.resources.memory_estimate import (
+    FLOAT_BYTES,
+    Training,
+    moment_bytes,
+    moment_elements,
+)
 
 DAEMON_BYTES_PER_PARAMETER = 28
 """Five fp32 vectors, and the chunks of a ring. Measured: 22 to 28, by the way of averaging."""
@@ -56,24 +63,38 @@ class Needs:
     disk: int
 
 
-def needs_of(run: Manifest | Draft, *, trains_on_host: bool, cache_bytes: int) -> Needs:
+def needs_of(
+    run: Manifest | Draft,
+    *,
+    trains_on_host: bool,
+    cache_bytes: int,
+    moments: MomentChoice = "auto",
+) -> Needs:
     """Returns what a run needs of a machine.
 
     Args:
         trains_on_host: whether the trainer's vectors lie in host memory.
         cache_bytes: limit of the data cache.
+        moments: the owner's choice of what the optimiser keeps its moments in. `auto` counts as
+            fp32, which a CPU has then.
     """
     parameters = run.model.num_parameters
     records = _records_bytes(run)
-    # Parameters, gradient and what the optimiser keeps; activations come on top.
-    trainer = FLOAT_BYTES * (2 * parameters + moment_elements(run.model, run.inner))
+    # Parameters, gradient, what the optimiser keeps, and weights that adapters leave as they are,
+    # in half precision on cards alone; activations come on top.
+    elements = moment_elements(run.model, run.inner)
+    kept = moment_bytes(elements, "fp32" if moments == "auto" else moments)
+    trainer = FLOAT_BYTES * 2 * parameters + kept
+    trainer += Training(run.model, half=not trains_on_host).frozen_bytes
     return Needs(
         memory=PROCESS_BYTES
         + DAEMON_BYTES_PER_PARAMETER * parameters
         + (trainer if trains_on_host else 0)
         + records,
         device_memory=0 if trains_on_host else trainer,
-        disk=STATES_ON_DISK * max(STATE_BYTES_PER_PARAMETER * parameters, records) + cache_bytes,
+        disk=STATES_ON_DISK * max(STATE_BYTES_PER_PARAMETER * parameters, records)
+        + run.model.frozen_bytes
+        + cache_bytes,
     )
 
 
@@ -119,7 +140,7 @@ def describe(
     return [
         f"run       {printable(manifest.name)} ({short(manifest.run_id)})",
         f"founder   {manifest.founder}",
-        f"model     {model.num_parameters:,} parameters",
+        f"model     {model.num_parameters:,} parameters{_said_of_frozen(model)}",
         f"modes     sync {manifest.sync}, trust {manifest.trust}{optimizer}",
         f"memory    some {format_bytes(needs.memory)}{free}{own}",
         *([f"device    {device}"] if device else []),
@@ -127,6 +148,15 @@ def describe(
         f"network   some {format_bytes(plan.sent_bytes)} up and down in each round",
         *_said_of_data(manifest),
     ]
+
+
+def _said_of_frozen(model: ModelConfig) -> str:
+    if not model.lora:
+        return ""
+    return (
+        f" of adapters, beside {model.whole.num_parameters:,} that stay as they are "
+        f"({format_bytes(model.frozen_bytes)}, fetched once)"
+    )
 
 
 def _said_of_data(manifest: Manifest) -> list[str]:

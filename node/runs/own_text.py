@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from gossamer.node.base.printable import printable
 from gossamer.node.runs.draft import CorpusDraft, SourceDraft
 from gossamer.node.runs.founding import files_of, said_of
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardIndex

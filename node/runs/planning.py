@@ -115,7 +115,8 @@ class RoundPlan:
     fragments_advised: int
     """Number of fragments with which a late state would cost less; 0 if more would not help."""
     state_bytes: int
-    """Bytes that a newcomer fetches: parameters and momentum."""
+    """Bytes that a newcomer fetches: parameters, momentum, and weights that adapters leave as they
+    are."""
     join_seconds: float
 
     @property
@@ -224,7 +225,7 @@ def plan_round(
     training_seconds = None
     if tokens_per_second is not None:
         training_seconds = tokens / tokens_per_second + offers_seconds
-    state_bytes = 8 * model.num_parameters
+    state_bytes = 8 * model.num_parameters + model.frozen_bytes
     return RoundPlan(
         peers=peers,
         parameters=model.num_parameters,

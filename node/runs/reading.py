@@ -7,18 +7,25 @@ finds the newer state.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.block_files import BlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import Entry
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import open_read_only, rebuild, restore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.frozen_weights import decode_list, values_of
+from gossamer.trainer.adapters import merged
 
 ATTEMPTS_MAX = 5
 """A running daemon discards old blocks once a checkpoint, so five misses in a row are an error."""
@@ -30,16 +37,22 @@ class StateOnDisk:
 
     manifest: Manifest
     entry: Entry
+    model: ModelConfig
+    """The model that has these parameters: of a run of adapters the whole one, unless they alone
+    were read."""
     parameters: FloatVector
-    """(num_parameters,)"""
+    """(model.num_parameters,)"""
     is_newest: bool
     """False if the disk names a newer state that it does not have whole."""
     tokenizer: bytes | None
     """Block with the tokenizer or with the files of an imported model; None for plain bytes."""
 
 
-def read_state(settings: Settings, round_number: int | None = None) -> StateOnDisk:
-    """Reads the newest state of a state directory, or that after a round.
+def read_state(
+    settings: Settings, round_number: int | None = None, *, adapters_alone: bool = False
+) -> StateOnDisk:
+    """Reads the newest state of a state directory, or that after a round. Adapters are merged with
+    the weights that they belong to, unless they are wanted alone.
 
     Raises:
         StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
@@ -69,10 +82,33 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
             tokenizer = store.get(Digest(digest)) if digest else None
         except BlockError:
             continue
-        return StateOnDisk(manifest, committed.entry, committed.parameters, is_newest, tokenizer)
+        model, parameters = manifest.model, committed.parameters
+        if model.lora and not adapters_alone:
+            parameters = _merged(parameters, manifest, model.lora, store)
+            model = model.whole
+        return StateOnDisk(manifest, committed.entry, model, parameters, is_newest, tokenizer)
     what = "no committed state" if round_number is None else f"the state after round {round_number}"
     verb = "can be" if round_number is None else "cannot be"
     raise StateDirError(f"{what} {verb} rebuilt from {state_dir.root}: {problem}")
+
+
+def _merged(
+    adapters: FloatVector, manifest: Manifest, lora: LoraConfig, store: BlockStore
+) -> FloatVector:
+    """Returns the parameters of the whole model. Raises StateDirError if they are not all here."""
+
+    def frozen() -> Iterator[FloatVector]:
+        digest = Digest(manifest.data.frozen_digest or b"")
+        for block in decode_list(store.get(digest), manifest.model):
+            yield values_of(store.get(block), lora)
+
+    try:
+        return merged(adapters, manifest.model, frozen())
+    except (BlockError, ValueError, RemoteProtocolError) as error:
+        raise StateDirError(
+            f"the weights that the adapters belong to are not whole in {store.root}: {error}. "
+            "Start the node, which fetches what is missing, and try again"
+        ) from error
 
 
 def warn_if_older(state: StateOnDisk) -> None:

@@ -1,7 +1,8 @@
 """A static page about a run, which its founder can publish: curve, members, samples.
 
 The page is one file without scripts, which loads nothing. All text in it is escaped. It names the
-members by their peer ids, which every peer of the run knows, and shows no address.
+members by their peer ids, which every peer of the run knows, and by the names that they show, and
+has no address.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import base64
 import hashlib
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_count
 from gossamer.node.runs.credit import Credits
-from gossamer.node.telemetry.logs import printable
+from gossamer.node.storage.names_file import MemberName
+from gossamer.node.storage.samples_file import RoundSamples
 from gossamer.node.telemetry.status import LossPoint
 
 MARK = '<meta name="generator" content="gossamer report">'
@@ -42,7 +45,7 @@ body { margin: 0 auto; max-width: 900px; padding: 20px; background: var(--ground
 section { background: var(--card); border: 1px solid var(--line); border-radius: 12px;
   padding: 16px 20px; margin: 0 0 16px; overflow-x: auto; }
 h1 { font-size: 22px; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 15px; margin: 0 0 10px; }
+h2 { font-size: 15px; margin: 0 0 10px; } h3 { font-size: 14px; margin: 12px 0 6px; }
 p { margin: 4px 0; } .soft, dt, footer { color: var(--soft); }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
   margin: 0; } dd { margin: 0; font-weight: 600; overflow-wrap: anywhere; }
@@ -70,14 +73,16 @@ def page(
     points: Sequence[LossPoint],
     samples: Sequence[Sample],
     unix_seconds: float,
-    names: Mapping[str, str] = MappingProxyType({}),
+    names: Mapping[str, MemberName] = MappingProxyType({}),
+    kept: Sequence[RoundSamples] = (),
 ) -> str:
     """Returns the page.
 
     Args:
         points: the curve of losses, in nats a token, oldest first.
         unix_seconds: the time that the page names as its own.
-        names: display names by peer id, as these peers chose them.
+        names: by peer id, as these peers chose them.
+        kept: what the model wrote as the run went on, oldest round first.
     """
     manifest = credits.manifest
     name = _escaped(manifest.name)
@@ -107,10 +112,12 @@ def page(
         f"<section><h2>Loss</h2>{_chart(points)}</section>",
         f"<section><h2>Members</h2>{_members(credits, names)}</section>",
     ]
-    if samples:
-        texts = "".join(
-            f"<pre><b>{_escaped(one.prompt)}</b>{_escaped(one.continuation)}</pre>"
-            for one in samples
+    if samples or kept:
+        texts = _texts((one.prompt, one.continuation) for one in samples)
+        texts += "".join(
+            f"<h3>After round {each.round:,}</h3>"
+            + _texts((one.prompt, one.text) for one in each.samples)
+            for each in reversed(kept)
         )
         parts.append(f"<section><h2>Samples of the model</h2>{texts}</section>")
     parts.append("<footer>Written by gossamer report.</footer>\n</body>\n</html>\n")
@@ -120,6 +127,12 @@ def page(
 def _escaped(text: str) -> str:
     """Returns a text of others for the page, its lines kept, without letters that turn others."""
     return html.escape("\n".join(printable(line) for line in text.split("\n")))
+
+
+def _texts(samples: Iterable[tuple[str, str]]) -> str:
+    return "".join(
+        f"<pre><b>{_escaped(prompt)}</b>{_escaped(text)}</pre>" for prompt, text in samples
+    )
 
 
 def _facts(facts: dict[str, str]) -> str:
@@ -133,11 +146,11 @@ def _newest_heldout(points: Sequence[LossPoint]) -> str:
     return f"{values[-1]:.4f}" if values else "not known"
 
 
-def _members(credits: Credits, names: Mapping[str, str]) -> str:
+def _members(credits: Credits, names: Mapping[str, MemberName]) -> str:
     if not credits.rows:
         return "<p class=soft>No round has been committed yet.</p>"
     rows = "".join(
-        f"<tr><td class=n>{row.rank}</td>{_id_cell(row.peer_id, names.get(row.peer_id, ''))}"
+        f"<tr><td class=n>{row.rank}</td>{_id_cell(row.peer_id, names.get(row.peer_id))}"
         f"<td class=n>{row.tokens:,}</td><td class=n>{row.share:.1%}</td>"
         f"<td class=n>{row.rounds:,}</td><td class=n>{row.last_round:,}</td></tr>"
         for row in credits.rows[:MEMBERS_MAX]
@@ -151,9 +164,10 @@ def _members(credits: Credits, names: Mapping[str, str]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{rest}"
 
 
-def _id_cell(peer_id: str, name: str) -> str:
-    shown = f"<b>{_escaped(name)}</b> " if name else ""
-    return f"<td class=id>{shown}{_escaped(peer_id)}</td>"
+def _id_cell(peer_id: str, member: MemberName | None) -> str:
+    name = f"<b>{_escaped(member.name)}</b> " if member and member.name else ""
+    team = f"({_escaped(member.team)}) " if member and member.team else ""
+    return f"<td class=id>{name}{team}{_escaped(peer_id)}</td>"
 
 
 def _chart(points: Sequence[LossPoint]) -> str:

@@ -1,27 +1,17 @@
-"""Taking rounds of a run back, from what lies in the founder's state directory.
-
-The directory is read without its lock, so the node may run. It takes the rollback within a second.
-"""
+"""Taking rounds of a run back, from what lies in the state directory of a peer that may sign it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.node.base.settings import Settings
 from gossamer.node.heads.rollbacks import RollbackFiles
-from gossamer.node.network.identity import Identity
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import open_read_only, rebuild
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_checkpoint import signing_depth
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.statements import Rollback, seal
-
-
-class RollbackError(Exception):
-    """The rounds cannot be taken back; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -32,42 +22,29 @@ class Plan:
     newest_round: int
     tokens: int
     """Contributed tokens that are lost to the run."""
+    missing: int
+    """Keepers that still have to sign it after this node; 0: it holds."""
 
 
-class FoundersRun:
-    """The run in a state directory, as its founder sees it."""
+class RollbackDesk:
+    """Plans and signs rollbacks of the run in a state directory."""
 
-    def __init__(
-        self, manifest: Manifest, identity: Identity, state_dir: StateDir, cache_bytes: int
-    ) -> None:
+    def __init__(self, run: SignersRun, cache_bytes: int) -> None:
         """
         Raises:
-            RollbackError: this node did not found the run.
+            OrderError: this node neither founded the run nor is one of its keepers.
         """
-        self.manifest = manifest
-        self._identity = identity
-        self._state_dir = state_dir
+        self.manifest = run.manifest
+        self._identity = run.identity
+        self._state_dir = run.state_dir
         self._cache_bytes = cache_bytes
-        if identity.peer_id != manifest.founder:
-            raise RollbackError(
-                f"only the founder takes rounds back: that is {manifest.founder}, and this node is "
-                f"{identity.peer_id}"
-            )
-
-    @classmethod
-    def here(cls, settings: Settings) -> FoundersRun:
-        """Reads the state directory.
-
-        Raises:
-            RollbackError: there is no run, or this node did not found it.
-            StateDirError, IdentityError: a file of it is damaged.
-        """
-        state_dir = StateDir(settings.state_dir)
-        signed = state_dir.read_manifest()
-        if signed is None:
-            raise RollbackError(f"there is no run in {state_dir.root}: name its --state-dir")
-        identity = Identity.load_or_create(state_dir.identity_path)
-        return cls(open_signed_manifest(signed), identity, state_dir, settings.cache_bytes)
+        signers = RollbackSigners.of(run.manifest)
+        if run.identity.peer_id not in signers:
+            who = f"the founder ({signers.founder})"
+            if signers.keepers:
+                who += f" or more than half of the keepers ({', '.join(sorted(signers.keepers))})"
+            raise run.refuse("takes rounds back", who)
+        self._files = RollbackFiles(run.state_dir.root, run.manifest.run_id, signers)
 
     def plan(self, round_number: int) -> Plan:
         """Returns what a rollback to the state after a round takes back.
@@ -75,7 +52,7 @@ class FoundersRun:
         The state is rebuilt from this disk, so that at least one node can serve it.
 
         Raises:
-            RollbackError: there is no such round, or its state cannot be rebuilt.
+            OrderError: there is no such round, or its state cannot be rebuilt.
             MemoryError: this machine has too little memory to rebuild a state beside the node's.
         """
         newest = self._state_dir.newest_head()
@@ -86,32 +63,31 @@ class FoundersRun:
         first = chain.entry(chain.root).round
         newest_round = first + len(path)
         if not 0 <= round_number < newest_round:
-            raise RollbackError(
+            raise OrderError(
                 f"round {round_number} is none to go back to: the newest round here is "
                 f"{newest_round}"
             )
         oldest_round = newest_round - signing_depth(self.manifest.rounds.checkpoint_rounds)
         if round_number < max(first, oldest_round):
-            raise RollbackError(
+            raise OrderError(
                 f"round {round_number} is too old to go back to: members have signed that it "
                 f"stays. Name a round from {max(first, oldest_round)} on"
             )
         target, undone = heads[round_number - first], heads[round_number - first + 1]
         if not rebuild(committed, target) or committed.head != target:
-            raise RollbackError(self._why_not(committed, heads, round_number))
+            raise OrderError(self._why_not(committed, heads, round_number))
         total = chain.entry(heads[-1]).tokens_total - chain.entry(target).tokens_total
-        return Plan(Rollback(undone, target, round_number), newest_round, total)
+        statement = Rollback(undone, target, round_number)
+        authors = self._files.authors_of(statement) | {self._identity.peer_id}
+        missing = self._files.signers.missing(authors)
+        return Plan(statement, newest_round, total, missing)
 
     def roll_back(self, plan: Plan) -> None:
         """Leaves a signed rollback for the node. Raises DiskError."""
         signed = seal(
             plan.statement, self._identity.peer_id, self.manifest.run_id, self._identity.sign
         )
-        self._files().write(signed)
-
-    def _files(self) -> RollbackFiles:
-        founder = PeerId(self.manifest.founder)
-        return RollbackFiles(self._state_dir.root, self.manifest.run_id, founder)
+        self._files.write(signed)
 
     @staticmethod
     def _why_not(committed: CommittedState, heads: list[Digest], round_number: int) -> str:

@@ -21,7 +21,12 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.runs.device_fit import device_fit, require_fit
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import risk_of, sign_manifest
-from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
+from gossamer.node.runs.importing import (
+    draft_for,
+    with_pretrained,
+    write_frozen,
+    write_genesis,
+)
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.own_text import OwnText, founders_text
@@ -76,11 +81,13 @@ async def found_here(
     )
     if (risk := risk_of(draft)) is not None:
         log.warning(risk)
-    needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
+    needs = needs_of(
+        draft, trains_on_host=True, cache_bytes=settings.cache_bytes, moments=settings.moments
+    )
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     memory = await run_abandonable(lambda: device_memory(settings.device, Gpus().read()))
     if memory is not None:
-        fit = device_fit(draft, memory)
+        fit = device_fit(draft, memory, settings.moments)
         require_fit(draft, fit)
         log.info(fit.text)
     with ProgressBars(tell) as bars:
@@ -96,7 +103,15 @@ async def found_here(
         log.info(note)
     for warning in data.warnings:
         log.warning(warning)
-    if pretrained is None:
+    lora = draft.model.lora
+    if pretrained is not None and lora:
+        tell("storing the weights that stay as they are")
+        data = await trio.to_thread.run_sync(
+            lambda: write_frozen(
+                data, pretrained.weights.read(), lora, blocks, settings.cache_bytes
+            )
+        )
+    if pretrained is None or lora:
         tell("drawing the initial weights")
         parameters = await initial_parameters(draft, settings)
         return sign_manifest(draft, data, parameters, identity=identity).signed, own_text
@@ -137,11 +152,12 @@ async def _described(role: Found, pretrained: Pretrained | None) -> Draft:
         return draft if pretrained is None else with_pretrained(draft, pretrained)
     if pretrained is None:
         preset = role.preset or DEFAULT_PRESET
+        draft = draft_of_preset(preset)
         log.info(
             f"the settings of the preset {preset} {PRESETS[preset].origin}",
             fields={"event": "preset", "preset": preset, "settings": PRESETS[preset].origin},
         )
-        return draft_of_preset(preset)
+        return draft
     draft, preset = draft_for(pretrained, role.preset)
     log.info(
         f"the model comes from {pretrained.folder}, the settings from the preset {preset} with a "

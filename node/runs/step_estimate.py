@@ -2,7 +2,8 @@
 
     operations  6 for each token and parameter of a matrix (2 forward, 4 backward), and for
                 attention 6 times context and query width a layer: half of all pairs, since it is
-                causal. Where activations are computed twice, the layers' forward pass counts twice
+                causal. Weights that adapters leave as they are have no gradient: 4 instead of 6.
+                Where activations are computed twice, the layers' forward pass counts twice
     rate        `CARD_OPERATIONS` a second, of which training reaches `CARD_SHARE`
 
 No card has shown these figures yet. `docs/benchmarks` says what was measured.
@@ -48,4 +49,6 @@ def operations_of_token(model: ModelConfig, *, twice: bool) -> float:
     attention = model.num_layers * model.context * model.query_width
     layers = 2.0 * (model.hidden_matrices + attention)
     head = 2.0 * model.vocabulary * model.width
-    return 3 * (layers + head) + (layers if twice else 0.0)
+    # The products of adapters are less than a hundredth of those of their matrices.
+    passes = 2 if model.lora else 3
+    return passes * (layers + head) + (layers if twice else 0.0)

@@ -10,12 +10,12 @@ import sys
 import trio
 
 from gossamer.node.app.http_server import bind_address, serve_app
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.runs.generating import GenerateError
 from gossamer.node.runs.reading import read_state, warn_if_older
 from gossamer.node.serving.app import build_app
 from gossamer.node.serving.model import RefusedError, ServedModel
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.ids import short
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
@@ -25,6 +26,12 @@ class MissingBlockError(BlockError):
 
 class CorruptBlockError(BlockError):
     """The file of a block did not hold its content any more. It has been removed."""
+
+
+def path_of(root: Path, digest: Digest) -> Path:
+    """The file of a block in the folder of a store."""
+    name = digest.hex()
+    return root / name[:2] / name
 
 
 def digest_from_name(name: str) -> Digest | None:

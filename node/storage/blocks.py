@@ -34,6 +34,7 @@ from gossamer.node.storage.block_files import (
     MissingBlockError,
     digest_from_name,
     digest_of_file,
+    path_of,
     pieces_of,
 )
 from gossamer.node.storage.block_index import BlockIndex
@@ -78,6 +79,9 @@ class BlockStore:
         self._check_place = check_place
         self.root = root
         self.quota_bytes = quota_bytes
+        self.reserved_bytes = 0
+        """Bytes of pinned blocks for which there is room beside the quota: what every node of the
+        run has to have for good."""
         self.verify_failures = 0
         self.evictions = 0
         self._index = BlockIndex()
@@ -91,8 +95,7 @@ class BlockStore:
 
     def path(self, digest: Digest) -> Path:
         """The file of the block, if it is here. Reading it directly skips the check."""
-        name = digest.hex()
-        return self.root / name[:2] / name
+        return path_of(self.root, digest)
 
     def has(self, digest: Digest) -> bool:
         """Returns whether the block is here, as far as is known without reading it."""
@@ -109,6 +112,10 @@ class BlockStore:
     def used_bytes(self) -> int:
         """Sum of the blocks' sizes."""
         return self._index.used_bytes()
+
+    def cached_bytes(self) -> int:
+        """The part of `used_bytes` that counts against the quota."""
+        return self.used_bytes() - self.reserved_bytes
 
     def pinned_bytes(self) -> int:
         """Sum of the sizes of the blocks that are pinned: they may exceed the quota."""
@@ -151,7 +158,7 @@ class BlockStore:
             if not self._evict_bytes(num_bytes):
                 raise
             self._write(digest, data, durable=durable)
-        self._evict_bytes(self.used_bytes() - self.quota_bytes, keep=digest)
+        self._evict_bytes(self.cached_bytes() - self.quota_bytes, keep=digest)
         return digest
 
     def get(self, digest: Digest) -> bytes:
@@ -229,7 +236,7 @@ class BlockStore:
         Returns:
             The bytes freed.
         """
-        return self._evict_bytes(self.used_bytes() - self.quota_bytes)
+        return self._evict_bytes(self.cached_bytes() - self.quota_bytes)
 
     def _scan(self) -> None:
         if not self._read_only:

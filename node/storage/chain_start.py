@@ -20,7 +20,7 @@ from gossamer.node.base.disk_health import write_atomically
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.policy.chain_summary import ChainSummary, decode_summary, encode_summary
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import SignedCheckpoint
 
 START_NAME = "start"

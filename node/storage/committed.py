@@ -20,6 +20,7 @@ import structlog
 
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.next_state import NextState, StateVectors, ring_rules_of
 from gossamer.node.storage.shared_parameters import SharedParameters
 from gossamer.node.storage.state_blocks import CannotRebuildError, StateBlocks
@@ -28,11 +29,12 @@ from gossamer.node.storage.state_on_disk import StateOnDisk, WholeState
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, digest_of, short
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, open_ring
 from gossamer.protocol.rounds.proposal import Parent, Proposal
 from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.standing import Standing, standing_of
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
@@ -82,6 +84,7 @@ class CommittedState:
         self._manifest = manifest
         self.end = RunEnd(manifest.model, manifest.inner, manifest.outer)
         self.chain = chain
+        self._rounds = KnownRounds(chain)
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         """The chunks of the state's blocks."""
         self._next = NextState(manifest, self.plan, base)
@@ -107,7 +110,8 @@ class CommittedState:
     def begins_with_drawn_weights(self) -> bool:
         """Whether every peer can draw the first state from the run's seed. Otherwise its blocks
         come from the founder."""
-        return not self._manifest.model.imported
+        model = self._manifest.model
+        return bool(model.lora) or not model.imported
 
     @property
     def is_finished(self) -> bool:
@@ -177,7 +181,17 @@ class CommittedState:
         self, averages: Sequence[Payload], masks: Sequence[int], members: Sequence[Member]
     ) -> Digest:
         number = self.entry.round + 1
-        return self._next.compute(self._present, number, averages, masks, members).digest
+        standing = self._standing_of([PeerId(member.peer_id) for member in members])
+        return self._next.compute(self._present, number, averages, masks, members, standing).digest
+
+    def _standing_of(self, members: Sequence[PeerId]) -> Standing | None:
+        """The standing of a ring's members after the present head; None without a probation."""
+        needed = self._manifest.rounds.probation
+        if not needed:
+            return None
+        rounds = self._rounds
+        credited = (rounds.credits_of(head) for head in rounds.newest(self.head))
+        return standing_of(members, credited, needed)
 
     @property
     def _whole(self) -> WholeState:

@@ -32,6 +32,7 @@ RUN_NAMES = (
         "head",
         "losses",
         "manifest.msgpack",
+        "names",
         "noticed",
     ),
     *(
@@ -44,6 +45,7 @@ RUN_NAMES = (
         "revoked",
         "roll",
         "rollbacks",
+        "samples",
     ),
     *("seeds", "starting", "token", "trainer", "work"),
 )

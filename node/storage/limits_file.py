@@ -1,6 +1,7 @@
-"""The file with the limits that the owner set on a running node; they hold over restarts.
+"""The file with the limits and the schedule that the owner set on a running node; they hold over
+restarts.
 
-It is JSON: the text of each limit by its name, as `gossamer limits set` takes it.
+It is JSON: each text by its name, as `gossamer limits set` and `gossamer schedule set` take it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import OversizedError
 
-_FILE_BYTES_MAX = 8 * 1024
+_FILE_BYTES_MAX = 64 * 1024
+"""13 values of at most 1,000 characters, with 4 bytes for each."""
 
 
 def write_limits(path: Path, limits: Mapping[str, str]) -> None:
@@ -34,6 +36,6 @@ def read_limits(path: Path) -> dict[str, str]:
         return {} if data is None else msgspec.json.decode(data, type=dict[str, str])
     except (OSError, OversizedError, msgspec.DecodeError) as error:
         raise StateDirError(
-            f"{path} with the limits of `gossamer limits set` cannot be used ({error}): remove it, "
-            "and set the limits again"
+            f"{path} with the limits and the schedule of this node cannot be used ({error}): "
+            "remove it, and set them again"
         ) from error

@@ -15,10 +15,12 @@ import numpy as np
 
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads, payloads_of
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, float_bytes, index_of
@@ -86,6 +88,8 @@ class NextState:
         self.spare: FloatVector = np.empty_like(base)
         """The average of the round in the places of its parameters; with shared steps, the next
         parameters. Others may use it after `forget`."""
+        self._standing: Standing | None = None
+        """Of the members of the round that is computed."""
         self._steps: list[_Step] = []
         self._before: StateIndex | None = None
         self.index: StateIndex | None = None
@@ -101,6 +105,7 @@ class NextState:
         averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
+        standing: Standing | None = None,
     ) -> StateIndex:
         """Takes the outer step from `present`, which stays as it is; see `apply`.
 
@@ -108,11 +113,13 @@ class NextState:
             averages: of all the round's chunks.
             masks: contributors of each average, bit i for ring position i.
             members: by ring position, as the round's header has them.
+            standing: of the members, in a run with a probation.
 
         Raises:
             MalformedError: an average that is not one.
         """
         self.forget()
+        self._standing = standing
         if self.shared_parameters is not None:
             self.shared_parameters.lead(round_number, present.parameters, averages, self.spare)
             self._steps = []
@@ -183,7 +190,10 @@ class NextState:
         tokens = [member.tokens for member in members]
         for chunk, (payload, mask) in enumerate(zip(averages, masks, strict=True)):
             num_elements = sync_set.plan.elements_of(chunk)
-            values = self.payloads.average(payload, num_elements, mask, tokens)
+            if isinstance(self.payloads, RecordPayloads):
+                values = self.payloads.average(payload, num_elements, mask, tokens, self._standing)
+            else:
+                values = self.payloads.average(payload, num_elements, mask, tokens)
             for part, of_chunk in sync_set.pieces_of(chunk):
                 yield part, values[of_chunk], mask
 

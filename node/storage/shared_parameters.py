@@ -9,10 +9,13 @@ taken (a step of which a better average came later) the steps are taken again, f
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 
+from gossamer.node.base.threads import num_usable_cores
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.ids import Digest, digest_of
@@ -20,8 +23,27 @@ from gossamer.protocol.manifest import Manifest, OuterConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.exact_transform import grids_of
-from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
+from gossamer.protocol.state.exact_transform import grids_of, pieces_of
+from gossamer.protocol.state.shared_step import Apply, shapes_of, shared_rate_at, shared_step
+
+PIECE_ELEMENTS = 2**18
+"""Parameters that one thread steps at a time: some 10 MB in all, near the caches, and milliseconds
+between two looks at the interpreter's lock."""
+
+THREADS_MAX = 16
+"""Threads of a step at most. Beyond that the memory's speed limits it, and others want cores."""
+
+
+@contextmanager
+def _threads(num_pieces: int) -> Iterator[Apply]:
+    """Yields a `map` in as many threads as there are cores. They live for one step, which takes
+    much longer than to start them."""
+    num_threads = min(num_usable_cores(), THREADS_MAX, num_pieces)
+    if num_threads == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(num_threads, "shared-step") as pool:
+        yield pool.map
 
 
 def sign_payloads(model: ModelConfig, outer: OuterConfig) -> SignPayloads:
@@ -37,7 +59,7 @@ class SharedParameters:
         """`values`: (num_parameters,), shared with the trainer, which reads where all are."""
         self.values = values
         self._inner, self._outer = manifest.inner, manifest.outer
-        self._grids = grids_of(manifest.model)
+        self._pieces = pieces_of(grids_of(manifest.model), PIECE_ELEMENTS)
         self._payloads = payloads
         self._number = 0
         self._taken: list[Digest] = []
@@ -73,12 +95,14 @@ class SharedParameters:
 
     def _take(self, average: Payload) -> None:
         place = self._outer.first_inner_step_of(self._number) + len(self._taken)
-        shared_step(
-            self._grids,
-            self.values,
-            self._payloads.updates(average),
-            shared_rate_at(place, self._inner),
-            self._inner.weight_decay,
-            self.values,
-        )
+        with _threads(len(self._pieces)) as apply:
+            shared_step(
+                self._pieces,
+                self.values,
+                self._payloads.updates(average),
+                shared_rate_at(place, self._inner),
+                self._inner.weight_decay,
+                self.values,
+                apply,
+            )
         self._taken.append(digest_of(average))

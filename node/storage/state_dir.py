@@ -11,6 +11,8 @@
     noticed            the run of which the owner was told that it is finished (`notices`)
     limits             the limits that the owner set on the running node (`limits_file`)
     losses             the curve of losses that the owner sees (`loss_file`)
+    samples            texts of the model that the owner sees (`samples_file`)
+    names              the names of members that were seen    (`names_file`)
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
     head               the newest committed header
@@ -102,6 +104,8 @@ class StateDir:
         self.starting_path = root / "starting"
         self.paused_path = root / "paused"
         self.losses_path = root / "losses"
+        self.samples_path = root / "samples"
+        self.names_path = root / "names"
         self.noticed_path = root / "noticed"
         self.limits_path = root / "limits"
         self.manifest_path = root / "manifest.msgpack"

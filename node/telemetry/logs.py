@@ -27,6 +27,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, ProcessorReturnValue, WrappedLogger
 
+from gossamer.node.base.printable import printable, printable_json
 from gossamer.node.base.setting_values import LogFormat, LogLevel
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
@@ -118,31 +119,6 @@ class _Lossy:
 
     def isatty(self) -> bool:
         return self._stream.isatty()
-
-
-def printable(text: str) -> str:
-    """Returns the text on one line, with control characters escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
-
-
-def printable_json(text: str) -> str:
-    """Returns a JSON text whose strings hold no character that moves a cursor or turns the order of
-    others around: each is written as its escape, so the value stays the same.
-
-    Encoders escape the first 32 control characters alone. Those of ISO 6429 beyond them, and those
-    that turn the direction of text, would reach the terminal as they are.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
-        for character in text
-    )
 
 
 def _add_time(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

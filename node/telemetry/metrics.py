@@ -201,8 +201,17 @@ class Metrics:
         self.heldout_loss = add.gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."
         )
+        self.gradient_norm = add.gauge(
+            "gradient_norm", "Norm of the newest inner step's gradient, before clipping."
+        )
+        self.operations_per_token = add.gauge(
+            "operations_per_token",
+            "Floating point operations that training takes for a token, without what is computed "
+            "twice. Times tokens a second, by those that the device can do: its utilisation (MFU).",
+        )
         self.loss.set(math.nan)
         self.heldout_loss.set(math.nan)
+        self.gradient_norm.set(math.nan)
         self.nonfinite_steps = add.counter(
             "nonfinite_steps_total",
             "Inner steps skipped for a loss, gradient or momentum out of range.",

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from gossamer.node.base.pausing import Hold
-from gossamer.node.telemetry.logs import printable_json
+from gossamer.node.base.printable import printable_json
 from gossamer.protocol.wire.statements import Capacity, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -56,6 +56,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     name: str = ""
     """The name that its owner wants to be shown; nobody checks that it is the only one."""
+    team: str = ""
+    """The team that its owner wants to be shown."""
     phase: str
     round: int
     head: str | None = None
@@ -186,6 +188,16 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps the limit from holding here, for people."""
 
 
+class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting of the owner that says when the node trains."""
+
+    name: str
+    text: str
+    """As `gossamer schedule set` takes it; `off` for none."""
+    source: str = "settings"
+    """`schedule set` for what the owner set on the running node, else `settings`."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one node, and its view of the swarm, at one moment."""
 
@@ -197,6 +209,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest's rule of who comes in: `open`, `allow` or `invite`."""
     name: str = ""
     """The name by which others see this node; empty for none."""
+    team: str = ""
+    """The team that others see beside it; empty for none."""
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""
@@ -246,10 +260,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Mean training loss of this node's newest steps."""
     heldout_loss: float | None = None
     """Loss of the newest evaluated state on held-out text."""
+    sampled_round: int | None = None
+    """Round after which the state is that wrote the newest samples; None: there are none."""
     num_parameters: int | None = None
     capacity: CapacityStatus | None = None
     limits: tuple[LimitStatus, ...] = ()
     """The owner's limits beside the use."""
+    schedule: tuple[RuleStatus, ...] = ()
+    """When the owner lets this node train."""
     confinement: str | None = None
     """What the trainer's process can and cannot do on this machine, for people; None before it has
     started."""

@@ -59,8 +59,8 @@ class DataSwarm(Protocol):
     def claims(self) -> dict[PeerId, Collection[int]]:
         """Partitions that the other living peers claim."""
 
-    def announce(self) -> None:
-        """Tells the other peers this peer's claims."""
+    def announce_soon(self) -> None:
+        """Tells the other peers this peer's claims, together with other news of this moment."""
 
 
 class HasLedger(Protocol):
@@ -74,7 +74,7 @@ class HasLedger(Protocol):
 class DataFeed:
     """Keeps the trainer's queue filled.
 
-    It has 15 attributes: five components, what it knows of the data, and what it could not get.
+    It has 16 attributes: five components, what it knows of the data, and what it could not get.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class DataFeed:
         self._only_here_until_seconds = -math.inf
         """Local time until which only partitions on disk are claimed: it took no other shard."""
         self._wake = trio.Event()
+        self._announced: set[int] = set()
+        """Claims that the other peers know."""
         self.problem: str | None = None
         """Why there is no data to train on, for people; None if there is."""
         self._said: str | None = None
@@ -277,7 +279,11 @@ class DataFeed:
 
     def _claims_changed(self) -> None:
         self._store.pin(_PIN, [self._digest(shard) for shard in self._held.shards_to_train])
-        self._swarm.announce()
+        # A claim that was dropped is no news: who holds it now has a lower rank, or no peer has it.
+        claims = set(self.claims)
+        if not claims <= self._announced:
+            self._swarm.announce_soon()
+        self._announced = claims
 
 
 def add_span(spans: list[Span], span: Span) -> None:

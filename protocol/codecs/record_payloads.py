@@ -21,6 +21,7 @@ from gossamer.protocol.codecs.robust_average import robust_average, robust_weigh
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.standing import Standing
 
 
 class RecordPayloads:
@@ -103,15 +104,38 @@ class RecordPayloads:
         return mask
 
     def average(
-        self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        tokens: Sequence[int],
+        standing: Standing | None = None,
     ) -> Float32Array:
-        """See `SumPayloads`. The records were checked when they came."""
+        """See `SumPayloads`. The records were checked when they came.
+
+        Args:
+            standing: of the ring's members, in a run with a probation.
+        """
         records = self._records(payload, num_elements, mask)
         if not records or records[-1].position >= len(tokens):
             raise MalformedError("no record, or one of a peer that is not in the ring")
-        weights = robust_weights(tokens)
+        if standing is not None and not any(
+            standing.is_established(record.position) for record in records
+        ):
+            standing = None
+        weights = robust_weights(tokens, standing)
+        records = tuple(record for record in records if weights[record.position])
         parts = [self.decode(self._parts(each, num_elements)[0], num_elements) for each in records]
-        return robust_average(parts, [weights[record.position] for record in records])
+        judges = (
+            None
+            if standing is None
+            else [
+                index
+                for index, record in enumerate(records)
+                if standing.is_established(record.position)
+            ]
+        )
+        return robust_average(parts, [weights[record.position] for record in records], judges)
 
     def block_of(
         self, payload: Buffer, num_elements: int, mask: int, position: int

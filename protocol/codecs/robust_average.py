@@ -25,6 +25,12 @@ Each chunk is averaged by itself: its median and its distances follow from its o
 so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
 spends all its influence on one chunk gains nothing, since the bound holds for each chunk.
 
+In a run with a probation (`protocol.standing`) only established members say where the centre is and
+how long the radius: m and r are those of their contributions. A member on probation pulls with the
+part of its weight that its rounds so far give it, and no harder than the radius, so new identities
+move an average by less than r, however many they are. A chunk without a contribution of an
+established member, as in the first rounds of a run, is averaged as if there were no probation.
+
 All peers get the same bits. Everything is a fixed sequence of IEEE 754 operations in float64, in
 ascending position, far from that format's subnormal numbers. The result is rounded to fp32 once,
 with 0 for what would be subnormal in fp32.
@@ -40,6 +46,7 @@ import numpy.typing as npt
 
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
+from gossamer.protocol.standing import Standing
 from gossamer.protocol.token_caps import capped_tokens
 
 WEIGHT_CAP = 1
@@ -58,25 +65,39 @@ _NORMAL_MIN = 2.0**-126
 Float64Array = npt.NDArray[np.float64]
 
 
-def robust_weights(tokens: Sequence[int]) -> list[int]:
-    """The weights of a ring's members in its robust averages, 1 at least, by ring position."""
-    return [max(1, weight) for weight in capped_tokens(tokens, WEIGHT_CAP)]
+def robust_weights(tokens: Sequence[int], standing: Standing | None = None) -> list[int]:
+    """The weights of a ring's members in its robust averages, by ring position.
+
+    They are 1 at least. With a standing, which some member of the ring has in full, they are 0 for
+    a member that no round has credited yet, and grow with its rounds.
+    """
+    if standing is None:
+        return [max(1, weight) for weight in capped_tokens(tokens, WEIGHT_CAP)]
+    full = [standing.is_established(position) for position in range(len(tokens))]
+    established = [each for each, is_full in zip(tokens, full, strict=True) if is_full]
+    cap = max(1, max(capped_tokens(established, WEIGHT_CAP)))
+    capped = [min(max(1, each), cap) for each in tokens]
+    return [each * rounds for each, rounds in zip(capped, standing.rounds, strict=True)]
 
 
-def robust_average(parts: Sequence[Float32Array], weights: Sequence[int]) -> Float32Array:
+def robust_average(
+    parts: Sequence[Float32Array], weights: Sequence[int], judges: Sequence[int] | None = None
+) -> Float32Array:
     """The average of a chunk's contributions, (num_elements,).
 
     Args:
         parts: (num_elements,) each, of magnitudes up to 2^100, in ascending position; at least one.
         weights: of each part, at least 1 (`robust_weights`).
+        judges: indices of the parts whose median and distances count, at least one; None: all.
     """
     centre = np.empty(len(parts[0]))
     lanes = np.zeros((len(parts), LANES))
+    judging = list(range(len(parts))) if judges is None else list(judges)
 
     def measure(tile: slice, values: Float64Array) -> None:
         # A sort may put -0 and 0 in either order; the sum with 0 makes both 0.
-        ordered = np.sort(values, axis=0)
-        middle = ordered[(len(parts) - 1) // 2] + ordered[len(parts) // 2]
+        ordered = np.sort(values[judging], axis=0)
+        middle = ordered[(len(judging) - 1) // 2] + ordered[len(judging) // 2]
         centre[tile] = middle * 0.5 + 0.0
         values -= centre[tile]
         values *= values
@@ -85,7 +106,7 @@ def robust_average(parts: Sequence[Float32Array], weights: Sequence[int]) -> Flo
             lanes[:, : rows.shape[1]] += rows
 
     _by_tiles(parts, measure)
-    shares = _shares([math.fsum(each) for each in lanes], weights)
+    shares = _shares([math.fsum(each) for each in lanes], weights, judging)
 
     def move(tile: slice, values: Float64Array) -> None:
         values -= centre[tile]
@@ -112,9 +133,11 @@ def _by_tiles(parts: Sequence[Float32Array], work: Callable[[slice, Float64Array
         work(tile, values)
 
 
-def _shares(squared_distances: Sequence[float], weights: Sequence[int]) -> list[float]:
+def _shares(
+    squared_distances: Sequence[float], weights: Sequence[int], judging: Sequence[int]
+) -> list[float]:
     """The factor of each member's difference from the centre."""
-    squared_radius = sorted(squared_distances)[len(squared_distances) // 2]
+    squared_radius = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
     shares, total = [], 0.0
     for squared, weight in zip(squared_distances, weights, strict=True):
         closeness = squared_radius / squared if squared > squared_radius else 1.0  # (r / d)^2

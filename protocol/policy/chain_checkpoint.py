@@ -41,7 +41,7 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.branch_caps import BranchOf, branch_cap, capped_total
 from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, ChainSummary
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.checkpoint_messages import (
     PATH_MAX,

@@ -45,11 +45,8 @@ from typing import NamedTuple, Protocol
 
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.branch_caps import BranchOf, branch_cap, capped_total
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.token_caps import capped_tokens
-
-STANDING_ROUNDS = 64
-"""A peer of which one of so many newest rounds took tokens has stake. In rounds of a
-minute that is an hour: the time for which somebody closes a laptop."""
 
 UNDO_ROUNDS_MAX = 16
 """Rounds of its own chain that a peer undoes without half of the stake. With rounds of a

@@ -15,6 +15,8 @@ Rules
 - A broken connection ends a peer's life at once. Its next announcement begins it again.
 - Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
   heads and serves blocks. `awaited` says for which peers a round waits.
+- The members of a ring whose work a committed round has taken are at its head, also before they say
+  so, unless a member was out of that ring. To all others `NUM_HERALDS` of them announce it at once.
 - At most `MEMBERS_MAX` peers are kept. A new peer replaces the one that has been silent longest. If
   all are living, a connected peer replaces one that is not connected, and any other new peer is
   refused. So invented identities keep no real peer out.
@@ -26,8 +28,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from gossamer.protocol import limits
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Announce
 
 ANNOUNCE_SECONDS = 10.0
@@ -54,6 +58,11 @@ rounds of small models may take less. It is the shortest wait of a round (`gathe
 TRAILING_ROUNDS = 16
 """Rounds that a peer may be behind, or on a losing branch, and still count as left behind by the
 others. A peer further behind counts as a newcomer with a whole state to fetch."""
+
+
+NUM_HERALDS = 3
+"""Members of a ring that announce its head at once. Each of them is heard by all peers that it is
+connected to; the others say it with their next news, `ANNOUNCE_SECONDS` later at most."""
 
 
 class Awaited(NamedTuple):
@@ -111,6 +120,12 @@ def awaited(
             if announce.head in recent or (is_close and is_lost(announce)):
                 trailing.append(peer)
     return Awaited(at_work, [] if 1 + len(at_work) > len(trailing) else trailing)
+
+
+def heralds(head: Digest, members: Iterable[PeerId]) -> list[PeerId]:
+    """The members of a ring that announce the head to which it led; others at each head."""
+    order = {peer: digest_of(b"gossamer herald:", head, peer.encode()) for peer in members}
+    return sorted(order, key=lambda peer: order[peer])[:NUM_HERALDS]
 
 
 @dataclass(frozen=True)
@@ -174,6 +189,19 @@ class Membership:
         seen = self._peers.get(peer)
         if seen is not None and seen.connected:
             self._peers[peer] = Seen(seen.announce, awake_seconds, True, far=False)
+
+    def committed(
+        self, members: Iterable[PeerId], head: Digest, round_number: int, tokens_total: int
+    ) -> None:
+        """A ring has committed a head: members that have not announced it will be there. One that
+        does not get there says so by its next announcement."""
+        for peer in members:
+            seen = self._peers.get(peer)
+            if seen is not None and seen.announce.round < round_number:
+                said = msgspec.structs.replace(
+                    seen.announce, round=round_number, head=head, tokens_total=tokens_total
+                )
+                self._peers[peer] = Seen(said, seen.seen_seconds, seen.connected, seen.far)
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer broke: it is not living until it announces itself again."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.wire.statements import (
+    TAG_BYTES,
     RingStatement,
     Signed,
     Statement,
@@ -51,11 +52,6 @@ STRANGER_BYTES_MAX = 256 * limits.KIB
 STRANGERS_BYTES_MAX = 16 * limits.MIB
 """Bytes of all authors without standing. A thousand newcomers need some 4 MiB for what they say of
 one round."""
-
-TAG_BYTES = 8
-"""First bytes of a digest, by which two peers compare their stores. Two of a thousand honest
-statements have the same ones with a chance of 10^-13. Making one statement with the tag of another
-author's takes 2^64 attempts."""
 
 _OVERHEAD_BYTES = 200
 """Author, signature and the reply's msgpack, for every statement."""
@@ -118,6 +114,14 @@ class StatementStore:
         """Returns the statement with a key (`key_of`), if there is one."""
         entry = self._entries.get(key)
         return None if entry is None else entry.statement
+
+    def find(self, kind: type[Statement]) -> dict[bytes, Signed]:
+        """Returns the statements of one kind, by the first `TAG_BYTES` bytes of their digests."""
+        return {
+            entry.signed.digest[:TAG_BYTES]: entry.signed
+            for entry in self._entries.values()
+            if isinstance(entry.statement, kind)
+        }
 
     def has(self, digest: Digest) -> bool:
         """Returns whether the store has this very statement."""

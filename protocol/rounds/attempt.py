@@ -226,7 +226,7 @@ class Attempt:
                 heard = Heard(author, PeerId(statement.accused), statement.reason)
                 return self._heard(now, heard)
             case LinkRate():
-                self.link_rate.said(author, statement.sequence, statement.bytes_per_second)
+                self.link_rate.said(author, statement)
                 return []
             case Vote():
                 if not self._commitment.vote_received(now, author, statement, signed):

@@ -6,8 +6,11 @@ Rules
   window is `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and
   `WINDOW_SECONDS_MAX`. So a line that becomes slow in the middle of a ring shows soon.
 - Every member says the rate of the link to its successor (`LinkRate`) `SAMPLE_SECONDS` after its
-  ring began. It says the rate again when it has changed by `CHANGE_FACTOR`, at most
-  `limits.LINK_RATES_MAX` times in all.
+  ring began, and the highest rate at which chunks came to it. It says both again when one of them
+  has changed by `CHANGE_FACTOR`, at most `limits.LINK_RATES_MAX` times in all.
+- A link counts as no faster than the highest rate at which its receiver says that chunks came. So
+  one false word makes no link fast: its other end contradicts it. With shared steps the line pauses
+  between chunks, so what arrives says little of it, and the sender's word counts as it is.
 - A link that waits for its input has almost nothing to send, and its rate is that of the links
   before it or of its round trip. So a link is judged, and said to have become slower, only when the
   bytes that wait for it would take `LAG_SECONDS` at its rate. At the beginning of a ring every
@@ -15,8 +18,8 @@ Rules
 - A link is slow if it is `SLOW_FACTOR` times slower than the upper median of what the other living
   members said. A member that said nothing counts as one with the rate zero, so that one member that
   speaks first, and of a rate that it does not have, finds no link slow.
-- In a ring of three the word of the predecessor alone counts, and at most as much as came from it
-  over any part of the ring so far. The successor's word would be a verdict in its own favour.
+- In a ring of three the word of the predecessor alone counts. The successor's word would be a
+  verdict in its own favour.
 - With shared steps each chunk waits for the one before, so the round waits for a busy link. A link
   is judged when it was busy over `PATIENCE_FRACTION` of the other time.
 - A link that moves no bytes is silent, not slow: the driver ends it. A link is judged by at least
@@ -55,6 +58,7 @@ from typing import NamedTuple
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.measured_link import PATIENCE_FRACTION, Mark, MeasuredLink
+from gossamer.protocol.wire.statements import LinkRate
 
 SAMPLE_SECONDS = 1.0
 """Shortest time over which a rate is measured. It is long against a round trip over an ocean and a
@@ -115,10 +119,13 @@ class Verdict(NamedTuple):
 
 
 class _Word(NamedTuple):
-    """The newest rate that a member said of its link."""
+    """The newest rates that a member said."""
 
     sequence: int
     bytes_per_second: float
+    """Of the link to its successor."""
+    arrived_bytes_per_second: float
+    """The highest one at which chunks came to it."""
 
 
 class RingLinkRates:
@@ -168,19 +175,20 @@ class RingLinkRates:
         self._arrived_bytes_per_second = 0.0
         """Highest rate at which chunks came to this peer, from the beginning of the ring on."""
         self._num_said = 0
-        self._said = 0.0
-        """The rate that this peer said last."""
+        self._said = self._said_arrived = 0.0
+        """The rates that this peer said last."""
         self._was_slow = was_slow
         self._found: dict[PeerId, PeerId] = {}
         """The member whose line is slow to the member that found it, which may be itself."""
 
-    def said(self, author: PeerId, sequence: int, bytes_per_second: float) -> None:
+    def said(self, author: PeerId, word: LinkRate) -> None:
         """Another member said its link rate. The highest sequence is the newest."""
         if author not in self._members or author == self._me:
             return
-        word = self._words.get(author)
-        if word is None or sequence > word.sequence:
-            self._words[author] = _Word(sequence, bytes_per_second)
+        known = self._words.get(author)
+        if known is None or word.sequence > known.sequence:
+            arrived = word.arrived_bytes_per_second
+            self._words[author] = _Word(word.sequence, word.bytes_per_second, arrived)
 
     def put_out(self, author: PeerId, accused: PeerId) -> None:
         """A member excluded another with a slow line, or left because its own line is slow."""
@@ -228,8 +236,9 @@ class RingLinkRates:
         link = self._links[peer]
         link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
 
-    def to_say(self, now: float, successor: PeerId) -> tuple[int, float] | None:
-        """Sequence and rate in bytes per second, if the rate has to be said now; else None."""
+    def to_say(self, now: float, successor: PeerId) -> tuple[int, float, float] | None:
+        """Sequence, rate of the link and highest rate of arrival in bytes per second, if they have
+        to be said now; else None."""
         link = self._links.get(successor)
         if link is None or self._num_said == limits.LINK_RATES_MAX:
             return None
@@ -239,8 +248,8 @@ class RingLinkRates:
         if not self._num_said and not self._is_sampled(now, link):
             return None
         self._num_said += 1
-        self._said = link_rate
-        return self._num_said, link_rate
+        self._said, self._said_arrived = link_rate, self._arrived_bytes_per_second
+        return self._num_said, link_rate, self._said_arrived
 
     def _is_sampled(self, now: float, link: MeasuredLink) -> bool:
         if now < self._began_seconds + SAMPLE_SECONDS:
@@ -248,6 +257,8 @@ class RingLinkRates:
         return link.busy_seconds >= BUSY_SECONDS_MIN or link.acked_bytes >= self._chunk_bytes
 
     def _is_news(self, link: MeasuredLink, link_rate: float) -> bool:
+        if self._arrived_bytes_per_second > CHANGE_FACTOR * self._said_arrived:
+            return True
         if link.window_seconds < SAMPLE_SECONDS or not link.goes_on:
             return False
         if link_rate < self._said:
@@ -335,23 +346,25 @@ class RingLinkRates:
         if len(others) < 2:
             return None
         if len(others) == 2:
-            usual = self._checked_link_rate_to_me(living)
-        else:
-            words = [self._words.get(peer) for peer in others]
-            usual = statistics.median_high(word.bytes_per_second if word else 0.0 for word in words)
+            others = [living[living.index(self._me) - 1]]
+        usual = statistics.median_high(self._checked_rate(peer, living) for peer in others)
         return usual / SLOW_FACTOR if usual > 0 else None
 
-    def _checked_link_rate_to_me(self, living: Sequence[PeerId]) -> float:
-        """The rate that the predecessor said, as far as it was seen here; 0: it said nothing.
-
-        With shared steps the line pauses between chunks, so what arrives says little of it.
-        """
-        word = self._words.get(living[living.index(self._me) - 1])
+    def _checked_rate(self, sender: PeerId, living: Sequence[PeerId]) -> float:
+        """The rate that a member said of its link, as far as its receiver saw it; 0: the member
+        said nothing."""
+        word = self._words.get(sender)
         if word is None:
             return 0.0
-        if self._is_in_steps:
+        receiver = living[(living.index(sender) + 1) % len(living)]
+        if receiver == self._me:
+            seen: float | None = self._arrived_bytes_per_second
+        else:
+            theirs = self._words.get(receiver)
+            seen = None if theirs is None else theirs.arrived_bytes_per_second
+        if seen is None or self._is_in_steps:
             return word.bytes_per_second
-        return min(word.bytes_per_second, self._arrived_bytes_per_second)
+        return min(word.bytes_per_second, seen)
 
     def _is_slow(self, link: MeasuredLink, threshold: float) -> bool:
         """Returns whether a link is worth giving up."""

@@ -22,7 +22,14 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.wire.statements import Signed, Span, Vote, check_norm, check_spans
+from gossamer.protocol.wire.statements import (
+    Signed,
+    Span,
+    Vote,
+    check_norm,
+    check_spans,
+    decode_statement,
+)
 
 
 class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -254,6 +261,12 @@ def signers_of(commit: Commit) -> frozenset[PeerId]:
     """
     credits = credits_of(decode_header(commit.header))
     return frozenset(PeerId(vote.author) for vote in commit.votes).intersection(credits)
+
+
+def lost_members(commit: Commit) -> bool:
+    """Returns whether a signer of a checked record holds a member to be out of the ring."""
+    votes = (decode_statement(signed.payload) for signed in commit.votes)
+    return any(isinstance(vote, Vote) and bool(vote.removed) for vote in votes)
 
 
 def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:

@@ -20,7 +20,8 @@ module works without torch, which the daemon may not import.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -63,6 +64,26 @@ def grids_of(model: ModelConfig) -> tuple[Grid, ...]:
     return tuple(_grid_of(tensor) for tensor in layout_of(model))
 
 
+def pieces_of(grids: Sequence[Grid], elements_max: int) -> tuple[Grid, ...]:
+    """The same tiles in grids of some rows of tiles each, in flat order.
+
+    A piece has at most so many elements, or is one row of tiles, or a whole vector.
+    """
+    pieces = []
+    for grid in grids:
+        tensor = grid.tensor
+        if not tensor.is_matrix:
+            pieces.append(grid)
+            continue
+        num_rows, width = tensor.shape
+        rows = grid.rows * max(1, elements_max // (grid.rows * width))
+        for first in range(0, num_rows, rows):
+            shape = (min(rows, num_rows - first), width)
+            part = replace(tensor, start=tensor.start + first * width, shape=shape)
+            pieces.append(replace(grid, tensor=part))
+    return tuple(pieces)
+
+
 def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.float64]:
     """The tensor of these coefficients in the rounded basis, times `BASIS_SCALE ** 2`: integers.
 
@@ -71,7 +92,7 @@ def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.flo
     Raises:
         ValueError: a coefficient above `COEFFICIENT_MAX`.
     """
-    if np.abs(coefficients).max(initial=0) > COEFFICIENT_MAX:
+    if max(coefficients.max(initial=0), -coefficients.min(initial=0)) > COEFFICIENT_MAX:
         raise ValueError(f"a coefficient is above {COEFFICIENT_MAX}: sums would be rounded")
     tiles = coefficients.reshape(-1, grid.rows, grid.columns).astype(np.float64)
     values = integer_basis(grid.rows).T @ tiles @ integer_basis(grid.columns)

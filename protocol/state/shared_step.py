@@ -12,6 +12,8 @@ The step defines the run's state, and gives the same bits on any machine:
 - The inverse transform of those integers is exact (`exact_transform`), so its sign is that of an
   integer: a value near zero has the same sign everywhere. A value of exactly zero has the sign 0,
   and only weight decay changes its parameter.
+- No tile depends on another one. So pieces of the parameters (`pieces_of`) can be stepped in any
+  order, and at the same time.
 - The rest is two fp32 operations for each element, each rounded by itself.
 - The rate is computed without the machine's cosine (`shared_rate_at`), whose last bit may vary.
 """
@@ -19,7 +21,8 @@ The step defines the run's state, and gives the same bits on any machine:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,15 @@ def shapes_of(grids: Sequence[Grid]) -> list[Shape]:
     return [(grid.num_tiles, grid.tile_elements) for grid in grids]
 
 
+class Apply(Protocol):
+    """`map`, or one that works at several pieces at the same time."""
+
+    def __call__(
+        self, function: Callable[[Grid], None], grids: Sequence[Grid], /
+    ) -> Iterable[None]:
+        """Calls the function for each grid; all calls are over when the results were read."""
+
+
 def shared_step(
     grids: Sequence[Grid],
     parameters: NDArray[np.float32],
@@ -48,19 +60,22 @@ def shared_step(
     rate: float,
     weight_decay: float,
     out: NDArray[np.float32],
+    apply: Apply = map,
 ) -> None:
     """The step that all peers take alike.
 
     `parameters` and `out` are (num_parameters,), and may be the same vector. Weight decay applies
     to matrices, as in `optimizer`. Without updates it is the only change.
 
+    Args:
+        grids: of all parameters, or the pieces of these.
+        apply: calls a function for each grid, perhaps in threads.
+
     Raises:
         ValueError: more updates than a mean of signs has steps, or a place that is no coefficient.
     """
     if len(updates) > MEAN_SCALE:
         raise ValueError(f"{len(updates)} updates in one step; at most {MEAN_SCALE}")
-    sums = np.zeros(len(parameters), np.int16)
-    counts = np.zeros(len(parameters), np.int16)
     for update in updates:
         if len(update.places) and not (
             update.places[0] >= 0
@@ -68,17 +83,33 @@ def shared_step(
             and (np.diff(update.places) > 0).all()
         ):
             raise ValueError("places of an update that are not ascending or out of range")
-        # A place is in an update once, so an addition at an index array drops none.
-        sums[update.places] += np.where(update.is_positive, np.int16(1), np.int16(-1))
-        counts[update.places] += np.int16(1)
     step, keep = np.float32(rate), np.float32(1.0 - rate * weight_decay)
-    for grid in grids:
+
+    def take(grid: Grid) -> None:
         part = grid.tensor.range
-        means = MEAN_SCALE * sums[part].astype(np.int64) / np.maximum(counts[part], 1)
-        move = np.sign(inverse_exact(grid, np.rint(means).astype(np.int64))).astype(np.float32)
+        move = np.sign(inverse_exact(grid, _means(updates, part))).astype(np.float32)
         np.multiply(move, step, out=move)
         decayed = parameters[part] * keep if grid.tensor.is_matrix else parameters[part]
         np.subtract(decayed, move, out=out[part])
+
+    for _ in apply(take, grids):
+        pass
+
+
+def _means(updates: Sequence[SignUpdate], part: slice) -> NDArray[np.int64]:
+    """The means of the coefficients in a range, times `MEAN_SCALE`, rounded."""
+    sums = np.zeros(part.stop - part.start, np.int16)
+    counts = np.zeros_like(sums)
+    for update in updates:
+        first, last = np.searchsorted(update.places, (part.start, part.stop))
+        places = update.places[first:last] - part.start
+        # A place is in an update once, so an addition at an index array drops none.
+        sums[places] += np.where(update.is_positive[first:last], np.int16(1), np.int16(-1))
+        counts[places] += np.int16(1)
+    means = np.zeros(len(sums), np.int64)
+    (sent,) = counts.nonzero()  # few of them
+    means[sent] = np.rint(MEAN_SCALE * sums[sent].astype(np.int64) / counts[sent])
+    return means
 
 
 def shared_rate_at(step: int, inner: InnerConfig) -> float:

@@ -136,11 +136,13 @@ def fragments_of(model: ModelConfig, num_fragments: int) -> tuple[tuple[slice, .
             "a fragment has one layer or more"
         )
     ranges: list[list[slice]] = [[] for _ in range(num_fragments)]
-    start = _add_rows(ranges, 0, model)
+    start = 0 if model.lora else _add_rows(ranges, 0, model)
     for layer in range(model.num_layers):
         stop = start + model.layer_parameters
         _add(ranges[layer % num_fragments], slice(start, stop))
         start = stop
+    if model.lora:  # the layers' adapters are all parameters
+        return tuple(map(tuple, ranges))
     _add(ranges[-1], slice(start, start + model.width))
     if not model.tied_embeddings:
         _add_rows(ranges, start + model.width, model)

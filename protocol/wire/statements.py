@@ -30,6 +30,11 @@ Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
 """(author, bytes, signature) -> whether the author signed the bytes."""
 Sign: TypeAlias = Callable[[bytes], bytes]
 
+TAG_BYTES = 8
+"""First bytes of an envelope's digest, by which two peers compare their stores, and by which gossip
+names the `Ready` in a roster. Two of a thousand honest statements have the same ones with a chance
+of 10^-13. Making one statement with the tag of another author's takes 2^64 attempts."""
+
 _SIGNATURE_CONTEXT = b"gossamer statement 1:"
 
 
@@ -88,6 +93,8 @@ class Announce(
     name: str = ""
     """The name that its owner wants to be shown; empty for none. Two peers may have the same one:
     only the peer id tells who it is."""
+    team: str = ""
+    """The team that its owner wants to be shown; empty for none. Anybody may name any team."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
@@ -111,7 +118,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     spans: tuple[Span, ...]
     links: bytes = b""
     """The peers that the author is connected to, `limits.LINK_BYTES` of the digest of each, sorted
-    (`ring_order.encode_links`). Empty: the author says nothing about its connections."""
+    (`ring_order.encode_links`). Empty: it is connected to all that it knows."""
     root: bytes = b""
     """Root over the author's records, chunk by chunk (`record_tree`), in a run with
     `trust = "open"`; empty in others."""
@@ -155,14 +162,16 @@ class LinkRate(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"
 ):
     """The rate at which the author's successor in this ring takes bytes, while there is something
-    to send.
+    to send, and the rate at which the author's predecessor has delivered.
 
-    It is said again when it has changed much.
+    They are said again when they have changed much.
     """
 
     ring_id: bytes
     sequence: int
     bytes_per_second: float
+    arrived_bytes_per_second: float
+    """The highest one at which chunks came to the author in this ring."""
 
 
 RingStatement: TypeAlias = Accusation | Vote | LinkRate
@@ -247,8 +256,13 @@ def signing_bytes(run_id: Digest, payload: bytes) -> bytes:
 
 def seal(statement: Statement, author: PeerId, run_id: Digest, sign: Sign) -> Signed:
     """Puts a statement into a signed envelope."""
-    payload = _encoder.encode(statement)
+    payload = encode_statement(statement)
     return Signed(author, payload, sign(signing_bytes(run_id, payload)))
+
+
+def encode_statement(statement: Statement) -> bytes:
+    """The bytes that the author of a statement signs."""
+    return _encoder.encode(statement)
 
 
 def encode_signed(signed: Signed) -> bytes:
@@ -433,6 +447,7 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.ring_id, "ring_id")
             _check_count(statement.sequence, limits.LINK_RATES_MAX, "sequence")
             _check_speed(statement.bytes_per_second)
+            _check_speed(statement.arrived_bytes_per_second)
         case Rollback():
             _check_digest(statement.undone, "undone")
             _check_digest(statement.parent, "parent")
@@ -473,6 +488,7 @@ def _check_announce(announce: Announce) -> None:
     for address in announce.addresses:
         _require(len(address) <= limits.ADDRESS_CHARACTERS_MAX, "address too long")
     check_name(announce.name)
+    check_name(announce.team)
     capacity = announce.capacity
     _check_text(capacity.device, "device")
     _check_text(capacity.device_kind, "device kind")

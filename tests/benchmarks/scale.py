@@ -16,6 +16,7 @@ Columns, each a mean over the peers, of bytes received; repetitions of a message
     round       bytes for one round: statements about rounds, commit records and comparisons, and
                 what is asked of others about their heads
     presence's  bytes of announcements for one round, caused by its news
+    messages    of gossip for one round; each has 160 bytes of headers over libp2p
     new         share of the received gossip messages that were not received before
     members     of the rings of those rounds
     seconds     for one round
@@ -77,6 +78,7 @@ class Cost:
     cpu: float
     round: float = math.nan
     announced: float = math.nan
+    messages: float = math.nan
     new: float = math.nan
     members: float = math.nan
     seconds: float = math.nan
@@ -202,6 +204,7 @@ async def _measure(
         cpu=share,
         round=statements / per_round,
         announced=rounds["members"] / per_round,
+        messages=counted.num_messages / per_round,
         new=counted.num_new / max(1, counted.num_messages),
         members=sum(len(header.members) for header in newest) / len(newest),
         seconds=per_second,
@@ -263,11 +266,12 @@ def main() -> None:
             costs.append(cost)
             console.print(f"{net} {cost} in {time.monotonic() - began:.0f} s", highlight=False)
         table = Table("peers", "presence B/s", "line B/s", "CPU", "round B", "presence's B",
-                      "new", "members", "seconds", title=net)  # fmt: skip
+                      "messages", "new", "members", "seconds", title=net)  # fmt: skip
         for cost in costs:
             table.add_row(
                 str(cost.peers), f"{cost.presence:,.0f}", f"{cost.line:,.0f}", f"{cost.cpu:.1%}",
-                f"{cost.round:,.0f}", f"{cost.announced:,.0f}", f"{cost.new:.0%}",
+                f"{cost.round:,.0f}", f"{cost.announced:,.0f}", f"{cost.messages:.0f}",
+                f"{cost.new:.0%}",
                 f"{cost.members:.1f}", f"{cost.seconds:.1f}",
             )  # fmt: skip
         columns = [field.name for field in fields(Cost)][1:]

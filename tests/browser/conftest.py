@@ -16,7 +16,9 @@ import trio
 
 from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
+from gossamer.node.base.owner_limits import SCHEDULE
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.storage.samples_file import RoundSamples, Sample
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import (
     CapacityStatus,
@@ -25,6 +27,7 @@ from gossamer.node.telemetry.status import (
     LossPoint,
     PauseStatus,
     PeerStatus,
+    RuleStatus,
     Status,
 )
 from tests.support.chains import OTHERS
@@ -36,7 +39,7 @@ INSTALL_SECONDS = 120.0
 PAGE_SECONDS = 20.0
 """Time until the page shows something: a machine under load starts a browser's tab slowly."""
 
-ME, PEER, FAR = (each.peer_id for each in OTHERS[:3])
+ME, PEER, FAR, AWAY = (each.peer_id for each in OTHERS[:4])
 BUSY = Status(
     peer_id=ME,
     run_id="ab" * 32,
@@ -88,6 +91,14 @@ BUSY = Status(
             text="80", used=61.0, note="the card does not tell",
         ),
     ),
+    schedule=(
+        RuleStatus(name="work_hours", text="22:00-07:00", source="schedule set"),
+        RuleStatus(name="only_when_idle", text="off"),
+        RuleStatus(name="on_battery", text="off"),
+        RuleStatus(name="on_metered", text="on"),
+        RuleStatus(name="pause_for", text="blender, Google Chrome"),
+    ),
+    sampled_round=40,
     loss_history=tuple(
         LossPoint(
             round=i,
@@ -97,6 +108,14 @@ BUSY = Status(
         for i in range(1, 41)
     ),
 )  # fmt: skip
+
+
+SAMPLES = tuple(
+    RoundSamples(
+        number, (Sample("Once", f" upon <b>{number}</b> times\n\tThe end"), Sample("", "x" * 400))
+    )
+    for number in (0, 20, 40)
+)
 
 
 class Node:
@@ -131,6 +150,16 @@ class Node:
         self.orders.append("leave")
 
     async def set_limits(self, changes: Mapping[str, str]) -> None:
+        if changes.get("work_hours") == "night":
+            raise ConfigError(["work_hours: 'night' is no time"])
+        if changes.keys() & set(SCHEDULE):
+            self.orders.append(f"schedule {dict(changes)}")
+            rules = [
+                msgspec.structs.replace(each, text=changes.get(each.name, each.text))
+                for each in self.now.schedule
+            ]
+            self.now = msgspec.structs.replace(self.now, schedule=tuple(rules))
+            return
         if "upload" not in changes:
             raise ConfigError(["memory: the run needs 3 GB at least"])
         self.orders.append(f"limits {dict(changes)}")
@@ -143,7 +172,8 @@ class CountedCredit(CreditView):
 
     async def answer(self) -> bytes | None:
         members = [
-            {"peer_id": PEER, "rank": 1, "tokens": 1_700_000, "share": 0.8},
+            {"peer_id": PEER, "rank": 1, "tokens": 1_700_000, "share": 0.8, "name": "<i>Ada</i>"},
+            {"peer_id": AWAY, "rank": 3, "tokens": 99, "share": 0.0, "name": "Eve", "team": "us"},
             {"peer_id": ME, "rank": 2, "tokens": 430_592, "share": 0.2},
         ]
         return msgspec.json.encode({"round": 40, "tokens_total": 2_130_592, "members": members})
@@ -169,7 +199,7 @@ def address(node: Node) -> Iterator[str]:
                 registry = Metrics().registry
                 await serve_http(
                     "127.0.0.1:0", node.status, registry, node, TOKEN,
-                    credit=CountedCredit(), task_status=task_status,
+                    credit=CountedCredit(), samples=lambda: SAMPLES, task_status=task_status,
                 )  # fmt: skip
 
             found.append(await nursery.start(start))

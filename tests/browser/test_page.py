@@ -203,13 +203,60 @@ def test_a_limit_is_set_and_a_refusal_says_why(window: Any, address: str, node: 
     assert len(node.orders) == 1
 
 
+def test_the_schedule_is_shown_and_changed_as_the_command_does(
+    window: Any, address: str, node: Node
+) -> None:
+    opened(window, address)
+    shown = text_of(window, "schedule")
+    assert "Hours22:00-07:00 (set here)" in shown
+    assert "Idledoes not matter" in shown
+    assert "On a metered lineworks" in shown
+    assert is_hidden(window, "schedule-form")
+    window.get("about:blank")
+    opened(window, address, TOKEN)
+    hours = window.find_element("id", "rule-work_hours")
+    until(lambda: hours.get_attribute("value") == "22:00-07:00", "the field has what holds")
+    press(window, "rule-work_hours", "\ue007")
+    assert text_of(window, "schedule-result") == "Change something first."
+    hours.clear()
+    hours.send_keys("night")
+    node.now = msgspec.structs.replace(node.now, round=41)
+    until(lambda: "42" in text_of(window, "doing"), "a newer status")
+    assert hours.get_attribute("value") == "night", "what its owner writes stays in the field"
+    press(window, "set-schedule", "\ue007")
+    until(lambda: "is no time" in text_of(window, "schedule-result"), "the reason")
+    hours.clear()  # no hours: always
+    press(window, "rule-on_battery", "w")
+    press(window, "set-schedule", "\ue007")
+    until(lambda: "holds from now on" in text_of(window, "schedule-result"), "an answer")
+    assert node.orders == ["schedule {'work_hours': 'off', 'on_battery': 'on'}"]
+    until(lambda: hours.get_attribute("value") == "off", "the field has what holds")
+    assert "Hoursalways" in text_of(window, "schedule")
+    press(window, "default-schedule", "\ue007")
+    until(lambda: len(node.orders) == 2, "the node has the order")
+    assert node.orders[1].count("default") == 5
+    assert not [each for each in complaints(window) if "400" not in each]
+
+
+def test_texts_of_the_model_and_names_of_members_that_are_away(window: Any, address: str) -> None:
+    opened(window, address)
+    until(lambda: "upon <b>40</b> times" in text_of(window, "samples"), "the newest texts")
+    assert text_of(window, "samples-round") == "After round 40"
+    before = text_of(window, "samples-before")
+    assert before.index("After round 20") < before.index("After round 0")
+    until(lambda: "Eve (us)" in text_of(window, "members"), "the credit of all members")
+    assert complaints(window) == []
+
+
 def test_a_run_without_end_and_an_old_node_s_status(window: Any, address: str, node: Node) -> None:
     node.now = msgspec.structs.replace(
-        BUSY, final_round=None, last_round=None, loss_history=(), peers=(), capacity=None
-    )
+        BUSY, final_round=None, last_round=None, loss_history=(), peers=(), capacity=None,
+        schedule=(), sampled_round=None,
+    )  # fmt: skip
     opened(window, address)
     assert "Time left" not in text_of(window, "swarm-facts")
-    assert is_hidden(window, "chart-box")
+    for hidden in ("chart-box", "schedule-section", "samples-section"):
+        assert is_hidden(window, hidden)
     assert complaints(window) == []
 
 

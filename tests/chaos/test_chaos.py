@@ -21,7 +21,7 @@ from tests.chaos.runs import ATTEMPT_SECONDS, Run
 from tests.chaos.watch import Watch
 from tests.support.lab import Lab, Machine
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.real_processes]
 
 KILL_SECONDS = 2.0
 SILENCE_SECONDS = 12.0

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gossamer.node.demo.story import run_demo
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.real_processes]
 
 MARK = "DEMO_TEST_MARK"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

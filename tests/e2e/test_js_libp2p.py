@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
+from gossamer.node.peers.gossip import TOPIC_RUN_BYTES
 from tests.support.daemons import (
     PATIENCE_SECONDS,
     in_rounds_of,
@@ -91,7 +92,8 @@ def test_js_libp2p_connects_identifies_pings_and_hears_the_gossip(
     founder = start_founder(swarm, founded)
     member = swarm.join(founder.address())
     status = member.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
-    run = f"gossamer/{status.run_id}"
+    assert status.run_id is not None
+    run = f"gossamer/{status.run_id[: 2 * TOPIC_RUN_BYTES]}"
     authors = {node.address().rsplit("/", 1)[1] for node in (founder, member)}
 
     with js_peer(modules, founder.address(), f"{run}/members", f"{run}/rounds") as events:

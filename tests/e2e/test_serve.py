@@ -58,7 +58,11 @@ class Server:
 
     def worker(self) -> psutil.Process:
         """The process with the model."""
-        (child,) = psutil.Process(self.process.pid).children()
+        (child,) = (
+            each
+            for each in psutil.Process(self.process.pid).children()
+            if "gossamer.trainer.generation.generate" in each.cmdline()
+        )
         return child
 
     def stop(self) -> str:

@@ -180,9 +180,12 @@ def test_the_guide_leads_from_a_folder_to_text(
     assert template == "<|im_start|>hi<|im_end|>"
 
 
-def test_the_guides_manifest_fits_the_model_that_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "num_parameters"), [(0, 134_515_008), (1, 1_843_200)])
+def test_the_guides_manifests_fit_the_model_that_they_name(
+    tmp_path: Path, number: int, num_parameters: int
+) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(fences("toml")[0])
+    path.write_text(fences("toml")[number])
     make_folder(tmp_path / "small", config_of_family("llama"))
     smollm2 = config_of_family(
         "llama",
@@ -200,6 +203,7 @@ def test_the_guides_manifest_fits_the_model_that_it_names(tmp_path: Path) -> Non
     assert pretrained.model.num_parameters == 134_515_008  # as published
     draft = with_pretrained(read_manifest_file(path), pretrained)
     assert not problems_of_draft(draft)
+    assert draft.model.num_parameters == num_parameters
 
 
 def test_a_folder_that_cannot_be_trained_is_refused_at_once(tmp_path: Path, corpus: Path) -> None:

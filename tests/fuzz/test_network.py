@@ -78,6 +78,7 @@ from gossamer.protocol.wire.checkpoint_messages import (
     decode_summary_reply,
 )
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
 from gossamer.protocol.wire.run_messages import (
     ADMIT_PROTOCOL,
@@ -382,12 +383,17 @@ def test_the_rings_sender(data: st.DataObject) -> None:
     _run(send)
 
 
-GOSSIP = [b"\x00" + encode_signed(one) for one in STATEMENTS] + [b"\x01" + encode_commit(COMMIT)]
+GOSSIP = [
+    *(b"\x00" + encode_signed(one) for one in STATEMENTS),
+    b"\x03" + encode_own(STATEMENTS[0]),
+    b"\x02" + encode_compact(ROSTER, RING.roster),
+    b"\x01" + encode_commit(COMMIT),
+]
 
 
 @given(data=st.data())
 def test_gossip(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    kind = data.draw(st.sampled_from((b"\x00", b"\x01", b"\x02", b"")))
+    kind = data.draw(st.sampled_from((b"\x00", b"\x01", b"\x02", b"\x03", b"")))
     bodies = [message[1:] for message in GOSSIP]
     message = kind + data.draw(anything(bodies))
 

@@ -31,6 +31,7 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import Manifest, encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.model_config import ImportedShape, RopeScaling
@@ -56,6 +57,7 @@ from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
     Certificate,
     Claim,
@@ -161,6 +163,14 @@ def _imported(run: Manifest) -> Manifest:
     return change(run, model=change(run.model, imported=shape), data=data)
 
 
+def _of_adapters(run: Manifest) -> Manifest:
+    """The same run, of adapters beside the weights of a folder."""
+    change = msgspec.structs.replace
+    lora = LoraConfig(rank=8, alpha=16.0, targets=("q_proj", "v_proj"), weights="bf16")
+    data = change(run.data, frozen_digest=digest_of(b"list of weights"))
+    return change(run, model=change(run.model, lora=lora), data=data)
+
+
 def checkpoint_vector() -> dict[str, str]:
     """A summary of two members, and a checkpoint with the signature of the first."""
     rows = (CreditRow(PEERS[0], 500, 256, 1, 256), CreditRow(PEERS[1], 300, 9, 4, 200))
@@ -190,6 +200,7 @@ def vectors() -> dict[str, Any]:
     votes = tuple(sealed(index, say) for index in range(2))
     run = msgspec.structs.replace(manifest(), founder=PEERS[0])
     imported = _imported(run)
+    of_adapters = _of_adapters(imported)
     update = UpdateIndex(
         "fp32",
         (
@@ -218,7 +229,7 @@ def vectors() -> dict[str, Any]:
             "announce": statement_vector(announce()),
             "ready": statement_vector(ready()),
             "suspect": statement_vector(Accusation(RING_ID, PEERS[1], "reset")),
-            "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
+            "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0, 2_500_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
             "rollback": statement_vector(Rollback(RING_ID, HEAD, 41)),
             "extend": statement_vector(Extension(2, 40_000_000_000, 8_000_000_000)),
@@ -250,6 +261,8 @@ def vectors() -> dict[str, Any]:
             "order": rank_order(HEAD, 0, PEERS),
             "envelope": encode_signed(envelope).hex(),
             "ring_id": ring_id_of(envelope).hex(),
+            "own": encode_own(envelope).hex(),
+            "compact": encode_compact(envelope, roster).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
         "commit": encode_commit(Commit(header_bytes, envelope, votes)).hex(),
@@ -275,6 +288,10 @@ def vectors() -> dict[str, Any]:
         "imported_manifest": {
             "bytes": encode_manifest(imported).hex(),
             "run_id": imported.run_id.hex(),
+        },
+        "adapters_manifest": {
+            "bytes": encode_manifest(of_adapters).hex(),
+            "run_id": of_adapters.run_id.hex(),
         },
         "frame_prefix": {
             "message": 300,

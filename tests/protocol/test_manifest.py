@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
@@ -14,7 +15,7 @@ from gossamer.protocol.manifest_checks import problems_of, require_valid
 from gossamer.protocol.model_config import ImportedShape, RopeScaling
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
 from gossamer.protocol.state.run_end import RunEnd
-from tests.support.builders import manifest, peer
+from tests.support.builders import manifest, peer, peers
 
 
 def changed(path: str, value: object) -> Manifest:
@@ -272,6 +273,27 @@ def test_a_manifest_without_accusers_keeps_its_bytes_and_means_one() -> None:
     for wrong in (0, 3):
         (problem,) = problems_of(changed("rounds.accusers", wrong))
         assert "rounds.accusers" in problem
+
+
+def test_a_manifest_without_keepers_and_probation_keeps_its_bytes() -> None:
+    old = manifest()
+    assert b"keepers" not in encode_manifest(old)
+    assert b"probation" not in encode_manifest(old)
+    assert not old.rounds.keeper_ids
+    keepers = tuple(peers(3))
+    new = changed("rounds.keepers", keepers)
+    assert decode_manifest(encode_manifest(new)) == new
+    assert new.rounds.keeper_ids == keepers
+    for wrong in ((*keepers, keepers[0]), ("nobody",), tuple(peers(17))):
+        (problem,) = problems_of(changed("rounds.keepers", wrong))
+        assert "rounds.keepers" in problem
+    (problem,) = problems_of(changed("rounds.probation", 16))
+    assert 'only trust = "open"' in problem
+    opened = replace(changed("rounds.probation", 16), trust="open")
+    assert decode_manifest(encode_manifest(opened)) == opened
+    too_long = replace(changed("rounds.probation", 65), trust="open")
+    (problem,) = problems_of(too_long)
+    assert "rounds.probation is 65" in problem
 
 
 def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:

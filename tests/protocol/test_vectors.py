@@ -19,6 +19,7 @@ from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
 from gossamer.protocol.state.chain import decode_commit
+from gossamer.protocol.wire.gossip_messages import decode_compact, decode_own, put_together
 from gossamer.protocol.wire.invitation_messages import decode_page
 from gossamer.protocol.wire.statements import Roster, decode_signed, open_signed
 from tests.protocol.make_vectors import PATH, vectors, verify
@@ -50,10 +51,15 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     ring = open_roster(envelope, roster, run_id, verify, "fp32", 1024)
     assert ring.ring_id.hex() == committed["roster"]["ring_id"]
     assert list(ring.members) == committed["roster"]["order"]
+    compact = decode_compact(bytes.fromhex(committed["roster"]["compact"]))
+    named = {one.digest[:8]: one for one in roster.members}
+    assert put_together(ring.organiser, compact, named) == envelope
+    own = bytes.fromhex(committed["roster"]["own"])
+    assert decode_own(ring.organiser, own) == envelope
     commit = decode_commit(bytes.fromhex(committed["commit"]))
     header = open_commit(commit, run_id, verify, RING_RULES)
     assert header.digest.hex() == committed["header"]["digest"]
-    for name in ("manifest", "imported_manifest"):
+    for name in ("manifest", "imported_manifest", "adapters_manifest"):
         run = decode_manifest(bytes.fromhex(committed[name]["bytes"]))
         assert run.run_id.hex() == committed[name]["run_id"]
     for name, vector in committed["codecs"].items():

@@ -20,7 +20,7 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, Transport, TransportError
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store
+from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.wire.framing import PREFIX_BYTES, encode_prefix
@@ -99,8 +99,7 @@ class Rogue:
 
     def topics(self) -> tuple[str, str]:
         """The topics of announcements, and of everything else."""
-        run = self.run_id.hex()
-        return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
+        return topics_of(self.run_id)
 
     async def statement_store(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
         """Returns the statements in a victim's statement store."""

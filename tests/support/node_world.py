@@ -32,6 +32,7 @@ from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import (
     Codec,
     Manifest,
@@ -48,6 +49,7 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import genesis_digest_of
+from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
@@ -256,6 +258,9 @@ class NumbersTrainer:
         loss = float(np.square(self.base, dtype=np.float64).mean())
         return messages.Evaluated(loss=loss, tokens=1)
 
+    async def sample(self, task: messages.Sample) -> messages.Sampled | None:
+        return messages.Sampled(texts=tuple(f"{prompt}!" for prompt in task.prompts))
+
     @property
     def audited(self) -> np.ndarray:
         if self._audited is None:
@@ -346,6 +351,9 @@ def found(
     last_round: int | None = None,
     schedule: TokenSchedule | None = None,
     accusers: int = 1,
+    keepers: tuple[str, ...] = (),
+    probation: int = 0,
+    lora: LoraConfig | None = None,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -360,6 +368,11 @@ def found(
     blocks.append(index)
     example = builders.manifest()
     model = model_of(fragments)
+    frozen: bytes | msgspec.UnsetType = msgspec.UNSET
+    if lora is not None:
+        frozen_blocks = list(blocks_of(initial_weights(2, model.num_parameters), lora))
+        blocks += [*frozen_blocks, encode_list(tuple(map(digest_of, frozen_blocks)))]
+        model, frozen = replace(model, lora=lora), digest_of(blocks[-1])
     manifest = replace(
         example,
         name="numbers",
@@ -396,6 +409,8 @@ def found(
             stale_rounds=5,
             checkpoint_rounds=checkpoint_rounds,
             accusers=accusers,
+            keepers=keepers or msgspec.UNSET,
+            probation=probation or msgspec.UNSET,
         ),
         data=replace(
             example.data,
@@ -403,6 +418,7 @@ def found(
             num_shards=num_shards,
             num_tokens=num_shards * SHARD_TOKENS,
             heldout_tokens=SHARD_TOKENS,
+            frozen_digest=frozen,
         ),
         genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
         admission="invite" if is_by_invitation else "allow" if allowed else "open",
@@ -449,6 +465,12 @@ class World:
     """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
     trust: Trust = "members"
     accusers: int = 1
+    keepers: Sequence[str] = ()
+    """Names of the nodes that may take rounds back together."""
+    probation: int = 0
+    """Rounds until a node has its whole influence; 0: every node has it at once."""
+    lora: LoraConfig | None = None
+    """Adapters, which the run trains in the place of the model."""
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
     schedule: TokenSchedule | None = None
@@ -485,6 +507,9 @@ class World:
             last_round=self.last_round,
             schedule=self.schedule,
             accusers=self.accusers,
+            keepers=tuple(self.identity(name).peer_id for name in self.keepers),
+            probation=self.probation,
+            lora=self.lora,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

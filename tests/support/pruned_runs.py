@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gossamer.node.base.disk_health import DiskHealth
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_adoption import ChainAdoption
@@ -18,6 +17,7 @@ from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, Pending
 from gossamer.node.peers.chain_records import ChainRecords
 from gossamer.node.storage.chain_start import start_after
 from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
@@ -33,7 +33,8 @@ from gossamer.protocol.policy.chain_summary import (
     ChainSummary,
     extended,
 )
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
+from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, decode_header
 from gossamer.protocol.wire.chain_messages import ChainRequest, encode_chain_reply
 from gossamer.protocol.wire.checkpoint_messages import CheckpointRequest, CheckpointSignature

@@ -20,6 +20,9 @@ from gossamer.trainer.confinement.confine import Confinement
 from gossamer.trainer.ipc import framing, memory
 from gossamer.trainer.ipc import messages as m
 
+pytestmark = pytest.mark.real_processes
+"""What a process does before it loads torch is the matter here."""
+
 CONFINED = """
 import json, os, signal, socket, sys, threading
 from pathlib import Path

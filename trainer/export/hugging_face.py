@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export.weight_files import (
     SHARD_BYTES,
     ExportType,
@@ -32,6 +33,7 @@ from gossamer.trainer.pretrained.model_files import ModelFiles
 from gossamer.trainer.pretrained.weights import INDEX_NAME
 
 CARD_NAME = "README.md"
+ADAPTER_NAME, ADAPTER_CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 
 CARD_MARK = "<!-- Written by gossamer export. Remove this line to keep your own text. -->"
 
@@ -100,6 +102,52 @@ def export_model(
         ) from error
 
 
+def export_adapter(
+    flat_params: NDArray[np.float32],
+    model: ModelConfig,
+    directory: Path,
+    dtype: ExportType = "fp32",
+) -> None:
+    """Writes the adapters of a run as PEFT's `PeftModel.from_pretrained` loads them beside the
+    model that they belong to (https://huggingface.co/docs/peft, "PEFT checkpoint format"). Makes
+    the folder; files of these names are replaced.
+
+    Args:
+        flat_params: (num_parameters,) in the order of `layout_of`.
+
+    Raises:
+        ExportError: the model has no adapters, or the folder cannot be written.
+    """
+    if not (lora := model.lora):
+        raise ExportError(
+            "this run trains whole weights and has no adapters: export it without --adapter"
+        )
+    alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
+    config: dict[str, object] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        # The run does not know under which name its founder found the model.
+        "base_model_name_or_path": None,
+        "r": lora.rank,
+        "lora_alpha": alpha,
+        "target_modules": list(lora.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+        "use_rslora": False,
+        "use_dora": False,
+        "inference_mode": True,
+    }
+    weights = [WeightFile(ADAPTER_NAME, layout_of(model))]
+    try:
+        _write_folder(directory, {ADAPTER_CONFIG_NAME: _json(config)}, weights, flat_params, dtype)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write the adapters to {directory}: {error.strerror or error}"
+        ) from error
+
+
 def _write_folder(
     directory: Path,
     files: Mapping[str, bytes],
@@ -116,7 +164,9 @@ def _write_folder(
             write_weights(directory / (file.name + _NEW), file.tensors, flat_params, dtype)
         for name, content in files.items():
             (directory / (name + _NEW)).write_bytes(content)
-        for path in stale_files(directory, weights):
+        # A whole model beside adapters stays: they may belong to it.
+        stale = stale_files(directory, weights) if weights[0].name != ADAPTER_NAME else []
+        for path in stale:
             path.unlink()
         for name in names:
             os.replace(directory / (name + _NEW), directory / name)

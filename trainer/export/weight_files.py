@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.state.parameter_layout import HEAD, Tensor, layout_of
+from gossamer.protocol.state.parameter_layout import HEAD, Tensor, is_adapter, layout_of
 from gossamer.trainer.pretrained.weights import INDEX_NAME, SHARDS_MAX, SINGLE_NAME
 
 ExportType = Literal["fp32", "bf16"]
@@ -101,7 +101,10 @@ def write_weights(
 
 
 def stored_name(tensor: Tensor) -> str:
-    """The name of a tensor in Hugging Face's model of the family."""
+    """The name of a tensor in Hugging Face's model of the family; of an adapter that in PEFT's
+    file, where two wrappers stand before it."""
+    if is_adapter(tensor):
+        return f"base_model.model.model.{tensor.name}"
     return tensor.name if tensor.name == HEAD else f"model.{tensor.name}"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.generation.chat_template import ChatTemplate, TemplateError
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Refused, Text
@@ -20,7 +21,7 @@ from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
 from gossamer.trainer.resources.device import Device, DeviceError, choose_device, is_out_of_memory
-from gossamer.trainer.text.tokens import Tokenizer, TokenVector, load_tokenizer
+from gossamer.trainer.text.tokens import Tokenizer, TokenizerKind, TokenVector, load_tokenizer
 
 CONTEXT_MAX = 32_768
 """Tokens that are kept at most. With published shapes their keys and values take some gigabytes."""
@@ -41,7 +42,7 @@ class RequestError(GenerationError):
 
 
 @dataclass(frozen=True)
-class _Vocabulary:
+class Vocabulary:
     """The tokenizer of a run and what belongs to it."""
 
     tokenizer: Tokenizer
@@ -49,6 +50,8 @@ class _Vocabulary:
     """Tokens at which a text ends."""
     context: int
     """The longest context of the model."""
+    num_rows: int
+    """Tokens that the model knows."""
     template: ChatTemplate | None
 
     def encode(self, request: GenerateText) -> list[int]:
@@ -64,32 +67,18 @@ class _Vocabulary:
         return self.template.encode(request.messages)
 
 
-class Continuation:
+class TextModel:
     """A model that continues texts."""
 
-    def __init__(self, task: LoadModel) -> None:
-        """
-        Raises:
-            GenerationError, DeviceError: see there.
-            MalformedError, FolderError: the run's tokenizer is damaged.
-        """
-        self._task = task
-        self._vocabulary = _load_vocabulary(task)
-        self._device = choose_device(task.device)
-        # A copy, because a device has memory of its own.
-        model = msgspec.structs.replace(task.model, context=self._vocabulary.context)
-        self._decoder = Decoder(model, self._device.torch_device)
-        self.reload()
+    def __init__(self, decoder: Decoder, device: Device, vocabulary: Vocabulary) -> None:
+        self._decoder = decoder
+        self._device = device
+        self._vocabulary = vocabulary
 
     @property
     def context(self) -> int:
         """Tokens that the model takes at most."""
         return self._vocabulary.context
-
-    def reload(self) -> None:
-        """Takes the parameters that are in the shared memory now."""
-        shared = memory.open_vector(self._task.base_fd, self._task.model.num_parameters)
-        self._decoder.flat.copy_(torch.from_numpy(shared))
 
     def answer(
         self, request: GenerateText, is_stopped: Callable[[], bool] = lambda: False
@@ -105,7 +94,7 @@ class Continuation:
         """
         vocabulary = self._vocabulary
         tokens = vocabulary.encode(request)
-        if max(tokens) >= self._task.model.vocabulary:
+        if max(tokens) >= vocabulary.num_rows:
             raise GenerationError("the run's tokenizer has tokens that its model does not have")
         if not request.beyond_context and len(tokens) >= self.context:
             raise RequestError(
@@ -127,25 +116,53 @@ class Continuation:
         )
 
 
-def _load_vocabulary(task: LoadModel) -> _Vocabulary:
-    if task.tokenizer != "files":
-        tokenizer = load_tokenizer(task.tokenizer, task.tokenizer_block)
-        return _Vocabulary(
-            tokenizer, frozenset([tokenizer.end_token]), task.model.context, template=None
-        )
-    files = unpack_model_files(task.tokenizer_block)
+class Continuation(TextModel):
+    """A model of its own, with parameters from shared memory."""
+
+    def __init__(self, task: LoadModel) -> None:
+        """
+        Raises:
+            GenerationError, DeviceError: see there.
+            MalformedError, FolderError: the run's tokenizer is damaged.
+        """
+        self._task = task
+        vocabulary = load_vocabulary(task.model, task.tokenizer, task.tokenizer_block)
+        device = choose_device(task.device)
+        # A copy, because a device has memory of its own.
+        model = msgspec.structs.replace(task.model, context=vocabulary.context)
+        super().__init__(Decoder(model, device.torch_device), device, vocabulary)
+        self.reload()
+
+    def reload(self) -> None:
+        """Takes the parameters that are in the shared memory now."""
+        shared = memory.open_vector(self._task.base_fd, self._task.model.num_parameters)
+        self._decoder.flat.copy_(torch.from_numpy(shared))
+
+
+def load_vocabulary(model: ModelConfig, kind: TokenizerKind, block: bytes) -> Vocabulary:
+    """Returns the tokenizer of a run. `block`: the one that its manifest names; empty for bytes.
+
+    Raises:
+        MalformedError, FolderError: the tokenizer is damaged.
+    """
+    if kind != "files":
+        tokenizer = load_tokenizer(kind, block)
+        stops = frozenset([tokenizer.end_token])
+        return Vocabulary(tokenizer, stops, model.context, model.vocabulary, template=None)
+    files = unpack_model_files(block)
     imported = ImportedTokenizer(files)
-    longest = max(task.model.context, model_of_config(files.config).context)
+    longest = max(model.context, model_of_config(files.config).context)
     text = files.chat_template
     template = None if text is None else ChatTemplate(text, files)
-    return _Vocabulary(imported, imported.stop_tokens, min(longest, CONTEXT_MAX), template)
+    context = min(longest, CONTEXT_MAX)
+    return Vocabulary(imported, imported.stop_tokens, context, model.vocabulary, template)
 
 
 class _Sampler:
     """Draws the tokens of one answer."""
 
     def __init__(
-        self, decoder: Decoder, device: Device, vocabulary: _Vocabulary, request: GenerateText
+        self, decoder: Decoder, device: Device, vocabulary: Vocabulary, request: GenerateText
     ) -> None:
         self._decoder, self._device = decoder, device
         self._vocabulary, self._request = vocabulary, request

@@ -28,7 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.protocol.manifest import InnerConfig
+from gossamer.trainer.inner_step.moments import MomentVector, Span, copy_moments, spans_of, zeros
 from gossamer.trainer.inner_step.optimizer import AdamW
+from gossamer.trainer.ipc.messages import MomentFormat
 from gossamer.trainer.model import Decoder
 
 MOMENTUM = 0.95
@@ -55,7 +57,8 @@ class _Batch:
     """Matrices whose shorter and longer sides are equal."""
 
     parameters: list[Tensor]
-    momenta: list[Tensor]
+    spans: list[list[Span]]
+    """Pieces of each parameter's momentum."""
 
     @property
     def longer(self) -> int:
@@ -67,17 +70,27 @@ class Muon:
 
     name = "muon"
 
-    def __init__(self, decoder: Decoder, inner: InnerConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        inner: InnerConfig,
+        dtype: torch.dtype,
+        moment_format: MomentFormat = "fp32",
+    ) -> None:
         """`dtype`: type of the products of the iterations. bf16 is as good as fp32 (Jordan and
         others 2024)."""
         self._inner, self._dtype = inner, dtype
         hidden = [p for p in decoder.layers.parameters() if p.ndim > 1]
         of_muon = set(map(id, hidden))
-        self._others = AdamW((p for p in decoder.parameters() if id(p) not in of_muon), inner)
-        num_elements = sum(parameter.numel() for parameter in hidden)
-        self.momentum = torch.zeros(num_elements, device=hidden[0].device)
-        """Momenta of the matrices, (num_elements,) in flat order."""
-        self._batches = _batches_of(hidden, self.momentum)
+        others = (p for p in decoder.parameters() if id(p) not in of_muon)
+        self._others = AdamW(others, inner, moment_format)
+        self.moment_format: MomentFormat = moment_format
+        pieces = spans_of([parameter.numel() for parameter in hidden], moment_format)
+        self._spans = [span for of_one in pieces for span in of_one]
+        self.momentum = zeros(self._spans, moment_format, hidden[0].device)
+        """Momenta of the matrices, in flat order."""
+        self._batches = _batches_of(hidden, pieces)
+        self._turn = 0
 
     @property
     def num_steps(self) -> int:
@@ -85,13 +98,14 @@ class Muon:
         return self._others.num_steps
 
     @property
-    def vectors(self) -> dict[str, Tensor]:
+    def vectors(self) -> dict[str, tuple[MomentVector, Sequence[Span]]]:
         """The momenta of the matrices, and the moments of the other parameters."""
-        return {"momentum": self.momentum, **self._others.vectors}
+        return {"momentum": (self.momentum, self._spans), **self._others.vectors}
 
-    def restore(self, vectors: Mapping[str, Tensor], num_steps: int) -> None:
+    def restore(self, vectors: Mapping[str, MomentVector], num_steps: int) -> None:
         """Takes over vectors of the same names and lengths from a checkpoint."""
-        self.momentum.copy_(vectors["momentum"])
+        copy_moments(vectors["momentum"], self.momentum, self._spans)
+        self._turn = num_steps
         self._others.restore(vectors, num_steps)
 
     @torch.no_grad()
@@ -102,8 +116,7 @@ class Muon:
         for batch in self._batches:
             gradients = [p.grad for p in batch.parameters if p.grad is not None]
             assert len(gradients) == len(batch.parameters)
-            torch._foreach_lerp_(batch.momenta, gradients, 1.0 - MOMENTUM)
-            ahead = torch._foreach_lerp(gradients, batch.momenta, MOMENTUM)
+            ahead = self._look_ahead(batch, gradients)
             wide = torch.stack([_wide(each) for each in ahead])
             del ahead
             rate = learning_rate * _UPDATE_RMS * math.sqrt(batch.longer)
@@ -111,15 +124,38 @@ class Muon:
             updates = orthogonal(wide, self._dtype)
             for parameter, update in zip(batch.parameters, updates.unbind(), strict=True):
                 _wide(parameter).add_(update, alpha=-rate)
+        self._turn += 1
+
+    def _look_ahead(self, batch: _Batch, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Adds the gradients to the momenta; returns what the iterations begin with, one matrix for
+        each."""
+        found = []
+        for spans, gradient in zip(batch.spans, gradients, strict=True):
+            ahead = torch.empty_like(gradient)
+            for span in spans:
+                part = slice(span.start - spans[0].start, span.stop - spans[0].start)
+                new, out = gradient.view(-1)[part], ahead.view(-1)[part]
+                momentum = self.momentum.read(span).lerp_(new, 1.0 - MOMENTUM)
+                torch.lerp(new, momentum, MOMENTUM, out=out)
+                self.momentum.write(span, momentum, self._turn)
+            found.append(ahead)
+        return found
 
 
-def optimizer_for(decoder: Decoder, inner: InnerConfig, dtype: torch.dtype) -> AdamW | Muon:
+def optimizer_for(
+    decoder: Decoder,
+    inner: InnerConfig,
+    dtype: torch.dtype,
+    moment_format: MomentFormat = "fp32",
+) -> AdamW | Muon:
     """The optimiser that a run's manifest names.
 
     Args:
         dtype: type of products whose rounding errors do no harm, `Device.coarse_dtype`.
     """
-    return Muon(decoder, inner, dtype) if inner.uses_muon else AdamW(decoder.parameters(), inner)
+    if inner.uses_muon:
+        return Muon(decoder, inner, dtype, moment_format)
+    return AdamW(decoder.parameters(), inner, moment_format)
 
 
 def orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
@@ -139,18 +175,16 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def _batches_of(matrices: Sequence[nn.Parameter], momentum: Tensor) -> list[_Batch]:
-    """`momentum`: (num_elements,), gets a part for each matrix, in their order."""
+def _batches_of(matrices: Sequence[nn.Parameter], pieces: Sequence[list[Span]]) -> list[_Batch]:
+    """`pieces`: of each matrix."""
     batches: list[_Batch] = []
     open_batches: dict[tuple[int, int], _Batch] = {}
-    start = 0
-    for matrix in matrices:
+    for matrix, spans in zip(matrices, pieces, strict=True):
         rows, columns = sorted(matrix.shape)
         batch = open_batches.get((rows, columns))
-        if batch is None or (len(batch.momenta) + 1) * matrix.numel() > _BATCH_ELEMENTS_MAX:
+        if batch is None or (len(batch.spans) + 1) * matrix.numel() > _BATCH_ELEMENTS_MAX:
             batch = open_batches[rows, columns] = _Batch([], [])
             batches.append(batch)
         batch.parameters.append(matrix)
-        batch.momenta.append(momentum[start : start + matrix.numel()].view(matrix.shape))
-        start += matrix.numel()
+        batch.spans.append(spans)
     return batches

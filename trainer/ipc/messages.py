@@ -8,14 +8,14 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 `memory`).
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
-Evaluated`, `Audit -> Audited`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The
-worker reads `base` when it gets Begin, Evaluate or Rebase, and has read it when it answers (for
-Begin: with the first thing that it says of the round); at any other time the daemon may write it.
-`pseudo_gradient` is the worker's from Begin to Finished and from Rebase to Rebased, and means
-nothing until then: a worker that dies in between leaves nothing behind that counts. `Data`,
-`Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at any time; a Stop that
-arrives after its round has ended is ignored. The end of stdin ends the worker at once. The vector
-`audited` is the daemon's but between Audit and Audited.
+Evaluated`, `Sample -> Sampled`, `Audit -> Audited`, and rounds `Begin -> Step, Step, ... NeedData
+... -> Finished`. The worker reads `base` when it gets Begin, Evaluate, Sample or Rebase, and has
+read it when it answers (for Begin: with the first thing that it says of the round); at any other
+time the daemon may write it. `pseudo_gradient` is the worker's from Begin to Finished and from
+Rebase to Rebased, and means nothing until then: a worker that dies in between leaves nothing behind
+that counts. `Data`, `Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at any
+time; a Stop that arrives after its round has ended is ignored. The end of stdin ends the worker at
+once. The vector `audited` is the daemon's but between Audit and Audited.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
@@ -54,6 +54,12 @@ ALIVE_SECONDS = 2.0
 """Interval of the worker's signs of life, which have a few bytes each."""
 
 
+MomentFormat = Literal["fp32", "bf16", "8bit"]
+"""What an optimiser keeps its moments in, see `moments`; from the one with the most bytes."""
+
+MomentChoice = Literal["auto", "fp32", "bf16", "8bit"]
+"""The owner's choice; with `auto` it is what fits, see `fitting_moments`."""
+
 Span = tuple[int, int, int]
 """(shard, first token, token after the last one) of consumed data."""
 
@@ -88,8 +94,13 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate. The
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
+    moments: MomentChoice = "auto"
+    """What the optimiser keeps its moments in; see `moments`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
+    frozen_paths: tuple[str, ...] = ()
+    """Files with the weights that a run of adapters leaves as they are, in order: blocks, named by
+    their digests. Empty in any other run, and where only Genesis is asked for."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are the peer's own."""
 
@@ -181,6 +192,21 @@ class Evaluate(_ToWorker, frozen=True, kw_only=True):
     """The evaluation ends after this time with what it has; one micro-batch is always done."""
 
 
+class Sample(_ToWorker, frozen=True, kw_only=True):
+    """Continue prompts with the model of `base`; answered with Sampled. Between rounds only."""
+
+    prompts: tuple[str, ...]
+    tokens: int
+    """Tokens of a continuation at most."""
+    temperature: float
+    seed: int
+    seconds_max: float
+    """Time for all prompts together."""
+    tokenizer: Literal["bytes", "bpe", "files"]
+    tokenizer_path: str
+    """File of the run's tokenizer; empty for plain bytes."""
+
+
 class Audit(_ToWorker, frozen=True, kw_only=True):
     """Loss of the parameters in the vector of `audited_fd` on single sequences. Between rounds
     only."""
@@ -236,8 +262,9 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """Model of the processor or of the graphics card, for people."""
     num_parameters: int
     precision: str
-    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights and moments stay
-    fp32)."""
+    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights stay fp32)."""
+    moments: str = ""
+    """What the optimiser keeps its moments in; empty with shared steps, which have none."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None
@@ -256,6 +283,13 @@ class Evaluated(_FromWorker, frozen=True, kw_only=True):
     loss: float
     """Nats per token."""
     tokens: int
+
+
+class Sampled(_FromWorker, frozen=True, kw_only=True):
+    texts: tuple[str, ...] = ()
+    """A continuation for each prompt; empty if there is a problem."""
+    problem: str = ""
+    """The reason for people why there is none."""
 
 
 class Audited(_FromWorker, frozen=True, kw_only=True):
@@ -343,6 +377,7 @@ ToWorker = (
     | Share
     | Rebase
     | Evaluate
+    | Sample
     | Audit
     | Forget
     | Save
@@ -355,6 +390,7 @@ FromWorker = (
     | Configured
     | GenesisDone
     | Evaluated
+    | Sampled
     | Audited
     | Rebased
     | Saved

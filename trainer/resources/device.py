@@ -149,8 +149,24 @@ class Device:
     def memory_advice(self) -> str:
         """Returns the remedies for too little memory, for people."""
         if self.torch_device.type == "cpu":
-            return "stop what else uses this machine's memory, or train on one with more"
-        return "stop what else uses the device, take one with more memory, or use --device cpu"
+            return (
+                "stop what else uses this machine's memory, keep moments in less (--moments 8bit), "
+                "or train on one with more"
+            )
+        return (
+            "stop what else uses the device, keep moments in less (--moments 8bit), take one with "
+            "more memory, or use --device cpu"
+        )
+
+    def copy_of(self, vector: torch.Tensor) -> torch.Tensor:
+        """A copy of a vector, on the host if the device has no room for it twice."""
+        try:
+            return vector.detach().clone()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.release_memory()
+        return vector.detach().to("cpu", copy=True)
 
     def release_memory(self) -> None:
         """Gives cached memory back after an allocation failed."""

@@ -1,8 +1,10 @@
 """The memory that training takes on a device, by arithmetic. Without torch, which a daemon lacks.
 
-    vectors     parameters and AdamW's two moments (or one momentum: of shared steps, or of the
-                matrices that Muon has), all fp32
+    vectors     parameters, fp32, and AdamW's two moments (or one momentum: of shared steps, or of
+                the matrices that Muon has), fp32 or less
     gradient    fp32; it exists while a pass adds to it
+    frozen      with adapters (`model.lora`), the model's weights, without gradient and moments:
+                bf16 where they came so and products are in half precision, else fp32
     weights     under autocast each matrix has a copy in half precision until its gradient is taken
     layers      what the backward pass needs of the forward pass, for each token and layer. With
                 checkpointing it is the layer's input, and the rest for one layer at a time
@@ -18,12 +20,18 @@ vocabulary. An element has c bytes: 2 under autocast, else 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.ipc.messages import MomentFormat
 
 FLOAT_BYTES = 4
+
+MOMENT_BLOCK = 256
+"""Elements of a block of 8-bit moments, which has one fp32 scale. The paper has 2,048; bitsandbytes
+has 256, for less error."""
 
 # Logits that exist at once: 128 MiB of fp32 on a GPU, whose memory is short, and 512 MiB on a CPU,
 # where a pass of at most 4,096 tokens has no more with a vocabulary of up to 32 K.
@@ -40,6 +48,10 @@ GPU_TOKENS_MAX = 256 * 1024
 GPU_FEW_TOKENS = 2 * 1024
 HALF_BYTES = 2
 
+_FIT_SHARE = 0.95
+"""Part of the free memory that the choice of moments counts on: the estimate is a little less than
+the truth, and moments cannot be made smaller when memory has run out."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -55,11 +67,24 @@ class Training:
     """Elements of the vectors besides the parameters that are held all the time; see
     `moment_elements`. None: those of AdamW."""
 
+    moment_format: MomentFormat = "fp32"
+
     @property
     def vectors_bytes(self) -> int:
         """Bytes that are held all the time."""
-        num_parameters, moments = self.model.num_parameters, self.moment_elements
-        return FLOAT_BYTES * (num_parameters + (2 * num_parameters if moments is None else moments))
+        num_parameters, elements = self.model.num_parameters, self.moment_elements
+        if elements is None:
+            elements = 2 * num_parameters
+        kept = moment_bytes(elements, self.moment_format)
+        return FLOAT_BYTES * num_parameters + kept + self.frozen_bytes
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the weights that adapters leave as they are."""
+        model = self.model
+        if not model.lora:
+            return 0
+        return model.frozen_bytes if self.half else FLOAT_BYTES * model.whole.num_parameters
 
     @property
     def gradient_bytes(self) -> int:
@@ -67,7 +92,14 @@ class Training:
 
     @property
     def weight_copies_bytes(self) -> int:
-        return HALF_BYTES * self.model.num_parameters if self.half else 0
+        if not self.half:
+            return 0
+        model = self.model
+        is_frozen_half = model.lora and model.lora.item_bytes == HALF_BYTES
+        return HALF_BYTES * (
+            model.num_parameters
+            + (model.whole.num_parameters if model.lora and not is_frozen_half else 0)
+        )
 
     @property
     def layer_token_bytes(self) -> int:
@@ -89,7 +121,8 @@ class Training:
         """Bytes that the loss of so many tokens takes at its peak, without its input."""
         model, element = self.model, HALF_BYTES if self.half else FLOAT_BYTES
         logits = model.vocabulary * min(num_tokens, max(1, self.logits_max // model.vocabulary))
-        gradients = FLOAT_BYTES * model.width * (model.vocabulary + num_tokens)
+        head = 0 if model.lora else model.vocabulary
+        gradients = FLOAT_BYTES * model.width * (head + num_tokens)
         return logits * (FLOAT_BYTES + element) + gradients
 
     def pass_bytes(
@@ -128,6 +161,36 @@ class Training:
             if need <= free_bytes:
                 return size
         return 0
+
+
+def moment_bytes(num_elements: int, moment_format: MomentFormat) -> int:
+    """Bytes of so many elements of moments."""
+    if moment_format == "8bit":
+        return num_elements + FLOAT_BYTES * -(-num_elements // MOMENT_BLOCK)
+    return num_elements * (FLOAT_BYTES if moment_format == "fp32" else HALF_BYTES)
+
+
+def fitting_moments(
+    training: Training, free_bytes: int, num_sequences: int, few_sequences: int
+) -> MomentFormat:
+    """The first of `MomentFormat` with which a small pass fits: more bytes are for what gains by
+    them. It is the last one if none fits.
+
+    Args:
+        training: the format in it does not matter.
+        free_bytes: memory for everything, the vectors included.
+        num_sequences: sequences of a step.
+        few_sequences: sequences of a pass that is too small without checkpointing.
+    """
+    formats: tuple[MomentFormat, ...] = get_args(MomentFormat)
+    for each in formats:
+        vectors = replace(training, moment_format=each).vectors_bytes
+        need = training.pass_bytes(
+            few_sequences, checkpointing=True, is_whole_step=few_sequences >= num_sequences
+        )
+        if vectors + need <= _FIT_SHARE * free_bytes:
+            return each
+    return formats[-1]
 
 
 def moment_elements(model: ModelConfig, inner: InnerConfig) -> int:

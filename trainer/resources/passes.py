@@ -32,9 +32,18 @@ import msgspec
 import torch
 
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
 from gossamer.trainer.resources.device import Device
-from gossamer.trainer.resources.memory_estimate import Training, logits_max_of, sizes_from
+from gossamer.trainer.resources.memory_estimate import (
+    FLOAT_BYTES,
+    Training,
+    fitting_moments,
+    logits_max_of,
+    moment_elements,
+    sizes_from,
+)
 
 FILE_NAME = "pass"
 """Name of the file beside the optimiser's."""
@@ -257,3 +266,22 @@ class Passes:
             os.replace(temporary, self._path)
         except OSError as error:
             log.warning("%s cannot be written: %s; a restart tries sizes anew", self._path, error)
+
+
+def moment_format_on(
+    device: Device, model: ModelConfig, inner: InnerConfig, choice: MomentChoice
+) -> MomentFormat:
+    """What an optimiser keeps its moments in, beside parameters that lie on the device already.
+
+    A CPU, or a device whose memory is not known, has fp32 unless its owner says otherwise.
+    """
+    if choice != "auto":
+        return choice
+    free_bytes = device.free_bytes()
+    if device.torch_device.type == "cpu" or free_bytes is None:
+        return "fp32"
+    training = Training(model, half=device.is_half, moment_elements=moment_elements(model, inner))
+    num_sequences = inner.sequences_per_step
+    few_sequences = device.micro_batch_min(num_sequences, model.context)
+    free_bytes += FLOAT_BYTES * model.num_parameters
+    return fitting_moments(training, free_bytes, num_sequences, few_sequences)

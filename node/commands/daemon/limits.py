@@ -1,16 +1,18 @@
-"""`gossamer limits`: the owner's limits beside the use, and orders to change them."""
+"""`gossamer limits`: the owner's limits beside the use, and orders to change them, which
+`gossamer schedule` has as well."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gossamer.node.app.client import NotRunningError, StartingError, change_limits, fetch_status
-from gossamer.node.app.owner_limits import UNITS
-from gossamer.node.base.owner_limits import SETTING_OF, changed, with_limits
+from gossamer.node.base.owner_limits import SETTING_OF, UNITS, changed, with_limits
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.storage.limits_file import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LimitStatus
 
 
@@ -26,13 +28,26 @@ def limits(*words: str, options: State = None) -> int:
         gpu_temperature (degrees C). NAME=off takes a limit away, and NAME=default goes back to the
         settings.
     """
-    settings = settings_of(options)
-    state_dir = StateDir(settings.state_dir)
     if not words:
-        return _show(state_dir, options)
+        return _show(options)
     if words[0] != "set" or not words[1:]:
         raise ConfigError(["write `gossamer limits`, or `gossamer limits set upload=10`"])
-    wanted = _pairs(words[1:])
+    change(words[1:], options)
+    return 0
+
+
+def change(words: tuple[str, ...], options: State) -> None:
+    """Changes limits or the schedule of the node that runs, or of the next one, and says so.
+
+    Args:
+        words: NAME=VALUE each.
+
+    Raises:
+        ConfigError: a change is none, or the node refuses it.
+    """
+    settings = settings_of(options)
+    state_dir = StateDir(settings.state_dir)
+    wanted = _pairs(words)
     changed({}, wanted)
     try:
         change_limits(state_dir, wanted)
@@ -44,10 +59,9 @@ def limits(*words: str, options: State = None) -> int:
         kept = changed(read_limits(state_dir.limits_path), wanted)
         with_limits(settings, kept)
         write_limits(state_dir.limits_path, kept)
-        print("No node runs here. The limits hold when the next one starts.")
-        return 0
-    print("The limits hold from now on, and after a restart.")
-    return 0
+        print("No node runs here. It holds when the next one starts.")
+        return
+    print("It holds from now on, and after a restart.")
 
 
 def _pairs(changes: tuple[str, ...]) -> dict[str, str]:
@@ -60,11 +74,13 @@ def _pairs(changes: tuple[str, ...]) -> dict[str, str]:
     return wanted
 
 
-def _show(state_dir: StateDir, options: State) -> int:
+def _show(options: State) -> int:
+    settings = settings_of(options)
+    state_dir = StateDir(settings.state_dir)
     try:
         found = fetch_status(state_dir).limits
     except NotRunningError:
-        settings = with_limits(settings_of(options), read_limits(state_dir.limits_path))
+        settings = with_limits(settings, read_limits(state_dir.limits_path))
         found = tuple(
             LimitStatus(
                 name=name,
@@ -76,14 +92,19 @@ def _show(state_dir: StateDir, options: State) -> int:
         )
     rows = [("LIMIT", "HOLDS", "USED", "FROM")]
     rows += [(row.name, _limit(row), _number(row.used, row.unit), _source(row)) for row in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for cells in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        print(printable(line.rstrip()))
+    print_rows(rows)
     for row in found:
         if row.note:
             print(printable(f"{row.name} does not hold: {row.note}"))
     return 0
+
+
+def print_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    """Prints rows whose cells stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        print(printable(line.rstrip()))
 
 
 def _written(value: object) -> str:

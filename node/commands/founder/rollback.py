@@ -8,7 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.commands.options import State, reading_settings_of
-from gossamer.node.runs.rolling_back import FoundersRun, RollbackError
+from gossamer.node.runs.rolling_back import RollbackDesk
+from gossamer.node.runs.signed_orders import OrderError, SignersRun
 
 
 def rollback(
@@ -17,9 +18,10 @@ def rollback(
     yes: Annotated[bool, Parameter(negative="")] = False,
     options: State = None,
 ) -> int:
-    """Take back all rounds after one, as the run's founder.
+    """Take back all rounds after one, as founder or keeper.
 
-    Every node of the run goes on from there. The state after that round has to be on this disk. It
+    Every node of the run goes on from there: at once by the founder's word, and when more than half
+    of the keepers have given this order. The state after that round has to be on this disk. It
     cannot be undone.
 
     Parameters
@@ -29,7 +31,8 @@ def rollback(
     yes
         Do not ask.
     """
-    run = FoundersRun.here(reading_settings_of(options))
+    settings = reading_settings_of(options)
+    run = RollbackDesk(SignersRun.here(settings), settings.cache_bytes)
     plan = run.plan(to_round)
     first = to_round + 1
     rounds = f"round {first}" if plan.newest_round == first else f"rounds {first} to"
@@ -37,7 +40,7 @@ def rollback(
     print(f"Takes back {rounds} of {run.manifest.name}, with {plan.tokens:,} tokens of work.")
     if not yes:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise RollbackError("nobody can be asked here: give --yes")
+            raise OrderError("nobody can be asked here: give --yes")
         if input("All nodes go on from there, for good. Type the round to confirm: ").strip() != (
             str(to_round)
         ):
@@ -45,4 +48,9 @@ def rollback(
             return 1
     run.roll_back(plan)
     print("The node tells the others within a second, or when it starts.")
+    if plan.missing:
+        print(
+            f"It holds when {plan.missing} more of the run's keepers have given the same order: "
+            f"gossamer rollback {to_round}"
+        )
     return 0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gossamer.node.base.config_text import new_file_text
 from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, config_file_of, read_config_file
 from gossamer.node.commands.options import State
-from gossamer.node.telemetry.logs import printable
 
 EDITORS = ("editor", "nano", "vi")
 """Programs to try where neither `VISUAL` nor `EDITOR` names one: Debian's choice comes first."""

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.config_text import shown, toml_value
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import (
     ConfigError,
     Settings,
@@ -19,7 +20,6 @@ from gossamer.node.base.settings import (
     unknown_variables,
 )
 from gossamer.node.commands.options import State, flags_of
-from gossamer.node.telemetry.logs import printable
 
 _DEFAULT = "default"
 

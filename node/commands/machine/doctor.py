@@ -8,12 +8,12 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.machine.machine_checks import make_checks
 from gossamer.node.commands.machine.state_checks import Level
 from gossamer.node.commands.options import Node, reading_settings_of
-from gossamer.node.telemetry.logs import printable
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -21,6 +21,7 @@ import msgspec
 
 from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
+from gossamer.node.base.owner_limits import with_limits
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.machine.pause_checks import check_pauses
@@ -33,7 +34,8 @@ from gossamer.node.commands.machine.state_checks import (
     existing_parent,
 )
 from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
-from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.storage.limits_file import read_limits
+from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpu, Gpus
 
 # Importing torch with CUDA from a cold network disk takes up to a minute.
@@ -102,7 +104,12 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     reach = check_reach(state_dir) if running else check_reach_of_idle(settings, address)
     if reach is not None:
         yield reach
-    yield from check_pauses(settings)
+    try:
+        kept = read_limits(state_dir.limits_path)
+    except StateDirError as error:
+        yield Check("limits", "fail", str(error))
+    else:
+        yield from check_pauses(with_limits(settings, kept))
     yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
     if address is not None:
         yield check_seed(address)

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, config_file_of, default_config_file
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_users
@@ -14,7 +15,6 @@ from gossamer.node.commands.questions import require_yes
 from gossamer.node.service.managers import ServiceError, manager_here
 from gossamer.node.storage.erasing import HELD_NAME, bytes_to_erase, erase
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 
 
 def reset(*, yes: bool = False, options: State = None) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.links import parse_links
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import (
     CONFIG_VARIABLE,
     ENVIRONMENT_PREFIX,
@@ -21,7 +22,6 @@ from gossamer.node.base.settings import (
 from gossamer.node.commands.options import State, flags_of
 from gossamer.node.service.managers import Manager, ServiceError, Systemd, manager_here
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 
 SYSTEM_STATE_DIR = Path("/var/lib/gossamer")
 """State directory of the unit for all users (its StateDirectory)."""

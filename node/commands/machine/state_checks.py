@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gossamer.node.base.printable import printable
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.state_dir import StateDir, StateDirError
-from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import short
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.printable import printable
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.network.identity import Identity, IdentityError, read_backup
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 
 
 def backup(file: Path, *, force: bool = False, options: State = None) -> int:

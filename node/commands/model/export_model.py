@@ -26,6 +26,7 @@ def export(
     ] = None,
     max_shard_size: str = "5GB",
     gguf: bool = False,
+    adapter: bool = False,
     force: bool = False,
     options: State = None,
 ) -> int:
@@ -45,6 +46,9 @@ def export(
         index. A GGUF file is always one.
     gguf
         Write one file model.gguf instead, which llama.cpp and programs built on it read.
+    adapter
+        Write only the adapters of a run with model.lora, as a folder that the library PEFT loads.
+        Without it they are merged into the weights that they belong to.
     force
         Write also into a folder that has something in it.
     """
@@ -53,7 +57,11 @@ def export(
             f"{directory} exists already, and is not an empty folder: name another one, or give "
             "--force to write over the model that lies there"
         )
-    how = ExportOptions(dtype=dtype, shard_bytes=_shard_bytes(max_shard_size), gguf=gguf)
+    if adapter and gguf:
+        raise ConfigError(["--adapter and --gguf exclude each other: a GGUF file is a whole model"])
+    how = ExportOptions(
+        dtype=dtype, shard_bytes=_shard_bytes(max_shard_size), gguf=gguf, adapter=adapter
+    )
     return export_state(reading_settings_of(options), directory, how, round_number)
 
 

@@ -5,28 +5,35 @@ from __future__ import annotations
 import csv as csv_text
 import json as json_text
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TextIO
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.app.client import ClientError, fetch_status
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.options import State, reading_settings_of
-from gossamer.node.runs.credit import Credit, Credits, read_credits
+from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
+from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import PeerStatus
+
+Cell = str | int | float | bool
 
 COLUMNS = ("rank", "peer_id", "tokens", "share", "rounds", "first_round", "last_round", "you")
 
 
+TEAM_COLUMNS = ("rank", "team", "tokens", "share", "members", "you")
+
+
 def peers(
     *,
-    by: Literal["tokens", "rounds", "last", "peer"] = "tokens",
+    by: Literal["tokens", "rounds", "last", "peer", "team"] = "tokens",
     csv: bool = False,
     json: bool = False,
     options: State = None,
@@ -34,12 +41,14 @@ def peers(
     """Show what each member has given: tokens, rank, share of the run.
 
     The numbers are those of the signed headers of all rounds. They are the same on every node, and
-    a restart changes nothing. The node need not run.
+    a restart changes nothing. The node need not run. Names and teams are the newest that this node
+    has heard; anybody may take any name, and name any team.
 
     Parameters
     ----------
     by
-        Order: most tokens, most rounds, newest last round, or peer id.
+        Order: most tokens, most rounds, newest last round, or peer id. team adds up the members of
+        each team.
     csv
         Print CSV with a line of names.
     json
@@ -49,42 +58,30 @@ def peers(
         raise ConfigError(["--csv and --json exclude each other"])
     state_dir = StateDir(reading_settings_of(options).state_dir)
     credits = read_credits(state_dir)
-    rows = credits.by(by)
-    if csv:
-        write_csv(rows, sys.stdout)
-        return 0
-    peers_here = _peers_here(state_dir)
-    names = {peer: name for peer, (name, _) in peers_here.items() if name}
-    audits = {peer: text for peer, (_, text) in peers_here.items() if text}
-    if json:
-        named = [
+    console = open_console(width=None if sys.stdout.isatty() else 200)
+    if by == "team":
+        teams = by_team(credits, names_of(state_dir, credits.manifest.run_id))
+        if _writes(credits, "teams", TEAM_COLUMNS, list(map(_team_fields, teams)), csv, json):
+            return 0
+        _print_teams(teams, console)
+    else:
+        rows = credits.by(by)
+        if csv:
+            write_csv(rows, sys.stdout)
+            return 0
+        names = names_of(state_dir, credits.manifest.run_id)
+        audits = audits_of(state_dir)
+        fields = [
             {
                 **_fields(row),
-                "name": names.get(row.peer_id, ""),
+                **_named(names.get(row.peer_id)),
                 "audits": audits.get(row.peer_id, ""),
             }
             for row in rows
         ]
-        print(json_text.dumps({**_run_of(credits), "peers": named}, indent=2))
-        return 0
-    table = Table.grid(padding=(0, 2))
-    titles = ["rank", "peer", "tokens", "share", "rounds", "last round", ""]
-    if audits:
-        titles.append("audits")
-    for title in titles:
-        is_text = title in ("peer", "", "audits")
-        table.add_column(justify="left" if is_text else "right", overflow="fold")
-    table.add_row(*titles, style="dim")
-    for row in rows:
-        table.add_row(
-            *(str(row.rank), Text(_shown(row.peer_id, names)), f"{row.tokens:,}"),
-            f"{row.share:.1%}",
-            *(f"{row.rounds:,}", f"{row.last_round:,}", "you" if row.is_you else ""),
-            *([audits.get(row.peer_id, "")] if audits else []),
-        )
-    console = open_console(width=None if sys.stdout.isatty() else 200)
-    if rows:
-        console.print(table)
+        if _writes(credits, "peers", COLUMNS, fields, csv, json):
+            return 0
+        _print_peers(rows, names, audits, console)
     console.print(summary(credits), highlight=False, soft_wrap=True)
     if credits.missing_rounds:
         console.print(
@@ -96,21 +93,83 @@ def peers(
     return 0
 
 
-def names_here(state_dir: StateDir) -> dict[str, str]:
-    """Returns the display names that the peers have now, as the running node hears them, and its
-    own; empty where no node runs. A peer that is gone has none."""
-    return {peer: name for peer, (name, _) in _peers_here(state_dir).items() if name}
+def _print_peers(
+    rows: Sequence[Credit],
+    names: Mapping[str, MemberName],
+    audits: Mapping[str, str],
+    console: Console,
+) -> None:
+    titles = ("rank", "peer", "tokens", "share", "rounds", "last round", "")
+    table = _table((*titles, "audits") if audits else titles)
+    for row in rows:
+        table.add_row(
+            *(str(row.rank), Text(_shown(row.peer_id, names)), f"{row.tokens:,}"),
+            f"{row.share:.1%}",
+            *(f"{row.rounds:,}", f"{row.last_round:,}", "you" if row.is_you else ""),
+            *([audits.get(row.peer_id, "")] if audits else []),
+        )
+    if rows:
+        console.print(table)
 
 
-def _peers_here(state_dir: StateDir) -> dict[str, tuple[str, str]]:
-    """Returns the name and the audits of each peer, as the running node hears of them, and its own;
-    empty where no node runs."""
+def _print_teams(teams: Sequence[TeamCredit], console: Console) -> None:
+    table = _table(("rank", "team", "tokens", "share", "members", ""))
+    for row in teams:
+        table.add_row(
+            *(str(row.rank) if row.team else "", Text(printable(row.team) or "no team")),
+            *(f"{row.tokens:,}", f"{row.share:.1%}", f"{row.members:,}"),
+            "you" if row.has_you else "",
+        )
+    if teams:
+        console.print(table)
+
+
+def _table(titles: Sequence[str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for title in titles:
+        is_text = title in ("peer", "team", "audits", "")
+        table.add_column(justify="left" if is_text else "right", overflow="fold")
+    table.add_row(*titles, style="dim")
+    return table
+
+
+def _writes(
+    credits: Credits,
+    what: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Cell]],
+    csv: bool,
+    json: bool,
+) -> bool:
+    """Writes rows for programs, if that is wanted."""
+    if csv:
+        _write_rows(columns, rows, sys.stdout)
+    elif json:
+        print(json_text.dumps({**_run_of(credits), what: rows}, indent=2))
+    return csv or json
+
+
+def names_of(state_dir: StateDir, run_id: bytes) -> dict[str, MemberName]:
+    """Returns how members want to be shown, by peer id: the newest that the node has heard, also of
+    those that are away."""
+    names = NamesFile(state_dir.names_path, run_id).load()
     try:
         status = fetch_status(state_dir)
     except ClientError:
+        return names
+    names |= {peer.peer_id: MemberName(peer.name, peer.team) for peer in status.peers}
+    names[status.peer_id] = MemberName(status.name, status.team)
+    return {peer: shown for peer, shown in names.items() if shown != MemberName()}
+
+
+def audits_of(state_dir: StateDir) -> dict[str, str]:
+    """Returns what auditors found of the work of peers, by peer id, as the running node hears it;
+    empty where no node runs, and without audits."""
+    try:
+        peers = fetch_status(state_dir).peers
+    except ClientError:
         return {}
-    found = {each.peer_id: (each.name, _audits_text(each)) for each in status.peers}
-    return {**found, status.peer_id: (status.name, "")}
+    return {peer.peer_id: text for peer in peers if (text := _audits_text(peer))}
 
 
 def _audits_text(peer: PeerStatus) -> str:
@@ -118,8 +177,14 @@ def _audits_text(peer: PeerStatus) -> str:
     return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
-def _shown(peer_id: str, names: Mapping[str, str]) -> str:
-    return f"{peer_id} {printable(names[peer_id])}" if peer_id in names else peer_id
+def _shown(peer_id: str, names: Mapping[str, MemberName]) -> str:
+    shown = names.get(peer_id, MemberName())
+    team = f"({printable(shown.team)})" if shown.team else ""
+    return " ".join(filter(None, (peer_id, printable(shown.name), team)))
+
+
+def _named(shown: MemberName | None) -> dict[str, Cell]:
+    return {"name": shown.name if shown else "", "team": shown.team if shown else ""}
 
 
 def summary(credits: Credits) -> str:
@@ -134,18 +199,40 @@ def summary(credits: Credits) -> str:
 
 
 def write_csv(rows: Iterable[Credit], file: TextIO, *, with_you: bool = True) -> None:
-    """Writes rows with a line of names. No value needs care in a spreadsheet: ids are base58.
+    """Writes rows with a line of names.
 
     Args:
         with_you: whether to say which row is this node's.
     """
-    columns = COLUMNS if with_you else COLUMNS[:-1]
+    _write_rows(COLUMNS if with_you else COLUMNS[:-1], list(map(_fields, rows)), file)
+
+
+def _write_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Cell]], file: TextIO) -> None:
     writer = csv_text.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(map(_fields, rows))
+    for row in rows:
+        writer.writerow({name: _as_cell(value) for name, value in row.items()})
 
 
-def _fields(row: Credit) -> dict[str, str | int | float | bool]:
+def _as_cell(value: Cell) -> Cell:
+    """A spreadsheet takes a text that begins so for a formula; with a quote before it, it does
+    not."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    return f"'{value}" if is_formula else value
+
+
+def _team_fields(row: TeamCredit) -> dict[str, Cell]:
+    return {
+        "rank": row.rank,
+        "team": row.team,
+        "tokens": row.tokens,
+        "share": round(row.share, 6),
+        "members": row.members,
+        "you": row.has_you,
+    }
+
+
+def _fields(row: Credit) -> dict[str, Cell]:
     return {
         "rank": row.rank,
         "peer_id": row.peer_id,

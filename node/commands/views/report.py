@@ -9,16 +9,17 @@ from pathlib import Path
 import msgspec
 
 from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.commands.options import State, reading_settings_of
-from gossamer.node.commands.views.peers import names_here, write_csv
+from gossamer.node.commands.views.peers import names_of, write_csv
 from gossamer.node.runs.credit import Credits, read_credits
 from gossamer.node.runs.generating import Sampling, pieces, require_allowed
 from gossamer.node.runs.reading import read_state
 from gossamer.node.runs.report import MARK, Sample, page
 from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 
 SAMPLES_MAX = 16
 """Texts on a page: each starts a process with the model."""
@@ -33,7 +34,8 @@ def report(
     """Write a static page of the run: curve, members, samples.
 
     The folder gets index.html, which loads nothing, and members.csv. They name the members by their
-    peer ids and show no address. The curve is that of this node. The node may run meanwhile.
+    peer ids and by the names that they show, and show no address. The curve is that of this node,
+    and so are the samples that it took (sample_prompts). The node may run meanwhile.
 
     Parameters
     ----------
@@ -59,7 +61,8 @@ def report(
     run_id = credits.manifest.run_id
     history, _ = LossFile(state_dir.losses_path, run_id).load()
     samples = _samples(settings, sample) if sample else []
-    text = page(credits, history.points(), samples, time.time(), names_here(state_dir))
+    kept = SamplesFile(state_dir.samples_path, run_id).load()
+    text = page(credits, history.points(), samples, time.time(), names_of(state_dir, run_id), kept)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text.encode(), mode=0o644)
     write_atomically(folder / "members.csv", _csv(credits), mode=0o644)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.node.app.client import StartingError, fetch_status
+from gossamer.node.base.printable import printable
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
-from gossamer.node.commands.views.status_view import print_status
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import encode_status
 
 
@@ -31,5 +30,9 @@ def status(*, json: bool = False, options: State = None) -> int:
     if json:
         print(msgspec.json.format(encode_status(answer), indent=2).decode())
     else:
+        from gossamer.node.commands.views.status_view import (
+            print_status,  # with rich, for its tables
+        )
+
         print_status(answer, open_console())
     return 0

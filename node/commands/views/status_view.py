@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_bytes
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.pause_text import pause_text, pauses_text, unix_moment, zone_of
 from gossamer.node.telemetry.status import (
     DataStatus,

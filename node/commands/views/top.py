@@ -15,12 +15,13 @@ from rich.live import Live
 from rich.text import Text
 
 from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
+from gossamer.node.base.owner_limits import OFF
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.commands.views.status_view import render_status
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LossPoint, Status
 
 REFRESH_SECONDS = 2.0
@@ -30,18 +31,25 @@ CURVE_COLUMNS = 60
 """Width of the curve: it fits into a terminal of 80 columns beside its numbers."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-_KEYS = "p pause   f pause after this round   r resume   q quit"
+_KEYS = "p pause   h for an hour   f after this round   r resume   x finish and exit   q quit"
 _ORDERS: Mapping[str, tuple[Order, Mapping[str, int], str]] = {
     "p": ("pause", {}, "The node ends its step, hands over its round and pauses."),
     "f": ("pause", {"after_round": 1}, "The node pauses when its present round ends."),
+    "h": ("pause", {"seconds": 3600}, "The node pauses, and goes on in an hour."),
     "r": ("resume", {}, "The node goes on, unless something else in its settings holds it."),
+    "x": (
+        "finish",
+        {},
+        "The node leaves and exits when its present round ends; r takes that back.",
+    ),
 }
 
 
 def top(*, options: State = None) -> int:
-    """Watch the node in this terminal, and pause or resume it with a key.
+    """Watch the node in this terminal, and steer it with a key.
 
-    It shows what `gossamer status` shows, and the curve of losses, every two seconds.
+    It shows what `gossamer status` shows, the curve of losses, and the limits and the schedule that
+    hold, every two seconds.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(["`gossamer top` needs a terminal; `gossamer status` does not"])
@@ -102,7 +110,20 @@ def _give(state_dir: StateDir, key: str) -> str:
 def _screen(status: Status, said: str) -> RenderableType:
     # What a low terminal cuts off is below.
     top_lines = [Text(_KEYS, style="dim"), Text(printable(said)), Text()]
-    return Group(*top_lines, *_curve_lines(status.loss_history), render_status(status))
+    curve_lines, owner = _curve_lines(status.loss_history), _owner_line(status)
+    return Group(*top_lines, *curve_lines, *owner, render_status(status))
+
+
+def _owner_line(status: Status) -> list[Text]:
+    """Returns a line with the owner's limits and schedule; none where nothing is set."""
+    held = [(each.name, each.text) for each in status.limits]
+    held += [(each.name, each.text) for each in status.schedule]
+    words = [f"{name} {text}" for name, text in held if text not in ("", OFF)]
+    if not words:
+        return []
+    line = Text("owner     ", style="dim")
+    line.append(printable(", ".join(words)), style="not dim")
+    return [line, Text()]
 
 
 def _curve_lines(points: Sequence[LossPoint]) -> list[Text]:

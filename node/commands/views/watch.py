@@ -15,13 +15,14 @@ from rich.text import Text
 
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.links import parse_links
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.commands.views.status_view import shown_peer
 from gossamer.node.peers.watching import Show, View
-from gossamer.node.telemetry.logs import configure_logs, printable
+from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.manifest import Manifest
 
 EVERY_SECONDS = (2, 3600)

@@ -219,6 +219,7 @@ class GuardedPubsub(Pubsub):
             ForgedError: its author did not sign it, and no honest forwarder passes that on.
         """
         if msg_forwarder == self.my_id:
+            msg.ClearField("key")  # it is in the author's id, and the signature does not cover it
             await super().push_msg(msg_forwarder, msg)
             return
         author = ID(msg.from_id)

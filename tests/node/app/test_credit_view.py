@@ -7,6 +7,7 @@ import trio.testing
 
 from gossamer.node.app.credit_view import FRESH_SECONDS_MIN, FRESH_TIMES, CreditView
 from gossamer.node.runs.credit import Credits, read_credits
+from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from tests.support.chains import OTHERS, commit_rounds, run_in
 
@@ -21,12 +22,13 @@ def state(tmp_path: Path) -> StateDir:
 
 
 def test_the_members_and_their_tokens(state: StateDir) -> None:
-    answer = trio.run(CreditView(lambda: read_credits(state)).answer)
+    names: dict[str, MemberName] = {B: MemberName("Ada", "us")}
+    answer = trio.run(CreditView(lambda: read_credits(state), lambda: names).answer)
     found = json.loads(answer or b"")
     assert (found["round"], found["tokens_total"]) == (2, 200)
     assert found["members"] == [
-        {"peer_id": A, "rank": 1, "tokens": 150, "share": 0.75},
-        {"peer_id": B, "rank": 2, "tokens": 50, "share": 0.25},
+        {"peer_id": A, "rank": 1, "tokens": 150, "share": 0.75, "name": "", "team": ""},
+        {"peer_id": B, "rank": 2, "tokens": 50, "share": 0.25, "name": "Ada", "team": "us"},
     ]
 
 

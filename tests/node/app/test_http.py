@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from gossamer.node.app.http import build_app, serve_http
 from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.storage.samples_file import RoundSamples, Sample
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
@@ -104,6 +105,21 @@ def test_status() -> None:
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["phase"] == "training"
     assert answer.json()["round"] == 3
+
+
+def test_samples_are_there_without_the_token() -> None:
+    kept = (RoundSamples(3, (Sample("Once", " upon"),)),)
+
+    async def main() -> httpx.Response:
+        node = Node()
+        app: Any = build_app(node.status, node.metrics.registry, node, TOKEN, samples=lambda: kept)
+        transport = httpx.ASGITransport(app, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as asking:
+            return await asking.get("/api/samples")
+
+    answer = trio.run(main)
+    assert answer.json() == [{"round": 3, "samples": [{"prompt": "Once", "text": " upon"}]}]
+    assert ask(Node(), "GET", "/api/samples").json() == []
 
 
 def test_the_link_is_a_qr_code_once_the_run_is_known() -> None:

@@ -22,6 +22,7 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.ids import digest_of
 from tests.support.simulated_nvml import Card, SimulatedNvml
 
 MB = 1_000_000
@@ -121,6 +122,21 @@ def test_blocks_get_what_other_files_leave_of_the_disk_limit(tmp_path: Path) -> 
     assert disk.used_bytes() <= 6 * MB
     disk.measured(3 * MB)
     assert store.quota_bytes == 3 * MB
+
+
+def test_what_a_run_needs_for_good_takes_no_room_from_the_cache(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, 3 * MB)
+    disk = DiskLimit(settings(tmp_path, cache_bytes=3 * MB), store)
+    store.reserved_bytes = 4 * MB
+    store.pin("frozen", [digest_of(bytes([number]) * MB) for number in range(4)])
+    for number in range(9):
+        put(store, number)
+    assert store.used_bytes() == 7 * MB
+    assert store.cached_bytes() == 3 * MB
+    disk.apply(settings(tmp_path, cache_bytes=3 * MB, disk_max=6 * MB))
+    store.evict()
+    assert store.used_bytes() == 6 * MB
+    assert store.pinned_bytes() == 4 * MB
 
 
 def test_a_disk_limit_below_what_has_to_stay_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.owner_limits import SETTING_OF, changed, check_change, with_limits
+from gossamer.node.base.owner_limits import (
+    SCHEDULE,
+    SETTING_OF,
+    changed,
+    check_change,
+    rule_text,
+    with_limits,
+)
 from gossamer.node.base.setting_values import gpu_memory_bytes
 from gossamer.node.base.settings import ConfigError, Settings
 
@@ -43,12 +50,33 @@ def test_a_limit_may_depend_on_the_time_of_the_day() -> None:
         ("gpu_power", "3", "watts are too few"),
         ("gpu_temperature", "20", "degrees are too few"),
         ("threads", "-1", "not allowed"),
-        ("upload", "1" * 300, "characters"),
+        ("upload", "1" * 1100, "characters"),
+        ("work_hours", "22-7", "write them as 22:00-07:00"),
+        ("only_when_idle", "soon", "no duration"),
+        ("on_battery", "maybe", "not one of on, off"),
+        ("pause_for", "/usr/bin/game", "without its path"),
+        ("work_hour", "22:00-07:00", "did you mean work_hours"),
     ],
 )
 def test_what_is_no_limit_is_said(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_change(name, text)
+
+
+def test_the_schedule_is_written_as_it_is_set() -> None:
+    given = Settings(state_dir=Path("/nowhere"), only_when_idle=90, on_battery="on")
+    wanted = {
+        "work_hours": "mon-fri 22:00-07:00, sat 00:00-24:00",
+        "pause_for": "blender, Google Chrome",
+        "on_metered": "on",
+    }
+    settings = with_limits(given, changed({}, wanted))
+    shown = {name: rule_text(settings, name) for name in SCHEDULE}
+    assert shown == {**wanted, "only_when_idle": "90s", "on_battery": "on"}
+    assert with_limits(given, shown) == settings
+    nothing = with_limits(settings, dict.fromkeys(SCHEDULE, "off"))
+    assert nothing == Settings(state_dir=given.state_dir)
+    assert {rule_text(nothing, name) for name in SCHEDULE} == {"off"}
 
 
 def test_all_mistakes_are_said_at_once() -> None:

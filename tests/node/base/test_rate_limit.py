@@ -8,13 +8,12 @@ import pytest
 import trio
 import trio.testing
 
+from gossamer.node.base.limit_periods import Period, parse_limit
 from gossamer.node.base.rate_limit import (
     BURST_SECONDS,
     HEADER_BYTES,
     PACKET_BYTES,
-    Period,
     RateLimit,
-    parse_limit,
 )
 
 EVENING, NIGHT = 20 * 60, 2 * 60

@@ -14,6 +14,7 @@ from gossamer.node.commands.views.peers import summary
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import PeerStatus
 from gossamer.protocol.ids import Digest
@@ -94,8 +95,7 @@ def test_csv_json_and_table_agree(state: StateDir, capsys: pytest.CaptureFixture
     assert answer["tokens_total"] == 900
     assert answer["run_id"] == read_credits(state).manifest.run_id.hex()
     # Names are for JSON and people alone: a text of others in CSV may be a formula.
-    assert {row.pop("name") for row in answer["peers"]} == {""}
-    assert {row.pop("audits") for row in answer["peers"]} == {""}
+    assert {row.pop(key) for row in answer["peers"] for key in ("name", "team", "audits")} == {""}
     assert [{k: str(v) for k, v in row.items()} for row in answer["peers"]] == lines
     assert [row["you"] for row in answer["peers"]].count(True) == 1
     assert run_command(command) == 0
@@ -104,6 +104,41 @@ def test_csv_json_and_table_agree(state: StateDir, capsys: pytest.CaptureFixture
         assert row["peer_id"] in table
     assert table.splitlines()[-1].startswith("you: 350 tokens, 39 % of the run")
     assert run_command([*command, "--csv", "--json"]) == 2
+
+
+def test_teams_and_names_of_members_that_are_away(
+    state: StateDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No node runs here: the names are those that it heard before."""
+    names: dict[str, MemberName] = {
+        A: MemberName("Ada", "=us"),
+        B: MemberName("", "=us"),
+        D: MemberName("Eve", "none"),
+    }
+    NamesFile(state.names_path, read_credits(state).manifest.run_id).save(names)
+    command = ["peers", "--state-dir", str(state.root)]
+    assert run_command(command) == 0
+    table = capsys.readouterr().out
+    assert f"{A} Ada (=us)" in table
+    assert f"{B} (=us)" in table
+    assert run_command([*command, "--by", "team", "--json"]) == 0
+    us, others = json.loads(capsys.readouterr().out)["teams"]
+    assert us == {
+        "rank": 1,
+        "team": "=us",
+        "tokens": 550,
+        "share": 0.611111,
+        "members": 2,
+        "you": True,
+    }
+    assert (others["team"], others["tokens"], others["members"]) == ("", 350, 1)
+    assert run_command([*command, "--by", "team", "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["rank,team,tokens,share,members,you", "1,'=us,550,0.611111,2,True"]
+    assert run_command([*command, "--by", "team"]) == 0
+    table = capsys.readouterr().out
+    assert "=us" in table
+    assert "no team" in table
 
 
 def test_a_running_node_shows_names_and_audits(

@@ -14,6 +14,9 @@ from gossamer.node.commands.views import report
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.report import MEMBERS_MAX, Sample, page, ticks
 from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.names_file import MemberName, NamesFile
+from gossamer.node.storage.samples_file import RoundSamples, SamplesFile
+from gossamer.node.storage.samples_file import Sample as Sample_
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LossPoint
 from tests.support.chains import OTHERS, commit_rounds, run_in
@@ -96,9 +99,11 @@ def test_texts_of_others_are_escaped(state: StateDir) -> None:
 
 
 def test_names_stand_beside_ids_and_are_escaped(state: StateDir) -> None:
-    text = page(read_credits(state), POINTS, [], 0.0, {B: "<i>Ada</i>"})
-    assert f"<b>&lt;i&gt;Ada&lt;/i&gt;</b> {B}</td>" in text
+    names = {B: MemberName("<i>Ada</i>", "<u>us</u>"), "gone": MemberName("Eve")}
+    text = page(read_credits(state), POINTS, [], 0.0, names)
+    assert f"<b>&lt;i&gt;Ada&lt;/i&gt;</b> (&lt;u&gt;us&lt;/u&gt;) {B}</td>" in text
     assert f"<td class=id>{A}</td>" in text
+    assert "Eve" not in text
     assert Tags(text).open == []
 
 
@@ -126,6 +131,24 @@ def test_samples_are_texts_of_the_model(
     assert "<pre><b>Once</b>[Once 0]</pre><pre><b>&lt;b&gt;</b>[&lt;b&gt; 1]</pre>" in text
     assert write(state, tmp_path, *["--sample", "x"] * 17) == 2
     assert write(state, tmp_path, "--sample", "x" * 1_000_000) == 1
+
+
+def test_names_and_samples_that_the_node_kept_are_on_the_page(
+    state: StateDir, tmp_path: Path
+) -> None:
+    run_id = read_credits(state).manifest.run_id
+    NamesFile(state.names_path, run_id).save({A: MemberName("Ada", "us")})
+    rounds = [RoundSamples(number, (Sample_("<b>", f"& {number}"),)) for number in (1, 2)]
+    SamplesFile(state.samples_path, run_id).save(tuple(rounds))
+    assert write(state, tmp_path) == 0
+    text = (tmp_path / "index.html").read_text()
+    assert f"<b>Ada</b> (us) {A}" in text
+    newest, before = (
+        f"<h3>After round {number}</h3><pre><b>&lt;b&gt;</b>&amp; {number}</pre>"
+        for number in (2, 1)
+    )
+    assert newest + before in text
+    assert Tags(text).open == []
 
 
 def test_a_run_without_rounds_or_curve(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands import user_errors
 from gossamer.node.commands.daemon.nearby import only_run
 from gossamer.node.commands.user_errors import exit_status, explain
 from gossamer.node.network.identity import IdentityError
@@ -77,3 +81,21 @@ def test_no_node_in_the_network_may_pass() -> None:
     with pytest.raises(JoinError) as caught:
         only_run([])
     assert exit_status(caught.value) == 1
+
+
+def test_every_error_that_is_explained_exists() -> None:
+    """The tables name classes whose modules are not loaded."""
+    for name in (*user_errors._WITH_PROBLEMS, *user_errors._WITH_TEXT, *user_errors._LASTING):
+        module, kind = name.split(":")
+        assert issubclass(getattr(import_module(module), kind), Exception)
+
+
+def test_an_error_is_explained_without_what_the_command_did_not_need(tmp_path: Path) -> None:
+    program = (
+        "import sys; from gossamer.node.cli import run_command\n"
+        f"assert run_command(['status', '--state-dir', {str(tmp_path)!r}]) == 1\n"
+        "print(*sys.modules.keys() & {'trio', 'structlog', 'numpy', 'rich.console'})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == ""
+    assert "no node runs on" in done.stderr, done.stderr

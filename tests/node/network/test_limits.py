@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gossamer.node.base.rate_limit import HEADER_BYTES, PACKET_BYTES, Limits, Period, RateLimit
+from gossamer.node.base.limit_periods import Period
+from gossamer.node.base.rate_limit import HEADER_BYTES, PACKET_BYTES, Limits, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.base.rate_limit import Limits, Period, RateLimit
+from gossamer.node.base.limit_periods import Period
+from gossamer.node.base.rate_limit import Limits, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream

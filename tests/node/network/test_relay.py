@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from gossamer.node.base.rate_limit import BURST_SECONDS, Period, RateLimit
+from gossamer.node.base.limit_periods import Period
+from gossamer.node.base.rate_limit import BURST_SECONDS, RateLimit
 from gossamer.node.network import relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity

@@ -19,7 +19,7 @@ from gossamer.protocol.policy.chain_checkpoint import (
     signing_bytes,
 )
 from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, NO_SUMMARY, encode_summary
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
 from tests.support.long_chains import rounds_after
 from tests.support.memory_transport import MemoryNetwork, run_simulated

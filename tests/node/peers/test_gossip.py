@@ -10,6 +10,8 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
+from gossamer.node.peers import gossip as gossip_module
+from gossamer.node.peers.compact_rosters import LACKING_MAX, LACKING_SECONDS
 from gossamer.node.peers.gossip import (
     APART_SECONDS,
     DROPPED_SECONDS,
@@ -18,9 +20,19 @@ from gossamer.node.peers.gossip import (
     Gossip,
 )
 from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit
-from gossamer.protocol.wire.statements import Announce, Signed, Statement
-from tests.support.builders import RUN_ID, announce
+from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
+from gossamer.protocol.wire.statements import (
+    Announce,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+    encode_signed,
+    seal,
+)
+from tests.support.builders import HEAD, RUN_ID, announce, ready
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
@@ -140,5 +152,125 @@ def test_what_was_dropped_is_not_sent_again_by_who_holds_it_still() -> None:
         # It was dropped by mistake, as after a change to another head and back.
         await trio.sleep(1 + 3 * RECONCILE_SECONDS)
         assert len(listeners[1].heard) == 2
+
+    with_two(story)
+
+
+IDENTITIES = [Identity.from_seed(digest_of(b"%d" % number)) for number in range(8)]
+"""The first two are those of `with_two`."""
+
+
+def readies() -> dict[PeerId, tuple[Signed, Ready]]:
+    """A signed `Ready` of each of eight peers."""
+    made = ready()
+    return {
+        each.peer_id: (seal(made, each.peer_id, RUN_ID, each.sign), made) for each in IDENTITIES
+    }
+
+
+def roster_of(signed: dict[PeerId, tuple[Signed, Ready]]) -> Roster:
+    return make_roster(HEAD, 5, 0, {peer: one for peer, (one, _) in signed.items()}, "fp32", 1024)
+
+
+def rosters_in(heard: list[Statement]) -> list[Statement]:
+    return [each for each in heard if isinstance(each, Roster)]
+
+
+@pytest.fixture
+def no_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores are compared only when something is missing."""
+    monkeypatch.setattr(gossip_module, "RECONCILE_SECONDS", 1e6)
+
+
+@pytest.mark.usefixtures("no_comparisons")
+def test_a_roster_comes_without_the_ready_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    received = Gossip._received
+
+    def measured(gossip: Gossip, author: PeerId, data: bytes) -> bool:
+        sizes.append(len(data))
+        return received(gossip, author, data)
+
+    monkeypatch.setattr(Gossip, "_received", measured)
+    known = readies()
+    roster = roster_of(known)
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        for gossip in gossips:
+            for signed, statement in known.values():
+                gossip.statement_store.post(signed, statement)
+        sealed = gossips[0].say(roster)
+        await trio.sleep(0.1)
+        assert rosters_in(listeners[1].heard) == [roster]
+        assert gossips[1].statement_store.has(sealed.digest), "byte for byte"
+        assert sizes == [pytest.approx(115 + 8 * len(known), abs=15)]
+        assert sizes[0] < len(encode_signed(sealed)) / 5
+
+    with_two(story)
+
+
+@pytest.mark.usefixtures("no_comparisons")
+@pytest.mark.parametrize("seconds", [0.1, None])
+def test_a_roster_waits_for_a_ready_and_then_asks(seconds: float | None) -> None:
+    """The last `Ready` is slower than the roster, or gossip has lost it."""
+    known = readies()
+    late = IDENTITIES[5].peer_id
+    roster = roster_of(known)
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        for peer, (signed, statement) in known.items():
+            gossips[0].statement_store.post(signed, statement)
+            if peer != late:
+                gossips[1].statement_store.post(signed, statement)
+        gossips[0].say(roster)
+        await trio.sleep(0.1 if seconds is None else seconds)
+        assert not rosters_in(listeners[1].heard)
+        if seconds is None:
+            await trio.sleep(LACKING_SECONDS)
+        else:
+            assert gossips[1]._received(late, b"\x03" + encode_own(known[late][0]))
+        assert rosters_in(listeners[1].heard) == [roster]
+        await trio.sleep(1)
+        assert len(rosters_in(listeners[1].heard)) == 1
+
+    with_two(story)
+
+
+@pytest.mark.usefixtures("no_comparisons")
+def test_a_ready_that_its_author_signed_anew_makes_no_roster_forged() -> None:
+    """The organiser has another signature of it than this peer, and both are good elsewhere: the
+    listener fails at any offence."""
+    known = readies()
+    odd = IDENTITIES[5].peer_id
+    signed, statement = known[odd]
+    other = Signed(signed.author, signed.payload, bytes(64))
+    roster = roster_of({**known, odd: (other, statement)})
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        for one, said in known.values():
+            gossips[1].statement_store.post(one, said)
+        gossips[0].say(roster)
+        await trio.sleep(0.1)
+        assert not listeners[1].heard
+        await trio.sleep(LACKING_SECONDS)
+        assert rosters_in(listeners[1].heard) == [roster], "as a whole"
+
+    with_two(story)
+
+
+@pytest.mark.usefixtures("no_comparisons")
+def test_rosters_that_can_never_be_put_together_take_little_room() -> None:
+    invented = roster_of(readies())
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        for attempt in range(3 * LACKING_MAX):
+            other = Roster(5, HEAD, attempt, invented.members, "fp32", 1024)
+            sealed = seal(other, IDENTITIES[0].peer_id, RUN_ID, IDENTITIES[0].sign)
+            message = b"\x02" + encode_compact(sealed, other)
+            assert not gossips[1]._received(IDENTITIES[0].peer_id, message)
+        assert len(gossips[1]._rosters._lacking) == LACKING_MAX
+        await trio.sleep(1)
+        assert not gossips[1]._rosters._lacking
+        assert not listeners[1].heard
 
     with_two(story)

@@ -15,7 +15,8 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.heads.extensions import LOOK_SECONDS, ExtensionFile, Extensions
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.admission import Admission
-from gossamer.node.runs.extending import ExtendError, FoundersSchedule
+from gossamer.node.runs.extending import FoundersSchedule
+from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError, ImplausibleError
 from gossamer.protocol.ids import digest_of
@@ -165,7 +166,7 @@ def test_only_the_founder_of_a_run_that_counts_tokens_is_heard() -> None:
 
 
 def founders(root: Path, run: Manifest = RUN, identity: Identity = FOUNDER) -> FoundersSchedule:
-    return FoundersSchedule(run, identity, StateDir(root))
+    return FoundersSchedule(SignersRun(run, identity, StateDir(root)))
 
 
 def test_the_founder_sets_the_end_and_begins_the_cool_down(tmp_path: Path) -> None:
@@ -181,10 +182,10 @@ def test_the_founder_sets_the_end_and_begins_the_cool_down(tmp_path: Path) -> No
 
 
 def test_the_founder_is_told_what_is_not_possible(tmp_path: Path) -> None:
-    with pytest.raises(ExtendError, match="only the founder"):
+    with pytest.raises(OrderError, match="only the founder"):
         founders(tmp_path, identity=OTHER)
     planned = replace(RUN, inner=replace(RUN.inner, schedule=msgspec.UNSET))
-    with pytest.raises(ExtendError, match="counts planned steps"):
+    with pytest.raises(OrderError, match="counts planned steps"):
         founders(tmp_path, planned)
     mine = founders(tmp_path)
     for total, cooldown, problem in (
@@ -194,8 +195,8 @@ def test_the_founder_is_told_what_is_not_possible(tmp_path: Path) -> None:
         (0, 0, "too near"),
         (2_050, 2_000, "longer than the run"),
     ):
-        with pytest.raises(ExtendError, match=problem):
+        with pytest.raises(OrderError, match=problem):
             mine.plan(total, cooldown)
     (tmp_path / "extension").write_bytes(b"nonsense")
-    with pytest.raises(ExtendError, match="is damaged"):
+    with pytest.raises(OrderError, match="is damaged"):
         founders(tmp_path)

@@ -17,10 +17,10 @@ from trio.testing import MockClock
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.heads import BetterHead, Heads
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +11,16 @@ import trio
 from trio.testing import MockClock
 
 from gossamer.node.base.disk_health import DiskHealth
-from gossamer.node.heads.rollbacks import LOOK_SECONDS, ORDER_SECONDS, RollbackFiles, Rollbacks
+from gossamer.node.heads.rollbacks import (
+    LOOK_SECONDS,
+    ORDER_SECONDS,
+    ROLLBACKS_MAX,
+    RollbackFiles,
+    Rollbacks,
+)
 from gossamer.node.network.identity import Identity
 from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.statements import Rollback, Signed, seal
 from tests.support.node_world import in_no_thread
 
@@ -43,8 +51,9 @@ class Node:
         """Nothing waits."""
 
 
-def rollbacks_in(root: Path) -> tuple[Rollbacks, RollbackFiles]:
-    files = RollbackFiles(root, RUN_ID, FOUNDER.peer_id)
+def rollbacks_in(root: Path, keepers: Sequence[Identity] = ()) -> tuple[Rollbacks, RollbackFiles]:
+    ids = frozenset(each.peer_id for each in keepers)
+    files = RollbackFiles(root, RUN_ID, RollbackSigners(FOUNDER.peer_id, ids))
     return Rollbacks(files, DiskHealth()), files
 
 
@@ -92,3 +101,70 @@ def test_a_damaged_file_is_written_anew_when_a_peer_brings_it(tmp_path: Path) ->
     again, _ = rollbacks_in(tmp_path)
     again.load()
     assert list(again) == [ORDER]
+
+
+KEEPERS = [Identity.from_seed(digest_of(b"keeper", bytes([number]))) for number in range(4)]
+
+
+def signed_by(keeper: Identity, statement: Rollback = ORDER) -> Signed:
+    return seal(statement, keeper.peer_id, RUN_ID, keeper.sign)
+
+
+def test_a_rollback_holds_when_more_than_half_of_the_keepers_signed_the_same(
+    tmp_path: Path,
+) -> None:
+    known, files = rollbacks_in(tmp_path, KEEPERS)
+    other = Rollback(digest_of(b"another round"), ORDER.parent, ORDER.round)
+    for number, statement in ((0, ORDER), (1, ORDER), (1, ORDER), (2, other)):
+        known.heard(signed_by(KEEPERS[number], statement), statement)
+        assert len(known) == 0
+    known.heard(signed_by(KEEPERS[3]), ORDER)
+    assert list(known) == [ORDER]
+    assert known.newest_round == ORDER.round
+    for keeper in KEEPERS:
+        files.write(signed_by(keeper))
+    stranger = Identity.from_seed(digest_of(b"stranger"))
+    files.write(signed_by(stranger))
+    again, _ = rollbacks_in(tmp_path, KEEPERS)
+    again.load()
+    assert list(again) == [ORDER]
+    assert files.authors_of(ORDER) == {keeper.peer_id for keeper in KEEPERS}
+
+
+def test_one_keeper_fills_no_place_of_another(tmp_path: Path) -> None:
+    known, _ = rollbacks_in(tmp_path, KEEPERS)
+    for number in range(ROLLBACKS_MAX + 1):
+        junk = Rollback(digest_of(number.to_bytes(4, "big")), ORDER.parent, ORDER.round)
+        is_taken = known.heard(signed_by(KEEPERS[0], junk), junk)
+        assert is_taken == (number < ROLLBACKS_MAX)
+    assert known.heard(SIGNED, ORDER)
+    assert list(known) == [ORDER]
+
+
+def test_a_proposal_is_told_at_once_and_the_signature_that_decides_when_its_node_went_back(
+    tmp_path: Path,
+) -> None:
+    known, files = rollbacks_in(tmp_path, KEEPERS[:3])
+    gossip, node = Gossip(), Node()
+    node.me = KEEPERS[1].peer_id
+    first, second = signed_by(KEEPERS[0]), signed_by(KEEPERS[1])
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(known.run, cast(Any, gossip), node, in_no_thread)
+            known.heard(first, ORDER)
+            await trio.sleep(2 * LOOK_SECONDS)
+            assert gossip.published == [first]
+            files.write(second)
+            await trio.sleep(2 * LOOK_SECONDS)
+            assert list(known) == [ORDER]
+            assert gossip.published == [first]
+            await trio.sleep(ORDER_SECONDS + 2 * LOOK_SECONDS)
+            assert list(known) == [], "the node could not go back"
+            files.write(second)
+            node.has_gone_back = True
+            await trio.sleep(2 * LOOK_SECONDS)
+            assert gossip.published == [first, second]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.0))

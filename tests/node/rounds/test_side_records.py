@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from gossamer.node.heads import side_records
-from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import HeadChoice

@@ -15,7 +15,7 @@ from gossamer.node.runs.needs import TooLargeError, describe, needs_of
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.resources.passes import Pass, Passes
+from gossamer.trainer.resources.passes import Pass, Passes, moment_format_on
 from tests.support.builders import manifest
 from tests.trainer.simulated_card import card, decoder_on, device_of
 
@@ -28,7 +28,7 @@ def card_with(free_gigabytes: float) -> DeviceMemory:
 
 def test_a_model_that_does_not_fit_is_refused_with_numbers() -> None:
     draft = draft_of_preset("1.1b")
-    fit = device_fit(draft, card_with(16))
+    fit = device_fit(draft, card_with(16), "fp32")
     with pytest.raises(TooLargeError) as refused:
         require_fit(draft, fit)
     text = str(refused.value)
@@ -45,6 +45,33 @@ def test_a_model_that_fits_says_how() -> None:
         assert all(fit.text.endswith(word) for word in words)
         assert f"{free}.0 GB of 24.0 GB are free" in fit.text
         assert fit.checkpointing is (free == 23)
+
+
+def test_moments_are_in_less_where_only_that_fits() -> None:
+    draft = draft_of_preset("1.1b")
+    for free, choice, expected in (
+        (23, "auto", "fp32"),
+        (16, "auto", "bf16"),
+        (12, "auto", "8bit"),
+        (23, "8bit", "8bit"),
+    ):
+        fit = device_fit(draft, card_with(free), choice)  # type: ignore[arg-type]
+        require_fit(draft, fit)
+        assert fit.moment_format == expected
+        assert ("with moments in" in fit.text) is (expected != "fp32")
+    with pytest.raises(TooLargeError, match=r"at least \d+.\d GB"):
+        require_fit(draft, device_fit(draft, card_with(9)))
+
+
+def test_the_owners_choice_of_moments_counts_in_what_a_run_needs() -> None:
+    draft = draft_of_preset("150m")
+    memory = [
+        needs_of(draft, trains_on_host=True, cache_bytes=0, moments=choice).memory
+        for choice in ("auto", "fp32", "bf16", "8bit")
+    ]
+    parameters = draft.model.num_parameters
+    assert memory[0] == memory[1] == memory[2] + 4 * parameters
+    assert memory[1] - memory[3] == pytest.approx((8 - 2 - 2 / 64) * parameters)
 
 
 def test_shared_steps_need_one_vector_less() -> None:
@@ -66,14 +93,17 @@ def test_muon_needs_one_vector_less_for_the_matrices_of_the_layers() -> None:
 @pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
 def test_the_trainer_begins_with_what_the_node_has_said(name: str) -> None:
     draft, inner = draft_of_preset(name), PRESETS[name].inner
-    for gigabytes in (8, 12, 24, 32, 80):
+    for gigabytes in (8, 12, 16, 24, 32, 80):
         fit = device_fit(draft, DeviceMemory("card", 100 * GB, gigabytes * GB))
         if not fit.sequences:
             continue
         with card(gigabytes * GB - DRIVER_BYTES) as memory:
             decoder = decoder_on(memory, draft.model)
-            optimizer = AdamW(decoder.parameters(), inner)
-            passes = Passes(device_of(memory), draft.model, inner.sequences_per_step)
+            device = device_of(memory)
+            moments = moment_format_on(device, draft.model, inner, "auto")
+            assert moments == fit.moment_format
+            optimizer = AdamW(decoder.parameters(), inner, moments)
+            passes = Passes(device, draft.model, inner.sequences_per_step)
             present = passes.present
             assert optimizer.num_steps
         assert present == Pass(fit.sequences, fit.checkpointing), f"{gigabytes} GB"

@@ -224,3 +224,8 @@ def test_the_command_line_chooses_the_inner_optimizer() -> None:
     plain = trio.run(_draft_of, Found(), None)
     assert not plain.inner.uses_muon
     assert replace(muon, inner=plain.inner) == plain
+
+
+def test_an_unknown_preset_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(ManifestError, match="nope"):
+        trio.run(_draft_of, Found(preset="nope"), None)

@@ -33,6 +33,7 @@ from gossamer.protocol.ids import peer_id_from_public_key
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import SMALL_DISTRO
 from gossamer.trainer.presets.table import PRESETS
+from tests.support.builders import peers
 
 PEER = peer_id_from_public_key(bytes(range(32)))
 replace = msgspec.structs.replace
@@ -455,3 +456,19 @@ def test_the_number_of_accusers_is_the_founders_choice(tmp_path: Path) -> None:
     assert parse_manifest_file(text, tmp_path).rounds.num_accusers == 1
     chosen = text.replace("# accusers = 2", "accusers = 2")
     assert parse_manifest_file(chosen, tmp_path).rounds.num_accusers == 2
+
+
+def test_keepers_and_a_probation_are_the_founders_choice(tmp_path: Path) -> None:
+    text = render(draft_of_preset("tiny"))
+    plain = parse_manifest_file(text, tmp_path).rounds
+    assert not plain.keeper_ids
+    assert not plain.probation
+    example = next(line for line in text.splitlines() if line.startswith("# keepers"))
+    one, two = peers(2)
+    chosen = text.replace(example, f'keepers = ["{one}", "{two}"]')
+    assert parse_manifest_file(chosen, tmp_path).rounds.keeper_ids == (one, two)
+    chosen = text.replace("# probation = 16", "probation = 16")
+    with pytest.raises(ManifestError, match=r'only trust = "open" has one'):
+        parse_manifest_file(chosen, tmp_path)
+    chosen = chosen.replace('trust = "members"', 'trust = "open"')
+    assert parse_manifest_file(chosen, tmp_path).rounds.probation == 16

@@ -11,7 +11,8 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs import reading
 from gossamer.node.runs.reading import read_state, warn_if_older
-from gossamer.node.runs.rolling_back import FoundersRun
+from gossamer.node.runs.rolling_back import RollbackDesk
+from gossamer.node.runs.signed_orders import SignersRun
 from gossamer.node.storage import restoring
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_dir import StateDir
@@ -59,7 +60,7 @@ def test_rounds_that_are_committed_while_the_directory_is_opened_do_no_harm(
     older = read_state(Settings(state_dir=tmp_path), 1)
     assert older.entry.round == 1
     newest = holder.state.entry.round
-    run = FoundersRun(holder.manifest, IDENTITY, StateDir(tmp_path), CACHE_BYTES)
+    run = RollbackDesk(SignersRun(holder.manifest, IDENTITY, StateDir(tmp_path)), CACHE_BYTES)
     assert run.plan(1).newest_round == newest
 
 

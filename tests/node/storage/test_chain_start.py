@@ -14,7 +14,7 @@ from gossamer.node.storage.chain_start import ChainStart, read_start, start_afte
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy.chain_summary import NO_SUMMARY, extended
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from tests.node.storage.test_chain_store import PEER
 from tests.support.long_chains import rounds_after

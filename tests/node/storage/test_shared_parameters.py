@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import numpy as np
 import pytest
 
 from gossamer.node.network.identity import Identity
+from gossamer.node.storage import shared_parameters as module
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.state.exact_transform import Grid, grids_of, inverse_exact, pieces_of
+from gossamer.trainer.presets.table import PRESETS
 from tests.support.node_world import MODEL, every_place, found, initial_weights
 
 STEPS = 4
@@ -102,3 +107,46 @@ def test_what_is_no_step_is_not_taken(manifest: Manifest, payloads: SignPayloads
     with pytest.raises(MalformedError):
         shared_parameters.take(1, 0, b"rubbish")
     assert shared_parameters.values.tobytes() == start.tobytes()
+
+
+def test_threads_and_pieces_lead_to_the_same_bits(
+    manifest: Manifest, payloads: SignPayloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = initial_weights(1, MODEL.num_parameters)
+    averages = [average_of(payloads, step, (0, 2)) for step in range(STEPS)]
+    workers: set[str] = set()
+    met = threading.Barrier(2)
+
+    def noted(grid: Grid, coefficients: np.ndarray) -> np.ndarray:
+        name = threading.current_thread().name
+        if name not in workers:
+            workers.add(name)
+            met.wait(60)  # until two threads are at work at the same time
+        return inverse_exact(grid, coefficients)
+
+    found = []
+    for num_threads, elements in ((1, 2**18), (1, 1), (2, 1)):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS", elements)
+        monkeypatch.setattr(module, "num_usable_cores", lambda num=num_threads: num)
+        if num_threads > 1:
+            monkeypatch.setattr("gossamer.protocol.state.shared_step.inverse_exact", noted)
+        out = np.empty_like(start)
+        SharedParameters(manifest, payloads, np.zeros_like(start)).lead(3, start, averages, out)
+        found.append(out.tobytes())
+    assert found[0] == found[1] == found[2]
+    assert len(workers) == 2
+
+
+@pytest.mark.parametrize("elements_max", [1, 2**18, 2**40])
+def test_pieces_cover_all_parameters_once(elements_max: int) -> None:
+    grids = grids_of(PRESETS["1.1b"].model)
+    pieces = pieces_of(grids, elements_max)
+    stop = 0
+    for piece in pieces:
+        assert piece.tensor.start == stop
+        stop = piece.tensor.range.stop
+        rows_of_tiles = piece.tensor.num_elements // (piece.rows * piece.tensor.shape[-1])
+        is_small = piece.tensor.num_elements <= elements_max or rows_of_tiles == 1
+        assert is_small or not piece.tensor.is_matrix
+    assert stop == PRESETS["1.1b"].model.num_parameters
+    assert (len(pieces) == len(grids)) is (elements_max == 2**40)

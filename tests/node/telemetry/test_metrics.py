@@ -6,9 +6,11 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import DataStatus, OuterStep, WorkStatus
+from gossamer.trainer.ipc import messages
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -42,6 +44,8 @@ def test_the_set_of_metrics() -> None:
         "step_duration_seconds",
         "trainer_waiting_seconds",
         "loss",
+        "gradient_norm",
+        "operations_per_token",
         "nonfinite_steps",
         "last_step_timestamp_seconds",
         "rounds",
@@ -83,6 +87,23 @@ def test_labels_are_there_before_anything_happens() -> None:
     assert sample(metrics, "round_duration_seconds_count", phase="averaging") == 0
     assert sample(metrics, "phase", phase="joining") == 0
     assert math.isnan(sample(metrics, "loss") or 0.0)
+
+
+def test_a_step_shows_the_norm_of_its_gradient() -> None:
+    metrics = Metrics()
+    assert math.isnan(sample(metrics, "gradient_norm") or 0.0)
+    step = messages.Step(
+        round=1,
+        step=1,
+        loss=2.0,
+        tokens=8,
+        seconds=0.5,
+        gradient_norm=1.5,
+        learning_rate=1e-3,
+        skipped=False,
+    )
+    SpeedMeter(metrics).step(step)
+    assert sample(metrics, "gradient_norm") == 1.5
 
 
 def test_build_info_names_the_versions_without_importing_torch() -> None:

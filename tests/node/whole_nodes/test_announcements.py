@@ -112,6 +112,26 @@ def test_a_node_with_news_at_every_instant_stays_under_the_rate_of_an_author(
     assert_no_flood(announced)
 
 
+def test_a_round_has_few_announcements_of_each_member(
+    tmp_path: Path, announced: dict[PeerId, list[float]]
+) -> None:
+    """Three of six members announce the head, and each one its claims: all at once, and none that
+    did not change. It was more than three of each member."""
+    names = "abcdef"
+    world = World(tmp_path, seed=95, wait_for_peers=5, num_shards=64, inner_steps=20)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, names)
+        await world.reach(2, *names)
+        first, began = world.round("a"), trio.current_time()
+        await world.reach(first + 4, *names)
+        num_rounds = world.round("a") - first
+        recent = [each for times in announced.values() for each in times if each >= began]
+        assert len(names) * num_rounds / 2 < len(recent) < 2.5 * len(names) * num_rounds
+
+    simulate(world, story)
+
+
 def test_an_identity_in_use_twice_makes_neither_announce_without_end(
     tmp_path: Path, announced: dict[PeerId, list[float]]
 ) -> None:

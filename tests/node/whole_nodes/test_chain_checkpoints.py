@@ -14,7 +14,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy import chain_checkpoint
 from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS
 from tests.support.node_world import World, simulate
 
 KEPT_ROUNDS = 96

@@ -9,6 +9,7 @@ import trio
 
 from gossamer.node.heads.extensions import ExtensionFile
 from gossamer.node.runs.extending import FoundersSchedule
+from gossamer.node.runs.signed_orders import SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.state.run_end import SchedulePlace
@@ -47,7 +48,7 @@ def assert_first_head_with(world: World, total_tokens: int, *names: str) -> None
 def founders(world: World) -> FoundersSchedule:
     """What `gossamer extend` works with."""
     manifest = world.nodes["a"].manifest
-    return FoundersSchedule(manifest, world.identity("a"), StateDir(world.root / "a"))
+    return FoundersSchedule(SignersRun(manifest, world.identity("a"), StateDir(world.root / "a")))
 
 
 def extend(world: World, total: int | None, cooldown: int | None = None) -> Extension:

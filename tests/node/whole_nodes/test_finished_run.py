@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.runs.rolling_back import FoundersRun
+from gossamer.node.runs.rolling_back import RollbackDesk
+from gossamer.node.runs.signed_orders import SignersRun
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
@@ -213,7 +214,7 @@ def test_rounds_that_are_taken_back_are_trained_again(tmp_path: Path) -> None:
         before = world.path("a")
         state_dir = StateDir(world.root / "a")
         manifest, identity = world.nodes["a"].manifest, world.identity("a")
-        run = FoundersRun(manifest, identity, state_dir, 1 << 30)
+        run = RollbackDesk(SignersRun(manifest, identity, state_dir), 1 << 30)
         target = max(entry.round for entry in world.participant("a").context.committed.checkpoints
                      if entry.round < LAST)  # fmt: skip
         run.roll_back(run.plan(target))

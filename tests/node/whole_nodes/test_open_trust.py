@@ -65,3 +65,22 @@ def test_a_member_that_dies_and_a_newcomer_that_replays(tmp_path: Path) -> None:
         world.assert_one_chain(*"abcd")
 
     simulate(world, story)
+
+
+def test_a_fresh_run_with_a_probation_goes_on_and_a_newcomer_computes_the_same(
+    tmp_path: Path,
+) -> None:
+    """In its first rounds no peer is established; c dies, and d replays those rounds."""
+    world = World(tmp_path, seed=33, codec="int8", trust="open", checkpoint_rounds=50, probation=4)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(6, *"abc")
+        world.crash("c")
+        await nursery.start(world.run, "d", ["a"])
+        await world.reach(world.round("a") + 7, *"abd")
+        world.assert_one_chain(*"abd")
+
+    simulate(world, story)

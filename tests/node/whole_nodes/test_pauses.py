@@ -11,6 +11,7 @@ import psutil
 import pytest
 import trio
 
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.telemetry.status import PauseStatus, Status
 from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, tokens_of
@@ -61,6 +62,27 @@ class StoppableTrainer(NumbersTrainer):
     def resume(self) -> None:
         self.is_up = True
         type(self).num_starts += 1
+
+
+def test_the_schedule_is_changed_on_the_running_node(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=1, settings={"work_hours": "22:00-23:00"})
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(2, "a")
+        node = world.nodes["a"]
+        with pytest.raises(ConfigError, match="write them as 22:00-07:00"):
+            await node.set_limits({"work_hours": "never", "on_battery": "on"})
+        await node.set_limits({"work_hours": "01:00-02:00"})
+        status = await until_paused(world, "schedule")
+        assert status.resumes_at == "2023-11-15T01:00:00+00:00"
+        rule = next(each for each in status.schedule if each.name == "work_hours")
+        assert (rule.text, rule.source) == ("01:00-02:00", "schedule set")
+        await node.set_limits({"work_hours": "default"})
+        await world.reach(world.round("a") + 2, "a")
+        assert {each.source for each in status_of(world).schedule} == {"settings"}
+
+    simulate(world, story)
 
 
 def test_a_node_trains_within_its_hours_only(tmp_path: Path) -> None:

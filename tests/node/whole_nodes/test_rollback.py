@@ -9,11 +9,13 @@ import pytest
 import trio
 
 from gossamer.node.heads.rollbacks import ORDER_SECONDS, RollbackFiles
-from gossamer.node.runs.rolling_back import FoundersRun, RollbackError
+from gossamer.node.runs.rolling_back import RollbackDesk
+from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.work_records import ROLLED_BACK
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.statements import Rollback, seal
 from tests.support.node_world import World, simulate, start
 
@@ -23,20 +25,20 @@ TOGETHER_SECONDS = 20.0
 """Time for all to go back and make a round, in virtual time: rounds take half a second."""
 
 
-def run_of(world: World) -> FoundersRun:
-    """The run in the founder's state directory."""
-    state_dir = StateDir(world.root / "a")
-    return FoundersRun(world.nodes["a"].manifest, world.identity("a"), state_dir, CACHE_BYTES)
+def run_of(world: World, name: str = "a") -> RollbackDesk:
+    """The run in a state directory, the founder's if no other is named."""
+    run = SignersRun(world.nodes[name].manifest, world.identity(name), StateDir(world.root / name))
+    return RollbackDesk(run, CACHE_BYTES)
 
 
 def files_of(world: World, name: str) -> RollbackFiles:
     manifest = world.nodes[name].manifest
-    return RollbackFiles(world.root / name, manifest.run_id, PeerId(manifest.founder))
+    return RollbackFiles(world.root / name, manifest.run_id, RollbackSigners.of(manifest))
 
 
-def roll_back(world: World, to_round: int) -> Rollback:
+def roll_back(world: World, to_round: int, name: str = "a") -> Rollback:
     """Does what `gossamer rollback` does."""
-    run = run_of(world)
+    run = run_of(world, name)
     plan = run.plan(to_round)
     run.roll_back(plan)
     return plan.statement
@@ -50,7 +52,7 @@ def depth(world: World) -> int:
     """A round to go back to. The oldest whole state on the founder's disk may go any moment."""
     run = run_of(world)
     for number in range(world.round("a")):
-        with contextlib.suppress(RollbackError):
+        with contextlib.suppress(OrderError):
             run.plan(number)
             return number + run.manifest.rounds.checkpoint_rounds + 1
     raise AssertionError("the founder cannot go back to any round")
@@ -169,10 +171,43 @@ def test_only_the_founder_takes_rounds_back(tmp_path: Path) -> None:
         for name in "ac":
             assert not has_left(world, name, undone)
             assert len(world.participant(name).context.rollbacks) == 0
-        identity = world.identity("b")
-        with pytest.raises(RollbackError, match="only the founder"):
-            FoundersRun(
-                world.nodes["b"].manifest, identity, StateDir(world.root / "b"), CACHE_BYTES
-            )
+        with pytest.raises(OrderError, match="only the founder"):
+            run_of(world, "b")
+
+    simulate(world, story)
+
+
+def test_more_than_half_of_the_keepers_take_rounds_back_while_the_founder_is_away(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, seed=94, keepers="bcd")
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abce")
+        await world.reach(24, *"abce")
+        world.crash("a")
+        await world.reach(world.round("b") + 2, *"bce")
+        target = world.round("b") - 2  # it stays on the disks while the second keeper decides
+        assert run_of(world, "b").plan(target).missing == 1
+        statement = roll_back(world, target, "b")
+        await world.until(lambda: bool(files_of(world, "c").names()), 5.0)
+        await world.reach(world.round("b") + 2, *"bce")
+        for name in "bce":
+            assert not has_left(world, name, statement.undone), "one of three keepers is no quorum"
+        with pytest.raises(OrderError, match="more than half of the keepers"):
+            run_of(world, "e")
+        assert run_of(world, "c").plan(target).missing == 0
+        assert roll_back(world, target, "c") == statement
+        await world.until(
+            lambda: all(has_left(world, name, statement.undone) for name in "bce"),
+            TOGETHER_SECONDS,
+        )
+        await nursery.start(world.run, "a", ["b"])
+        await world.until(lambda: world.participant_or_none("a") is not None)
+        await world.reach(world.round("b") + 3, *"abce")
+        await world.come_together(*"abce", seconds=TOGETHER_SECONDS)
+        for name in "abce":
+            assert has_left(world, name, statement.undone)
+            assert list(world.participant(name).context.rollbacks) == [statement]
 
     simulate(world, story)

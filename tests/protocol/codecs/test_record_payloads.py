@@ -20,6 +20,7 @@ from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocol
 from gossamer.protocol.rounds.commit_proof import check_averages
 from gossamer.protocol.rounds.record_part import RecordPart, tree_of
 from gossamer.protocol.rounds.ring_parts import ring_average
+from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from tests.support.builders import header_of, peers, ring_of
 
@@ -192,6 +193,24 @@ def test_the_average_is_the_robust_one_of_what_was_decoded(name: str) -> None:
     weights = robust_weights(TOKENS)
     expected = robust_average(decoded, [weights[0], weights[2]])
     assert found.tobytes() == expected.tobytes()
+
+
+def test_members_on_probation_have_a_part_of_their_weight_and_newcomers_none() -> None:
+    ring = Ring("fp32")
+    elements = PLAN.elements_of(1)
+    payload = ring.set_of(1, [0, 1, 2])
+
+    def average(*rounds: int, of: bytes = payload, mask: int = 0b111) -> Float32Array:
+        return ring.payloads.average(of, elements, mask, TOKENS, Standing(rounds, needed=4))
+
+    works = [work[PLAN.range_of(1)] for work in ring.work]
+    weights = robust_weights(TOKENS, Standing([4, 4, 2], 4))
+    assert average(4, 4, 2).tobytes() == robust_average(works, weights, [0, 1]).tobytes()
+    assert average(4, 0, 0).tobytes() == works[0].tobytes()
+    as_before = ring.payloads.average(payload, elements, 0b111, TOKENS)
+    assert average(3, 0, 0).tobytes() == as_before.tobytes(), "nobody is established"
+    alone = ring.set_of(1, [1])
+    assert average(4, 0, 4, of=alone, mask=0b010).tobytes() == works[1].tobytes()
 
 
 def test_work_that_changed_after_it_was_signed_is_not_sent() -> None:

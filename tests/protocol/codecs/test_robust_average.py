@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
 from gossamer.protocol.codecs.robust_average import FADE, robust_average, robust_weights
+from gossamer.protocol.standing import Standing
 from tests.support.small_training import HONEST_OF_EIGHT, Attack, loss_after
 
 SIZE = 9 * LANES + 5
@@ -121,6 +122,31 @@ def test_weights_are_capped_at_the_lower_median() -> None:
     weights = robust_weights([100, 80, 90, 110, 100, 10**12, 10**12, 10**12])
     assert sum(weights[5:]) < sum(weights[:5])
     assert robust_weights([0, 5]) == [1, 5]
+
+
+def test_weights_grow_with_the_rounds_of_a_member() -> None:
+    """What members on probation claim does not move the cap."""
+    standing = Standing([4, 4, 2, 0, 3], needed=4)
+    assert robust_weights([100, 80, 90, 10**12, 10**12], standing) == [320, 320, 160, 0, 240]
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=40, max_size=40),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_number_on_probation_moves_it_by_no_more_than_the_judges_differ(
+    fresh: list[list[float]],
+) -> None:
+    judges = parts_of(3)
+    parts = [*judges, *(np.array(each, np.float32) for each in fresh)]
+    found = robust_average(parts, [4] * 3 + [3] * len(fresh), range(3)).astype(np.float64)
+    stacked = np.stack(judges).astype(np.float64)
+    centre = np.median(stacked, axis=0)
+    radius = sorted(np.linalg.norm(stacked - centre, axis=1))[1]
+    assert np.linalg.norm(found - centre) <= radius * 1.001
 
 
 ATTACKS: dict[str, Attack] = {

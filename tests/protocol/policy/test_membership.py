@@ -11,9 +11,11 @@ from gossamer.protocol.policy.membership import (
     FAR_SECONDS,
     MEMBER_SECONDS,
     NEAR_ROUNDS,
+    NUM_HERALDS,
     TRAILING_ROUNDS,
     Membership,
     awaited,
+    heralds,
     near_rounds,
 )
 from gossamer.protocol.wire.statements import Announce
@@ -45,6 +47,28 @@ def test_a_sign_of_life_on_the_connection_does_for_an_announcement() -> None:
     membership.heard(100.0, OTHER)
     assert membership.is_living(100.0 + MEMBER_SECONDS, OTHER)
     assert not membership.is_living(100.1 + MEMBER_SECONDS, OTHER)
+
+
+def test_members_of_a_ring_are_at_its_head_before_they_say_so() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(round=4), [OTHER])
+    head = digest_of(b"next")
+    membership.committed([ME, OTHER, peer(2)], head, 5, 700)
+    [(author, said)] = membership.living(MEMBER_SECONDS).items()
+    assert (author, said.round, said.head, said.tokens_total) == (OTHER, 5, head, 700)
+    assert not membership.is_living(MEMBER_SECONDS + 0.1, OTHER), "a commit is no sign of life"
+    membership.committed([OTHER], HEAD, 4, 600)
+    assert membership.known()[OTHER].head == head, "it was further on"
+    assert membership.announced(1.0, OTHER, announce(round=4, sequence=8), [OTHER])
+    assert membership.known()[OTHER].round == 4, "its own word counts"
+
+
+def test_few_members_announce_a_head_and_others_the_next_one() -> None:
+    chosen = {head: heralds(digest_of(head), peers(32)) for head in (b"1", b"2", b"3")}
+    assert {len(each) for each in chosen.values()} == {NUM_HERALDS}
+    assert len({tuple(sorted(each)) for each in chosen.values()}) == 3
+    assert heralds(digest_of(b"1"), peers(32)[::-1]) == chosen[b"1"]
+    assert heralds(HEAD, peers(2)) in (peers(2), peers(2)[::-1])
 
 
 def test_a_sign_of_life_does_not_begin_a_life_anew() -> None:

@@ -3,13 +3,14 @@ MB."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.link_rates import (
     CHANGE_FACTOR,
     LIMIT_SHARE,
@@ -25,6 +26,7 @@ from gossamer.protocol.rounds.link_rates import (
     RingLinkRates,
 )
 from gossamer.protocol.rounds.measured_link import GAP_SECONDS, LAG_SECONDS, PATIENCE_FRACTION
+from gossamer.protocol.wire.statements import LinkRate
 from tests.support.builders import peers
 
 RING = peers(5)
@@ -69,9 +71,16 @@ def much_arrives(mine: RingLinkRates, now: float) -> None:
         mine.received(now)
 
 
-def said(mine: RingLinkRates, rates: Mapping[PeerId, float], sequence: int = 1) -> None:
+def said(
+    mine: RingLinkRates,
+    rates: Mapping[PeerId, float],
+    sequence: int = 1,
+    arrived: Mapping[PeerId, float] | None = None,
+) -> None:
+    """`arrived`: what came to members to which less came than is said of any line."""
     for peer, rate in rates.items():
-        mine.said(peer, sequence, rate)
+        came = (arrived or {}).get(peer, 1e12)
+        mine.said(peer, LinkRate(digest_of(b"ring"), sequence, rate, came))
 
 
 class Line:
@@ -80,7 +89,7 @@ class Line:
     def __init__(self, mine: RingLinkRates, *, is_fed: bool = True) -> None:
         """`is_fed`: whether much comes to me."""
         self.now = 10.0
-        self.said: list[tuple[int, float]] = []
+        self.said: list[tuple[int, float, float]] = []
         self.verdict: PeerId | None = None
         self._mine, self._is_fed = mine, is_fed
         self.limit = math.inf
@@ -247,6 +256,41 @@ def test_a_rate_that_one_member_does_not_have_finds_no_link_slow(
         assert mine.too_slow(10.0 + PREDECESSOR_SECONDS, ring, SUCCESSOR).member is None
 
 
+@pytest.mark.parametrize("num_members", [4, 5])
+def test_a_false_rate_beside_a_fast_machine_finds_no_link_slow(num_members: int) -> None:
+    """All lines but the link between two fast machines are slow, and one member lies."""
+    ring = RING[:num_members]
+    verdicts = []
+    for liar, fast in itertools.permutations([each for each in ring if each != ME], 2):
+        mine = link_rate(ring)
+        now = 10.0 + PREDECESSOR_SECONDS + WORD_SECONDS
+        mine.measured(now, SUCCESSOR, int(SLOW * (now - 10.0)), now - 10.0, MUCH)
+        receiver = ring[(ring.index(fast) + 1) % num_members]
+        if receiver in (ME, liar):
+            continue
+        others = [peer for peer in ring if peer != ME]
+        rates = dict.fromkeys(others, SLOW) | {fast: FAST, liar: 1e9}
+        came = dict.fromkeys(others, SLOW) | {receiver: FAST, liar: 1e9}
+        said(mine, rates, arrived=came)
+        mine.received(10.0 + 1e6 / SLOW)
+        verdicts.append(mine.too_slow(now, ring, SUCCESSOR).member)
+    assert len(verdicts) >= 2
+    assert verdicts == [None] * len(verdicts)
+
+
+def test_an_arrival_that_a_member_has_seen_since_is_said_again() -> None:
+    mine = link_rate()
+    mine.measured(NOW, SUCCESSOR, 2 * FAST, 1.5, MUCH)
+    word = mine.to_say(NOW, SUCCESSOR)
+    assert word is not None
+    assert word[2] == 0.0
+    mine.received(NOW)
+    again = mine.to_say(NOW, SUCCESSOR)
+    assert again is not None
+    assert again[2] == pytest.approx(1e6 / (NOW - 10.0))
+    assert mine.to_say(NOW, SUCCESSOR) is None
+
+
 def test_in_a_ring_of_three_the_predecessors_word_counts_as_far_as_it_is_seen() -> None:
     ring = [PREDECESSOR, ME, SUCCESSOR]
 
@@ -302,14 +346,14 @@ def test_my_link_rate_is_said_when_there_is_something_to_say() -> None:
     assert mine.to_say(now, SUCCESSOR) is None
     mine.measured(now, SUCCESSOR, 1_000_000, 0.1, MUCH)
     assert mine.to_say(10.0, SUCCESSOR) is None
-    assert mine.to_say(now, SUCCESSOR) == pytest.approx((1, 10_000_000))
+    assert mine.to_say(now, SUCCESSOR) == pytest.approx((1, 10_000_000, 0.0))
     assert mine.to_say(now, SUCCESSOR) is None
 
 
 def test_a_line_that_takes_nothing_has_the_link_rate_zero() -> None:
     mine = link_rate()
     mine.measured(NOW, SUCCESSOR, 0, 1.5, MUCH)
-    assert mine.to_say(NOW, SUCCESSOR) == (1, 0.0)
+    assert mine.to_say(NOW, SUCCESSOR) == (1, 0.0, 0.0)
     said(mine, ALL_FAST)
     assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     mine.measured(NOW, SUCCESSOR, 0, PATIENCE_SECONDS_MIN, MUCH)
@@ -545,16 +589,16 @@ def test_a_link_rate_that_changed_is_said_again() -> None:
     line = Line(link_rate(num_chunks=4000))
     line.run(3.0, FAST)
     (said,) = line.said
-    assert said == pytest.approx((1, FAST))
+    assert said[:2] == pytest.approx((1, FAST))
     line.run(5.0, FAST / CHANGE_FACTOR * 1.1)
     assert len(line.said) == 1
     line.run(5.0, FAST / CHANGE_FACTOR * 0.9)
-    assert [sequence for sequence, _ in line.said] == [1, 2]
+    assert [sequence for sequence, *_ in line.said] == [1, 2]
     line.run(5.0, SLOW)
     assert line.said[-1][1] < 2 * CHANGE_FACTOR * SLOW
     line.run(5.0, FAST)
     assert line.said[-1][1] > FAST / CHANGE_FACTOR
-    assert [sequence for sequence, _ in line.said] == list(range(1, len(line.said) + 1))
+    assert [sequence for sequence, *_ in line.said] == list(range(1, len(line.said) + 1))
 
 
 def test_no_member_says_its_link_rate_without_end() -> None:

@@ -20,12 +20,13 @@ from gossamer.protocol.state.chain import (
     decode_update_index,
     encode_header,
     encode_update_index,
+    lost_members,
     mask_bytes,
     spans_taken,
     tokens_taken,
 )
 from gossamer.protocol.wire.statements import Span
-from tests.support.builders import HEAD, header, peers
+from tests.support.builders import HEAD, commit_of, header, peers, ring_of
 
 MEMBERS = peers(3)
 
@@ -116,3 +117,9 @@ def test_tokens_count_by_the_chunks_that_hold_them(
 def test_spans_count_from_half_of_the_chunks_on() -> None:
     assert [spans_taken(count, 3) for count in range(4)] == [False, False, True, True]
     assert [spans_taken(count, 4) for count in range(5)] == [False, False, True, True, True]
+
+
+def test_a_record_tells_whether_a_member_was_out_of_the_ring() -> None:
+    ring = ring_of(MEMBERS)
+    assert not lost_members(commit_of(ring, MEMBERS))
+    assert lost_members(commit_of(ring, MEMBERS[:2], removed=MEMBERS[2:]))

@@ -99,7 +99,7 @@ STATEMENTS: list[Statement] = [
     ready(),
     accusation_of(peer(1)),
     vote(HEAD, removed=[peer(2)]),
-    LinkRate(RING_ID, 2, 1e6),
+    LinkRate(RING_ID, 2, 1e6, 1e6),
     Rollback(HEAD, RING_ID, 7),
     Extension(3, 2_000, 500),
     Verdict(7, HEAD, True, -0.25, 0.5),

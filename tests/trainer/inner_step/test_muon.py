@@ -128,10 +128,10 @@ def test_biases_and_norms_of_an_imported_family_are_adamws(
     model = msgspec.structs.replace(model_config, imported=shape)
     optimizer = Muon(Decoder(model), muon_config, torch.float32)
     num_hidden = 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 48)
-    assert optimizer.momentum.numel() == model.hidden_matrices == num_hidden
+    assert optimizer.momentum.tensors[""].numel() == model.hidden_matrices == num_hidden
     rest = model.num_parameters - num_hidden
-    assert optimizer.vectors["first_moment"].numel() == rest
-    assert optimizer.vectors["second_moment"].numel() == rest
+    assert optimizer.vectors["first_moment"][0].tensors[""].numel() == rest
+    assert optimizer.vectors["second_moment"][0].tensors[""].numel() == rest
 
 
 def test_matrices_that_go_together_get_what_each_would_get_alone(
@@ -198,9 +198,10 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     assert (again.optimizer_problem, again.optimizer_steps) == ("", 5)
     assert isinstance(trainer._optimizer, Muon)
     assert isinstance(again._optimizer, Muon)
-    for name, vector in trainer._optimizer.vectors.items():
-        assert vector.any()
-        assert torch.equal(vector, again._optimizer.vectors[name]), name
+    for name, (vector, _) in trainer._optimizer.vectors.items():
+        values = vector.tensors[""]
+        assert values.any()
+        assert torch.equal(values, again._optimizer.vectors[name][0].tensors[""]), name
     again._decoder.flat.copy_(trainer._decoder.flat)
     again._has_local = True
     train(trainer, shard, 3, 5)
@@ -234,12 +235,12 @@ def test_damage_in_the_momentum_is_found(
     trainer = make_trainer(inner=muon_config, optimizer_path=str(path))
     train(trainer, shard, 1)
     assert isinstance(trainer._optimizer, Muon)
-    trainer._optimizer.momentum[5] = float("nan")
+    trainer._optimizer.momentum.tensors[""][5] = float("nan")
     trainer.save()
     again = make_trainer(inner=muon_config, optimizer_path=str(path))
     assert "not finite" in again.optimizer_problem
     assert isinstance(again._optimizer, Muon)
-    assert not again._optimizer.momentum.any()
+    assert not again._optimizer.momentum.tensors[""].any()
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,17 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer import evaluate
 from gossamer.trainer.chunked_loss import chunked_loss_sum
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.resources.memory_estimate import Training, moment_elements
-from gossamer.trainer.resources.passes import FILE_NAME, Pass, Passes
+from gossamer.trainer.resources.memory_estimate import Training, moment_bytes, moment_elements
+from gossamer.trainer.resources.passes import FILE_NAME, Pass, Passes, moment_format_on
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
 
 GB = 1000**3
@@ -353,20 +355,56 @@ def test_the_estimate_is_a_little_below_the_peak(
 
 
 @pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
-def test_a_step_of_muon_takes_what_is_estimated_and_less_than_a_pass_before_it(name: str) -> None:
-    inner = replace(PRESETS[name].inner, optimizer="muon")
+@pytest.mark.parametrize(
+    ("optimizer_name", "moments"),
+    [("muon", "fp32"), ("muon", "8bit"), ("adamw", "bf16"), ("adamw", "8bit")],
+)
+def test_an_update_takes_what_is_estimated_and_less_than_a_pass_before_it(
+    name: str, optimizer_name: InnerOptimizer, moments: MomentFormat
+) -> None:
+    inner = replace(PRESETS[name].inner, optimizer=optimizer_name)
     preset = replace(PRESETS[name], inner=inner)
-    moments = moment_elements(preset.model, inner)
-    training = Training(preset.model, half=True, moment_elements=moments)
+    elements = moment_elements(preset.model, inner)
+    training = Training(preset.model, half=True, moment_elements=elements, moment_format=moments)
     smallest = training.pass_bytes(1, checkpointing=True)
     with card(10**13) as memory:
         decoder = decoder_on(memory, preset.model)
-        optimizer = optimizer_for(decoder, inner, torch.bfloat16)
-        assert memory.live_bytes == pytest.approx(training.vectors_bytes, rel=1e-3)
+        before = memory.live_bytes
+        optimizer = optimizer_for(decoder, inner, torch.bfloat16, moments)
+        estimate = moment_bytes(elements, moments)
+        assert memory.live_bytes - before == pytest.approx(estimate, rel=1e-3)
         for parameter in decoder.parameters():
             parameter.grad = torch.empty_like(parameter)
         optimizer.step(1e-3)
         assert memory.peak_bytes < training.vectors_bytes + smallest
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "choice", "moments", "sequences_min"),
+    [
+        (24, "auto", "fp32", 8),
+        (16, "auto", "bf16", 1),
+        (16, "8bit", "8bit", 1),
+        (12, "auto", "8bit", 1),
+    ],
+)
+def test_moments_in_less_let_a_large_model_train_on_a_small_card(
+    gigabytes: int, choice: MomentChoice, moments: MomentFormat, sequences_min: int
+) -> None:
+    preset = PRESETS["1.1b"]
+    model, num_sequences = preset.model, preset.inner.sequences_per_step
+    with card(gigabytes * GB) as memory:
+        device = device_of(memory)
+        decoder = decoder_on(memory, model)
+        found = moment_format_on(device, model, preset.inner, choice)
+        assert found == moments
+        optimizer = optimizer_for(decoder, preset.inner, torch.bfloat16, found)
+        passes = Passes(device, model, num_sequences)
+        gradients = Gradients(decoder, device, model.context, passes, lambda: None)
+        gradients.take(sequences_of(model, min(num_sequences, 2 * passes.present.sequences)))
+        optimizer.step(1e-3)
+        assert memory.num_failures <= FAILURES_AT_FIRST
+        assert passes.present.sequences >= sequences_min
 
 
 def test_checkpointing_and_chunks_of_logits_take_less_memory() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, is_most_of
+from gossamer.protocol.policy.head_choice import is_most_of
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import credits_of, decode_header, signers_of
 
 RECORDS_KEPT = 4 * STANDING_ROUNDS
@@ -60,6 +61,14 @@ class KnownRounds:
         """Returns whether a round is one of these rings', signed by most members (`is_most_of`)."""
         record = self._read(head)
         return record.ring_id in rings and is_most_of(len(record.signers), record.num_members)
+
+    def newest(self, head: Digest) -> Iterator[Digest]:
+        """Yields the newest `STANDING_ROUNDS` rounds up to a known head."""
+        for _ in range(STANDING_ROUNDS):
+            if not self.round_of(head):
+                return
+            yield head
+            head = self.parent_of(head)
 
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""

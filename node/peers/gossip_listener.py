@@ -1,0 +1,42 @@
+"""The questions and news of gossip to the node."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import Announce, Signed, Statement
+
+
+class GossipListener(Protocol):
+    """The node, as gossip sees it."""
+
+    def is_welcome(self, author: PeerId) -> bool:
+        """Returns whether any statement of an author is looked at."""
+
+    def admits(self, author: PeerId, statement: Statement) -> bool:
+        """Returns whether a statement is taken now. A statement that is not taken is not stored
+        either, so a peer that holds it offers it again. RemoteProtocolError for one that no peer
+        may make."""
+
+    def heard_statement(self, signed: Signed, statement: Statement) -> None:
+        """A statement of another peer is news, and its signature is good."""
+
+    def verified(self, signed: Signed, statement: Statement) -> None:
+        """The signature of another peer's statement is good. It may be no news."""
+
+    def heard_commit(self, commit: Commit) -> bool:
+        """A commit record came. False: it is not news and is not passed on. RemoteProtocolError
+        for one that is not valid."""
+
+    def heard_own(self, announce: Announce) -> None:
+        """An announcement came back that this node signed in another life and that is newer than
+        its announcements of this life."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+
+    def is_apart(self) -> bool:
+        """Returns whether a living member is not connected to this node."""

@@ -1,0 +1,54 @@
+"""Fresh identities of one hostile owner, more than there are honest members."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+import trio
+
+from tests.rogue.test_influence import SOUND, Negative
+from tests.support.measured import measured
+from tests.support.node_world import World, newest_header, simulate, tokens_of
+
+HONEST, SYBILS = "abc", "defg"
+PROBATION = 16
+ROUNDS = 8
+"""With the identities in the ring, fewer than the probation has."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def largest_after(root: Path, probation: int) -> float:
+    """The largest magnitude of a parameter after some rounds of three and four, in which the four
+    send -10 times their work. The three have worked together for the length of a probation."""
+    world = World(root, seed=41, codec="int8", trust="open", probation=probation)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in HONEST[1:]:
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(PROBATION + 4, *HONEST)
+        for name in SYBILS:
+            await nursery.start(world.run, name, ["a"], Negative)
+        await world.until(
+            lambda: all(tokens_of(world, newest_header(world, "a"), name) for name in SYBILS)
+        )
+        await world.reach(world.round("a") + ROUNDS, *HONEST)
+        world.assert_one_chain(*HONEST)
+
+    simulate(world, story)
+    parameters = [world.participant(name).context.committed.parameters for name in HONEST]
+    largest = max(float(np.abs(each).max()) for each in parameters)
+    measured(f"probation of {probation} rounds: largest parameter {largest:.3g}")
+    return largest
+
+
+def test_fresh_identities_carry_no_average_away_before_they_have_worked(tmp_path: Path) -> None:
+    assert largest_after(tmp_path / "with", PROBATION) < SOUND
+    assert largest_after(tmp_path / "without", 0) > 2 * SOUND, "the attack did not take place"

@@ -1,0 +1,94 @@
+"""A copy of the preloaded process does what an executed one does, and shows the same outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gossamer.trainer.ipc import framing
+from gossamer.trainer.ipc import messages as m
+from tests.support import preloaded
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux only")
+
+WORKER = (sys.executable, "-m", "gossamer.trainer.worker")
+BOTH = pytest.mark.parametrize("popen", [preloaded.Popen, preloaded.REAL_POPEN])
+
+
+def is_copy(process: subprocess.Popen[bytes]) -> bool:
+    """Returns whether libp2p is in the memory of a process that has no use for it."""
+    return "/Crypto/" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+@pytest.fixture
+def worker() -> Iterator[subprocess.Popen[bytes]]:
+    """A trainer that is a copy, and has given a sign of life."""
+    with preloaded.Popen[bytes](
+        WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        length = framing.decode_length(process.stdout.read(framing.LENGTH_BYTES))
+        assert isinstance(framing.decode_from_worker(process.stdout.read(length)), m.Alive)
+        yield process
+        process.kill()
+
+
+def test_a_copy_looks_like_an_executed_process(worker: subprocess.Popen[bytes]) -> None:
+    assert is_copy(worker)
+    seen = psutil.Process(worker.pid)
+    assert seen in psutil.Process().children()
+    assert tuple(filter(None, seen.cmdline())) == WORKER
+    assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
+    open_files = [os.readlink(each) for each in Path(f"/proc/{worker.pid}/fd").iterdir()]
+    assert not [each for each in open_files if each.startswith("socket:")], "the server's own"
+
+
+def test_a_copy_can_be_frozen_and_killed(worker: subprocess.Popen[bytes]) -> None:
+    seen = psutil.Process(worker.pid)
+    worker.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
+    assert seen.status() == psutil.STATUS_STOPPED
+    worker.kill()
+    assert worker.wait(30) == -signal.SIGKILL
+    assert not psutil.pid_exists(worker.pid)
+
+
+@BOTH
+def test_environment_folder_streams_and_exit_status(
+    popen: type[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    command = (sys.executable, "-m", preloaded.CLI, "start", "--config", "here.toml")
+    (tmp_path / "here.toml").write_text('listen = ["nonsense"]\n')
+    environment = {**os.environ, "GOSSAMER_API": "no address", "HOME": str(tmp_path)}
+    with popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert "listen" in err
+    assert "GOSSAMER_API" in err
+
+
+def test_a_command_that_needs_more_is_executed(tmp_path: Path) -> None:
+    """What is read when Python and libraries are loaded must be there from the start."""
+    for environment, expected in (({}, True), ({"OMP_NUM_THREADS": "7"}, False)):
+        with preloaded.Popen[bytes](
+            WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            assert is_copy(process) == expected
+            process.kill()
