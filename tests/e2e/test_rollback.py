@@ -53,7 +53,7 @@ def test_the_founder_takes_rounds_back_and_both_nodes_go_on_from_there(
     assert done.status == 0, done
     assert f"{newest - 1}" in done.out
     for node in (founder, other):
-        poll(lambda node=node: said(node, "has taken rounds back"), "word of the rollback")  # type: ignore[misc]
+        poll(lambda node=node: said(node, "rounds were taken back"), "word of the rollback")  # type: ignore[misc]
 
     def has_gone_on() -> bool:
         paths = []

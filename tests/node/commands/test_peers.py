@@ -148,7 +148,7 @@ def test_a_running_node_shows_names_and_audits(
         PeerStatus(peer_id=A, name="Ada", phase="training", round=3, audits_good=5, audits_poor=1),
         PeerStatus(peer_id=C, phase="training", round=3, audits_good=2),
     )
-    status = SimpleNamespace(peer_id=B, name="", peers=others)
+    status = SimpleNamespace(peer_id=B, name="", team="", peers=others)
     monkeypatch.setattr(peers_command, "fetch_status", lambda _state_dir: status)
     command = ["peers", "--state-dir", str(state.root)]
     assert run_command(command) == 0
