@@ -51,7 +51,7 @@ class Noise(Honest):
         place: SchedulePlace | None = None,
     ) -> messages.Finished:
         finished = await super().train(round_number, first_step, steps, seconds, start, new, place)
-        noise = initial_weights(round_number, self.base.size)
+        noise = initial_weights(2_000 + round_number, self.base.size)  # not those of the start
         self._work = noise * np.float32(np.linalg.norm(self._work) / np.linalg.norm(noise))
         return finished
 
