@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.protocol.manifest import InnerConfig
-from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import overlap
 from gossamer.trainer.adapters import read_frozen
@@ -32,6 +30,7 @@ from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.state_reader import StateReader
 from gossamer.trainer.text.data import DataQueue, add_span, num_targets
+from gossamer.trainer.trainer_config import TrainerConfig
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -54,30 +53,6 @@ class _Round:
     tokens: int = 0
     loss_sum: float = 0.0
     spans: list[messages.Span] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """What one peer trains and how. It holds for the life of a trainer."""
-
-    model: ModelConfig
-    inner: InnerConfig
-    seed: int
-    """Of the initial parameters."""
-    token_bytes: int
-    """Bytes of one token in a shard."""
-    device: str = "auto"
-    optimizer_path: str = ""
-    """File from which the moments come and to which they are saved; empty for none."""
-    micro_batch: int = 0
-    """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
-    moments: messages.MomentChoice = "auto"
-    """What the optimiser keeps its moments in."""
-    mixing: float = 0.0
-    """See `overlap`."""
-    frozen_paths: tuple[str, ...] = ()
-    """Files with the weights that adapters leave as they are (`adapters.read_frozen`). Without
-    them a run of adapters can draw its initial parameters, and nothing else."""
 
 
 class LocalTrainer:
@@ -130,9 +105,7 @@ class LocalTrainer:
         self.device = choose_device(config.device, model.width)
         self._decoder = self._make_decoder()
         self._decoder.flat.zero_()
-        self._reader = StateReader(
-            self._decoder, self.device, model, config.token_bytes, on_progress
-        )
+        self._reader = StateReader(self._decoder, self.device, config, on_progress)
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None

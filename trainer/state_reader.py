@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer import evaluate
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.text.data import DataError, load_shard
+from gossamer.trainer.trainer_config import TrainerConfig
 
 if TYPE_CHECKING:
     from gossamer.trainer.generation.samples import Sampler
@@ -28,15 +28,14 @@ class StateReader:
         self,
         decoder: Decoder,
         device: Device,
-        model: ModelConfig,
-        token_bytes: int,
+        config: TrainerConfig,
         on_progress: Callable[[], None],
     ) -> None:
         """`on_progress` is called after every piece of longer work."""
         self._decoder = decoder
         self._device = device
-        self._model = model
-        self._token_bytes = token_bytes
+        self._model = config.model
+        self._token_bytes = config.token_bytes
         self._on_progress = on_progress
         self._sampler: Sampler | None = None
 

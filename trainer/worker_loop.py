@@ -27,7 +27,7 @@ import msgspec
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory, messages
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.resources.device import (
     OWNER_LIMITS,
     Device,
@@ -36,6 +36,7 @@ from gossamer.trainer.resources.device import (
     is_out_of_memory,
 )
 from gossamer.trainer.text.data import DataError
+from gossamer.trainer.trainer_config import TrainerConfig
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
 _INBOX_MAX = 2 * messages.DATA_RANGES_MAX

@@ -21,10 +21,10 @@ import trio
 
 from gossamer.node.app.core import Core, CoreBuilder, NodeInputs
 from gossamer.node.app.credit_view import CreditView
+from gossamer.node.app.data_parts import build_audit_data, build_feed, build_samples
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.limit_parts import LimitParts
 from gossamer.node.app.notices import Notices
-from gossamer.node.app.own_data import open_own_data
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
@@ -49,7 +49,6 @@ from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
-from gossamer.node.rounds.model_samples import ModelSamples, sample_task
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
@@ -61,18 +60,14 @@ from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.roll_file import read_pinned_head
-from gossamer.node.storage.samples_file import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
-from gossamer.node.training.data_feed import DataFeed
 from gossamer.node.training.feed import Feed
 from gossamer.node.training.own_feed import OwnFeed
-from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.manifest import Manifest, SignedManifest
-from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 
@@ -240,7 +235,8 @@ class Node:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
             index = await core.run_blocks.fetch_index()
             await core.run_blocks.fetch_frozen()
-            found = index, await self._build_feed(core, index, own_text)
+            feed = await build_feed(self._inputs, core, self._blocks, index, own_text)
+            found = index, feed
             nursery.cancel_scope.cancel()
         return found
 
@@ -254,7 +250,7 @@ class Node:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
         orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
-        audit_data = self._build_audit_data(core, index)
+        audit_data = build_audit_data(self._inputs, core, self._blocks, index)
         self.participant = participant = self._build_participant(core, feed, orders, audit_data)
         self._blocks.spares_line = swarm.spares_line = lambda: orders.spares_line
         if self._leaving.is_set():
@@ -290,39 +286,6 @@ class Node:
         nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
         await self._participate(participant, trainer)
 
-    async def _build_feed(self, core: Core, index: ShardIndex, own_text: OwnText | None) -> Feed:
-        if self.manifest.data.own:
-            run_in_thread = self._runtime.run_in_thread
-            data = await open_own_data(
-                self.manifest,
-                own_text,
-                self._identity.peer_id,
-                self._state_dir,
-                core.run_blocks.tokenizer_file(),
-                run_in_thread,
-            )
-            return OwnFeed(data, self._state_dir.health, run_in_thread)
-        return DataFeed(
-            index,
-            self._store,
-            self._blocks,
-            core.swarm,
-            core.committed,
-            shards_per_partition(self.manifest),
-        )
-
-    def _build_audit_data(self, core: Core, index: ShardIndex) -> AuditData | None:
-        if not has_audits(self.manifest):
-            return None
-        return AuditData(
-            index,
-            self._store,
-            self._blocks,
-            core.swarm,
-            shards_per_partition(self.manifest),
-            self.manifest.model.context + 1,
-        )
-
     def _build_participant(
         self, core: Core, feed: Feed, orders: Orders, audit_data: AuditData | None
     ) -> Participant:
@@ -346,7 +309,7 @@ class Node:
             self._state_dir.health,
             self._runtime.awake,
             LossFile(self._state_dir.losses_path, self.run_id),
-            self._build_samples(core.trainer),
+            build_samples(self._inputs, core.trainer),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
             audit_data=audit_data,
@@ -360,13 +323,6 @@ class Node:
             serve_seconds=parse_serve_after(self._settings.serve_after),
             orders=orders,
         )
-
-    def _build_samples(self, trainer: Trainer) -> ModelSamples:
-        settings = self._settings
-        task = sample_task(settings.sample_prompts, self.manifest.data, self._store.path)
-        file = SamplesFile(self._state_dir.samples_path, self.run_id)
-        every_rounds, run_in_thread = settings.sample_rounds, self._runtime.run_in_thread
-        return ModelSamples(task, every_rounds, trainer, file, run_in_thread)
 
     @property
     def _node(self) -> Participant:

@@ -23,7 +23,7 @@ from gossamer.node.base.pausing import parse_idle, parse_programs
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.wire.statements import check_name
+from gossamer.protocol.wire.statement_checks import check_name
 from gossamer.trainer.ipc.messages import MomentChoice
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.

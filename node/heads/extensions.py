@@ -24,13 +24,8 @@ from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.run_end import RunEnd, check_extension
-from gossamer.protocol.wire.statements import (
-    Extension,
-    Signed,
-    decode_signed,
-    encode_signed,
-    open_signed,
-)
+from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.wire.statements import Extension, Signed
 
 LOOK_SECONDS = 1.0
 """Interval of the looks for a file that the command has left."""

@@ -34,13 +34,8 @@ from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.wire.statements import (
-    Rollback,
-    Signed,
-    decode_signed,
-    encode_signed,
-    open_signed,
-)
+from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.wire.statements import Rollback, Signed
 
 ROLLBACKS_MAX = 256
 """Statements of one signer in the life of a run. One that needs more should found a new run."""

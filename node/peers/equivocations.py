@@ -18,13 +18,13 @@ from gossamer.protocol.errors import EquivocationError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.equivocation import ReadyWitness, open_equivocation
 from gossamer.protocol.policy.statement_store import StatementStore
+from gossamer.protocol.wire.envelopes import decode_statement
 from gossamer.protocol.wire.statements import (
     Equivocation,
     Ready,
     Roster,
     Signed,
     Statement,
-    decode_statement,
     proof_key,
     version_of,
 )

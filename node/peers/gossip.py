@@ -35,6 +35,13 @@ from gossamer.protocol.policy.gossip_quota import OWN_RATE
 from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
+from gossamer.protocol.wire.envelopes import (
+    decode_signed,
+    encode_signed,
+    open_signed,
+    seal,
+    signing_bytes,
+)
 from gossamer.protocol.wire.gossip_messages import (
     CompactRoster,
     decode_compact,
@@ -51,11 +58,6 @@ from gossamer.protocol.wire.statements import (
     Roster,
     Signed,
     Statement,
-    decode_signed,
-    encode_signed,
-    open_signed,
-    seal,
-    signing_bytes,
     version_of,
 )
 

@@ -32,7 +32,8 @@ from gossamer.protocol.wire.chain_messages import (
     decode_chain_reply,
     encode_chain_request,
 )
-from gossamer.protocol.wire.statements import Announce, open_signed
+from gossamer.protocol.wire.envelopes import open_signed
+from gossamer.protocol.wire.statements import Announce
 
 ROUNDS_MAX = 32
 """Newest rounds that are asked for: enough for a trend, and one reply has twice as many."""

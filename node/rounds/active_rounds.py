@@ -25,6 +25,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.statements import (
     Accusation,
     Extension,
@@ -32,7 +33,6 @@ from gossamer.protocol.wire.statements import (
     Roster,
     Signed,
     Statement,
-    open_signed,
 )
 from gossamer.trainer.ipc.messages import Shared
 

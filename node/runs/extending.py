@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from gossamer.node.heads.extensions import ExtensionFile
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
-from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.state.run_end import RunEnd, check_extension
-from gossamer.protocol.wire.statements import Extension, seal
+from gossamer.protocol.wire.envelopes import seal
+from gossamer.protocol.wire.statements import Extension
 
 ROUNDS_LEFT_MIN = 2
 """Rounds that a run has at least before its new end: one may be under way at other nodes, and one

@@ -14,7 +14,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import Entry
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import open_read_only, rebuild, restore
 from gossamer.node.storage.state_dir import StateDir, StateDirError

@@ -11,7 +11,8 @@ from gossamer.node.storage.restoring import open_read_only, rebuild
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_checkpoint import signing_depth
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.wire.statements import Rollback, seal
+from gossamer.protocol.wire.envelopes import seal
+from gossamer.protocol.wire.statements import Rollback
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from gossamer.node.runs.generating import (
     share_parameters,
 )
 from gossamer.node.runs.reading import StateOnDisk, read_state
-from gossamer.node.storage.chain_store import Entry
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.manifest import Manifest

@@ -19,7 +19,8 @@ import numpy as np
 import structlog
 
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.next_state import NextState, StateVectors, ring_rules_of
 from gossamer.node.storage.shared_parameters import SharedParameters

@@ -16,7 +16,7 @@ from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.wire.statements import check_name
+from gossamer.protocol.wire.statement_checks import check_name
 
 NAMES_MAX = 4096
 """Members with a name: as many as a summary of the chain gives credit to. Of more, those that were

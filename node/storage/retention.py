@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import Entry
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.protocol.ids import Digest
 
 CHECKPOINTS_KEPT = 2

@@ -15,7 +15,8 @@ import structlog
 
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, short

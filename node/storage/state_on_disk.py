@@ -18,7 +18,8 @@ import structlog
 
 from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.next_state import StateVectors
 from gossamer.node.storage.retention import Retention
 from gossamer.node.storage.state_blocks import (

@@ -11,7 +11,8 @@ import msgspec
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.state.chain import Commit, tokens_taken
-from gossamer.protocol.wire.statements import Ready, Roster, Span, decode_statement
+from gossamer.protocol.wire.envelopes import decode_statement
+from gossamer.protocol.wire.statements import Ready, Roster, Span
 
 STALE = "stale"
 LATE = "late"

@@ -48,7 +48,7 @@ from gossamer.protocol.wire.checkpoint_messages import (
     CheckpointSignature,
     SignedCheckpoint,
 )
-from gossamer.protocol.wire.statements import Verify
+from gossamer.protocol.wire.envelopes import Verify
 
 KEPT_ROUNDS = 1024
 """Newest rounds whose headers every node keeps. With rounds of a minute that is seventeen hours, so

@@ -22,15 +22,8 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.wire.statements import (
-    Equivocation,
-    Ready,
-    Signed,
-    Verify,
-    decode_statement,
-    open_signed,
-    version_of,
-)
+from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed
+from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, version_of
 
 AUTHORS_MAX = limits.MEMBERS_MAX
 """Authors whose `Ready` are remembered."""

@@ -26,7 +26,8 @@ from gossamer.protocol.errors import ImplausibleError, MalformedError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chain import Header
-from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement, open_signed
+from gossamer.protocol.wire.envelopes import open_signed
+from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement
 
 REPEATS = 2
 """Times that a peer may have trained for one round, on average; see above."""

@@ -29,6 +29,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.roll_order import Counted, count, peer_of
+from gossamer.protocol.wire.envelopes import Sign, Verify
 from gossamer.protocol.wire.invitation_messages import (
     PAGE_BYTES_MAX,
     PROOF_ENTRIES_MAX,
@@ -40,7 +41,6 @@ from gossamer.protocol.wire.invitation_messages import (
     encode,
     proof_bytes,
 )
-from gossamer.protocol.wire.statements import Sign, Verify
 
 REVOCATIONS_MAX = 16
 """Revocations of one member that is no root; those with the lowest targets stay. Each puts out a

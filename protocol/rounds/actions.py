@@ -10,7 +10,8 @@ from gossamer.protocol.rounds.proposal import Proposal
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit
-from gossamer.protocol.wire.statements import Sign, Signed, Statement, seal
+from gossamer.protocol.wire.envelopes import Sign, seal
+from gossamer.protocol.wire.statements import Signed, Statement
 
 
 @dataclass(frozen=True)

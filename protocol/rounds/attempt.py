@@ -40,13 +40,12 @@ from gossamer.protocol.rounds.actions import (
     Action,
     Committed,
     Compute,
-    Contested,
     Publish,
-    Removed,
     Self,
 )
 from gossamer.protocol.rounds.commit import Commitment
 from gossamer.protocol.rounds.doubts import BASELESS, Doubts, Heard
+from gossamer.protocol.rounds.exclusions import ACCUSED_BY, REPEATED, Exclusions
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
 from gossamer.protocol.rounds.ring import Average, RingReduce
@@ -54,13 +53,7 @@ from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
-from gossamer.protocol.wire.statements import (
-    Accusation,
-    LinkRate,
-    RingStatement,
-    Signed,
-    Vote,
-)
+from gossamer.protocol.wire.statements import Accusation, LinkRate, RingStatement, Signed, Vote
 
 STALL_SECONDS = 120.0
 """Longest time in which nothing arrives and nothing is done. A chunk of 4 MiB on a line of 1 Mbit/s
@@ -80,12 +73,6 @@ LONE_SECONDS = 2.0
 
 SLOW = "slow"
 """The reason of an accusation that follows from `RingLinkRates`."""
-
-REPEATED = "is out"
-"""The reason of an accusation that this peer repeats (`Accusations.to_repeat`)."""
-
-ACCUSED_BY = "accused by"
-"""The reason of a member that leaves because another one accuses it begins so."""
 
 
 class Attempt:
@@ -115,7 +102,7 @@ class Attempt:
         self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
         self._doubts = doubts
-        self._removed_by: dict[PeerId, Removed] = {}
+        self._exclusions = Exclusions()
         self._commitment = Commitment(ring, self._me, rules.accusers)
         self._generation = 0
         self._computed_averages: list[Average] = []
@@ -311,16 +298,10 @@ class Attempt:
         author, accused = heard.author, heard.accused
         order = tuple(peer for peer in self.ring.members if peer not in self.removed)
         if not self.accusations.accuse(author, accused):
-            return [*self._contested(heard), *self._repeat()]
-        is_voting = self.state != "reducing"
-        is_alone = len(order) == 2 and all(
-            each.accuser == author for each in self._removed_by.values()
+            return [*self._exclusions.contested(heard, self.accusations), *self._repeat()]
+        removed = self._exclusions.note(
+            heard, detail, self.ring.members, order, is_voting=self.state != "reducing"
         )
-        alone_of = len(self.ring.members) if is_alone else 0
-        removed = Removed(
-            accused, heard.reason, detail, author, order, is_voting, heard.answers, alone_of
-        )
-        self._removed_by[accused] = removed
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
         self._progress_seconds = now
         if heard.reason == SLOW:
@@ -330,31 +311,13 @@ class Attempt:
                 leaves = Heard(self._me, self._me, f"{ACCUSED_BY} {author}")
                 actions.append(self._accuse(self._me, leaves.reason))
                 self.accusations.accuse(self._me, self._me)
-                actions += self._contested(leaves)
+                actions += self._exclusions.contested(leaves, self.accusations)
             return actions
         actions += self._repeat()
         if self.state == "voting":
             assert self._commitment.header is not None
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_averages()]
-
-    def _contested(self, heard: Heard) -> list[Action]:
-        """What a member that is out says of itself: that it is at work, and who accused it.
-
-        Only one that was put out by a single member contests that, while chunks went round. A
-        member that delays the votes is accused by many at once.
-        """
-        removed = self._removed_by.get(heard.accused)
-        if (
-            heard.author != heard.accused
-            or not heard.reason.startswith(ACCUSED_BY)
-            or removed is None
-            or removed.is_voting
-            or removed.reason == REPEATED
-            or self.accusations.accusers_of(heard.accused) != {removed.accuser}
-        ):
-            return []
-        return [Contested(removed.accuser, heard.accused, len(removed.order))]
 
     def _repeat(self) -> list[Action]:
         """Accusations that this peer has to repeat in its own name."""

@@ -31,7 +31,8 @@ from gossamer.protocol.rounds.proposal import members_of
 from gossamer.protocol.rounds.roster import Ring, open_roster
 from gossamer.protocol.state.chain import Commit, Header, decode_header, quorum_reached
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.wire.statements import Roster, Verify, Vote, open_signed
+from gossamer.protocol.wire.envelopes import Verify, open_signed
+from gossamer.protocol.wire.statements import Roster, Vote
 
 
 class RingRules(NamedTuple):

@@ -27,14 +27,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.ring_order import linked_members, rank, rank_order, ring_order
-from gossamer.protocol.wire.statements import (
-    Ready,
-    Roster,
-    Signed,
-    Verify,
-    decode_statement,
-    open_signed,
-)
+from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed
+from gossamer.protocol.wire.statements import Ready, Roster, Signed
 
 ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
 """Bytes of the members of one roster: it has to fit a gossip message and a

@@ -18,7 +18,8 @@ from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
-from gossamer.protocol.wire.statements import RingStatement, Sign, Signed, Verify
+from gossamer.protocol.wire.envelopes import Sign, Verify
+from gossamer.protocol.wire.statements import RingStatement, Signed
 
 RoundState: TypeAlias = Literal["gathering"] | AttemptState
 """The phase of the round, with the state of the followed ring in its place."""

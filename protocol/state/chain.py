@@ -22,14 +22,9 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.wire.statements import (
-    Signed,
-    Span,
-    Vote,
-    check_norm,
-    check_spans,
-    decode_statement,
-)
+from gossamer.protocol.wire.envelopes import decode_statement
+from gossamer.protocol.wire.statement_checks import check_norm, check_spans
+from gossamer.protocol.wire.statements import Signed, Span, Vote
 
 
 class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -16,7 +16,8 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.wire.statements import TAG_BYTES, Roster, Signed, encode_statement
+from gossamer.protocol.wire.envelopes import encode_statement
+from gossamer.protocol.wire.statements import TAG_BYTES, Roster, Signed
 
 
 class OwnEnvelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

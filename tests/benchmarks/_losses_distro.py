@@ -17,8 +17,8 @@ from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc.messages import SharedSteps
-from gossamer.trainer.local_trainer import TrainerConfig
 from gossamer.trainer.presets.modes import SMALL_DISTRO
+from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._losses_arms import Arm
 from tests.benchmarks._losses_diloco import Progress, Setting
 from tests.benchmarks._losses_workers import Peer

@@ -13,7 +13,8 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Finished, Ranges, Start
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._parity_training import Text
 
 

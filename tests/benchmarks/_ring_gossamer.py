@@ -47,8 +47,9 @@ from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from gossamer.protocol.state.digest import chunk_bytes
 from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement
 from tests.benchmarks import _ring_steps
 from tests.benchmarks._member import (
     Assignment,

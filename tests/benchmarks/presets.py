@@ -58,12 +58,13 @@ from rich.table import Table
 
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import OuterStep, Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import Tokens
+from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._losses_arms import Arm, arm_of
 from tests.benchmarks._losses_diloco import Setting
 from tests.benchmarks._losses_distro import train_distro

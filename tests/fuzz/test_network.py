@@ -77,6 +77,7 @@ from gossamer.protocol.wire.checkpoint_messages import (
     decode_signatures,
     decode_summary_reply,
 )
+from gossamer.protocol.wire.envelopes import encode_signed, seal
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
@@ -87,7 +88,7 @@ from gossamer.protocol.wire.run_messages import (
     decode_admitted,
     decode_signed_manifest,
 )
-from gossamer.protocol.wire.statements import Signed, encode_signed, seal
+from gossamer.protocol.wire.statements import Signed
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 from tests.support.builders import (
     HEAD,

@@ -56,6 +56,7 @@ from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.envelopes import encode_signed, seal, signing_bytes
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
@@ -76,9 +77,6 @@ from gossamer.protocol.wire.statements import (
     Rollback,
     Signed,
     Statement,
-    encode_signed,
-    seal,
-    signing_bytes,
 )
 from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header_of, manifest, ready, vote
 

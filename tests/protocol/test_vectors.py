@@ -19,9 +19,10 @@ from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
 from gossamer.protocol.state.chain import decode_commit
+from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.gossip_messages import decode_compact, decode_own, put_together
 from gossamer.protocol.wire.invitation_messages import decode_page
-from gossamer.protocol.wire.statements import Roster, decode_signed, open_signed
+from gossamer.protocol.wire.statements import Roster
 from tests.protocol.make_vectors import PATH, vectors, verify
 from tests.support.builders import RING_RULES
 

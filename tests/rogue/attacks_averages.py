@@ -16,8 +16,9 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.state.chain import Commit, Member, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, ChunkMessage, Hello
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, open_signed
+from gossamer.protocol.wire.statements import Ready, Roster, Signed
 from tests.rogue.attacks_claims import acknowledge_all, as_member
 from tests.rogue.attacks_gossip import claim_of, next_header, vote_for
 from tests.rogue.rogue import Rogue, encode, frame

@@ -17,7 +17,7 @@ from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.wire.statements import encode_signed, seal
+from gossamer.protocol.wire.envelopes import encode_signed, seal
 from tests.rogue.rogue import Rogue
 
 HOLD_SECONDS = 4.0

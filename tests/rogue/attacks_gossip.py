@@ -18,6 +18,7 @@ from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import make_roster, ring_id_of
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_commit, encode_header
+from gossamer.protocol.wire.envelopes import decode_statement, seal, signing_bytes
 from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,
@@ -26,9 +27,6 @@ from gossamer.protocol.wire.statements import (
     Signed,
     Span,
     Vote,
-    decode_statement,
-    seal,
-    signing_bytes,
 )
 from tests.rogue.rogue import Rogue, encode
 

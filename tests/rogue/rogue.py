@@ -23,18 +23,10 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.wire.envelopes import encode_signed, open_signed, seal
 from gossamer.protocol.wire.framing import PREFIX_BYTES, encode_prefix
 from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, decode_signed_manifest
-from gossamer.protocol.wire.statements import (
-    Announce,
-    Capacity,
-    Ready,
-    Signed,
-    Statement,
-    encode_signed,
-    open_signed,
-    seal,
-)
+from gossamer.protocol.wire.statements import Announce, Capacity, Ready, Signed, Statement
 from tests.support.node_world import World
 
 ASK_SECONDS = 5.0

@@ -14,18 +14,17 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.wire.envelopes import Sign, seal
 from gossamer.protocol.wire.statements import (
     Accusation,
     Announce,
     Capacity,
     Equivocation,
     Ready,
-    Sign,
     Signed,
     Span,
     Statement,
     Vote,
-    seal,
 )
 
 RUN_ID = digest_of(b"a run")

@@ -13,7 +13,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, SignedManifest, encode_manifest, signing_bytes
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.wire.statements import seal
+from gossamer.protocol.wire.envelopes import seal
 from tests.support.builders import ready
 from tests.support.committed_rounds import IDENTITY, small_manifest
 

@@ -35,7 +35,7 @@ from gossamer.protocol.state.chain import (
     mask_bytes,
 )
 from gossamer.protocol.state.digest import genesis_digest_of
-from gossamer.protocol.wire.statements import seal
+from gossamer.protocol.wire.envelopes import seal
 from tests.support.builders import ready
 from tests.support.node_world import found, initial_weights
 

@@ -16,7 +16,8 @@ from gossamer.node.peers.chain_adoption import ChainAdoption
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, Pending
 from gossamer.node.peers.chain_records import ChainRecords
 from gossamer.node.storage.chain_start import start_after
-from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId

@@ -13,7 +13,8 @@ import zstandard
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc.messages import Step
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.trainer_config import TrainerConfig
 
 torch.set_num_threads(1)
 

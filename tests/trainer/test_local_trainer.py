@@ -19,11 +19,12 @@ from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc import framing, messages
 from gossamer.trainer.ipc.messages import Finished, Step
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.device import DeviceError, choose_device, free_host_bytes
 from gossamer.trainer.text.data import DataError
+from gossamer.trainer.trainer_config import TrainerConfig
 from tests.trainer.conftest import STEP_SPAN, MakeTrainer
 
 STEP_TOKENS = 4 * 16

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.state import outer_momentum
 from gossamer.trainer.inner_step.schedule import learning_rate_at
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
@@ -25,6 +25,7 @@ from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Swarm, Worker
+from gossamer.trainer.trainer_config import TrainerConfig
 
 NUM_WORKERS = 3
 FILES = sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))

@@ -32,7 +32,8 @@ from gossamer.trainer.checkpoint import (
 from gossamer.trainer.distro.dct import ModelDct
 from gossamer.trainer.distro.decoupled_momentum import Momentum
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.trainer_config import TrainerConfig
 
 
 class SharedTrainer(LocalTrainer):

@@ -17,7 +17,7 @@ from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.peers import known_peers_file
 from gossamer.node.telemetry.gpus import Gpu, Gpus
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.wire.statements import seal
+from gossamer.protocol.wire.envelopes import seal
 from gossamer.trainer.ipc import messages
 from tests.support.builders import announce
 from tests.support.node_world import World, start

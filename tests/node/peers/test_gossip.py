@@ -22,16 +22,9 @@ from gossamer.node.peers.gossip import (
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.envelopes import encode_signed, seal
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
-from gossamer.protocol.wire.statements import (
-    Announce,
-    Ready,
-    Roster,
-    Signed,
-    Statement,
-    encode_signed,
-    seal,
-)
+from gossamer.protocol.wire.statements import Announce, Ready, Roster, Signed, Statement
 from tests.support.builders import HEAD, RUN_ID, announce, ready
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork, run_simulated

@@ -22,7 +22,8 @@ from gossamer.protocol.errors import ForgedError, ImplausibleError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest, TokenSchedule
 from gossamer.protocol.state.run_end import RunEnd
-from gossamer.protocol.wire.statements import Extension, Signed, Statement, encode_signed, seal
+from gossamer.protocol.wire.envelopes import encode_signed, seal
+from gossamer.protocol.wire.statements import Extension, Signed, Statement
 from tests.support.builders import manifest
 from tests.support.node_world import in_no_thread
 

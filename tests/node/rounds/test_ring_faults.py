@@ -36,8 +36,9 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork, run_simulated

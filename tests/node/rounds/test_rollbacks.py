@@ -21,7 +21,8 @@ from gossamer.node.heads.rollbacks import (
 from gossamer.node.network.identity import Identity
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.wire.statements import Rollback, Signed, seal
+from gossamer.protocol.wire.envelopes import seal
+from gossamer.protocol.wire.statements import Rollback, Signed
 from tests.support.node_world import in_no_thread
 
 RUN_ID = Digest(bytes(32))

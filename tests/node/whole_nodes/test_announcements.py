@@ -13,7 +13,8 @@ from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import GossipQuota
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
-from gossamer.protocol.wire.statements import Announce, Signed, Statement, seal
+from gossamer.protocol.wire.envelopes import seal
+from gossamer.protocol.wire.statements import Announce, Signed, Statement
 from tests.support.memory_peer import MemoryPeer
 from tests.support.node_world import FastTrainer, World, simulate, start
 

@@ -21,7 +21,7 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import decode_update_index
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.local_trainer import TrainerConfig
+from gossamer.trainer.trainer_config import TrainerConfig
 from tests.support.node_world import (
     NumbersTrainer,
     World,

@@ -13,7 +13,8 @@ from gossamer.node.runs.signed_orders import SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.protocol.wire.statements import Extension, seal
+from gossamer.protocol.wire.envelopes import seal
+from gossamer.protocol.wire.statements import Extension
 from tests.support.node_world import MODEL, NumbersTrainer, World, headers_of, simulate, start
 
 STEP_TOKENS = 2 * MODEL.context

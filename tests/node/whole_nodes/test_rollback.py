@@ -16,7 +16,8 @@ from gossamer.protocol.accounting.work_records import ROLLED_BACK
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.wire.statements import Rollback, seal
+from gossamer.protocol.wire.envelopes import seal
+from gossamer.protocol.wire.statements import Rollback
 from tests.support.node_world import World, simulate, start
 
 CACHE_BYTES = 1 << 30

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.policy import statement_store as statement_store_module
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.wire.statements import Announce, Signed, Statement, open_signed
+from gossamer.protocol.wire.envelopes import open_signed
+from gossamer.protocol.wire.statements import Announce, Signed, Statement
 from tests.support.builders import (
     HEAD,
     RUN_ID,

@@ -36,6 +36,7 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
+from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
 from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.wire.statements import (
     Extension,
@@ -44,9 +45,6 @@ from gossamer.protocol.wire.statements import (
     Roster,
     Signed,
     Statement,
-    decode_signed,
-    encode_signed,
-    open_signed,
 )
 from tests.support.builders import (
     HEAD,

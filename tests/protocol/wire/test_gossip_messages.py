@@ -7,6 +7,7 @@ import pytest
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.envelopes import encode_signed
 from gossamer.protocol.wire.gossip_messages import (
     decode_compact,
     decode_own,
@@ -14,7 +15,7 @@ from gossamer.protocol.wire.gossip_messages import (
     encode_own,
     put_together,
 )
-from gossamer.protocol.wire.statements import TAG_BYTES, encode_signed
+from gossamer.protocol.wire.statements import TAG_BYTES
 from tests.support.builders import peers, ring_of
 
 RING = ring_of(peers(4))

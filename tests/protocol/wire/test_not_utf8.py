@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.wire.statements import Signed, decode_signed, encode_signed
+from gossamer.protocol.wire.envelopes import decode_signed, encode_signed
+from gossamer.protocol.wire.statements import Signed
 
 
 def test_an_author_that_is_no_text() -> None:

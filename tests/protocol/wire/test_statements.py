@@ -10,6 +10,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
 from gossamer.protocol.wire.statements import (
     Capacity,
     Extension,
@@ -18,10 +19,7 @@ from gossamer.protocol.wire.statements import (
     Signed,
     Span,
     Statement,
-    decode_signed,
-    encode_signed,
     key_of,
-    open_signed,
     version_of,
 )
 from tests.support.builders import (

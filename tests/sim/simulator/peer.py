@@ -15,6 +15,7 @@ from gossamer.protocol.policy.membership import Awaited, Membership, awaited
 from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import (
     Announce,
     Capacity,
@@ -23,7 +24,6 @@ from gossamer.protocol.wire.statements import (
     Roster,
     Signed,
     Statement,
-    seal,
 )
 from tests.sim.simulator.driver import Driver
 from tests.sim.simulator.heads import Heads

@@ -7,7 +7,7 @@ from functools import cache
 from blake3 import blake3
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
-from gossamer.protocol.wire.statements import Sign
+from gossamer.protocol.wire.envelopes import Sign
 
 
 def peer_id_of(index: int) -> PeerId:

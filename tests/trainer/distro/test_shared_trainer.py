@@ -19,7 +19,7 @@ from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_opt
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc.messages import Place, SharedSteps
-from gossamer.trainer.local_trainer import TrainerConfig
+from gossamer.trainer.trainer_config import TrainerConfig
 
 K = 8
 MakePeer = Callable[..., SharedTrainer]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import PROMPT_BIT
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.errors import FolderError
@@ -29,6 +29,7 @@ from gossamer.trainer.text.corpus_errors import BadDocumentError, BadFilesError,
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.shard_folder import ShardFolder, put_into
 from gossamer.trainer.text.shards import cut_corpus
+from gossamer.trainer.trainer_config import TrainerConfig
 from tests.support.model_folders import TURN_END, VOCABULARY, config_of_family, make_folder
 
 CHATML = (

@@ -1,0 +1,108 @@
+"""Signed envelopes of statements: sealed, encoded, opened and checked.
+
+Signature checking is passed in as a function (`Verify`), because this package does no cryptography
+beyond hashing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.statement_checks import check_statement
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    Announce,
+    Equivocation,
+    Extension,
+    LinkRate,
+    Ready,
+    Rollback,
+    Roster,
+    Signed,
+    Statement,
+    Vote,
+)
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""(author, bytes, signature) -> whether the author signed the bytes."""
+Sign: TypeAlias = Callable[[bytes], bytes]
+
+
+_SIGNATURE_CONTEXT = b"gossamer statement 1:"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
+    Announce
+    | Ready
+    | Roster
+    | Accusation
+    | Vote
+    | LinkRate
+    | Rollback
+    | Extension
+    | Equivocation
+    | Verdict
+)
+_signed_decoder = msgspec.msgpack.Decoder(Signed)
+
+
+def signing_bytes(run_id: Digest, payload: bytes) -> bytes:
+    return _SIGNATURE_CONTEXT + run_id + payload
+
+
+def seal(statement: Statement, author: PeerId, run_id: Digest, sign: Sign) -> Signed:
+    """Puts a statement into a signed envelope."""
+    payload = encode_statement(statement)
+    return Signed(author, payload, sign(signing_bytes(run_id, payload)))
+
+
+def encode_statement(statement: Statement) -> bytes:
+    """The bytes that the author of a statement signs."""
+    return _encoder.encode(statement)
+
+
+def encode_signed(signed: Signed) -> bytes:
+    return _encoder.encode(signed)
+
+
+def decode_signed(data: bytes | bytearray | memoryview) -> Signed:
+    """Raises MalformedError or OversizedError; says nothing about the signature."""
+    if len(data) > limits.GOSSIP_BYTES_MAX:
+        raise OversizedError(f"statement of {len(data)} bytes")
+    try:
+        return _signed_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a signed statement: {error}") from error
+
+
+def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
+    """The statement inside an envelope, after its signature and every value were checked.
+
+    Raises:
+        ForgedError: the author did not sign it for this run.
+        MalformedError: not a statement, or values out of range.
+    """
+    public_key_of(PeerId(signed.author))
+    if len(signed.signature) != 64 or not verify(
+        PeerId(signed.author), signing_bytes(run_id, signed.payload), signed.signature
+    ):
+        raise ForgedError(f"{signed.author} did not sign this statement for this run")
+    try:
+        statement = _statement_decoder.decode(signed.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a statement: {error}") from error
+    check_statement(statement)
+    return statement
+
+
+def decode_statement(payload: bytes) -> Statement:
+    """The statement of an envelope that `open_signed` has checked before."""
+    return _statement_decoder.decode(payload)
