@@ -385,7 +385,7 @@ def _frozen_paths(manifest: Manifest, blocks: Path) -> tuple[str, ...]:
     try:
         digests = decode_list(path.read_bytes(), manifest.model)
     except (OSError, MalformedError) as error:
-        log.error(f"the list of the run's frozen weights cannot be read: {error}")
+        log.error("the list of the run's frozen weights cannot be read", error=str(error))
         return ()
     return tuple(str(path_of(blocks, digest)) for digest in digests)
 

@@ -84,7 +84,7 @@ class RunBlocks:
             raise JoinError(f"the run's frozen weights do not fit its manifest: {error}") from error
         self._store.pin("frozen", digests)
         if self._store.missing(digests):
-            log.info(f"fetching {format_bytes(self._model.frozen_bytes)} of frozen weights")
+            log.info("fetching the frozen weights", size=format_bytes(self._model.frozen_bytes))
         await self._fetch(digests, "the frozen weights")
 
     def tokenizer_file(self) -> bytes:

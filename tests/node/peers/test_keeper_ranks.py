@@ -127,7 +127,7 @@ class Others:
     def missing(self, _digests: Iterable[bytes]) -> list[bytes]:
         return []
 
-    def used_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         return 0
 
     def pin(self, _name: str, digests: Iterable[bytes]) -> None:

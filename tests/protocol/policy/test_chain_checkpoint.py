@@ -10,7 +10,7 @@ import pytest
 from gossamer.node.network.identity import Identity, verify
 from gossamer.protocol.errors import ForgedError, MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.policy import chain_checkpoint
+from gossamer.protocol.policy import chain_summary
 from gossamer.protocol.policy.chain_checkpoint import (
     KEPT_ROUNDS,
     ChainCheckpoint,
@@ -97,7 +97,7 @@ def test_a_summary_is_the_same_in_one_go_and_in_parts() -> None:
 
 
 def test_a_full_summary_loses_those_that_gave_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_checkpoint, "CREDITS_MAX", 2)
+    monkeypatch.setattr(chain_summary, "CREDITS_MAX", 2)
     headers = [header for _, header in rounds_after(PEERS[:2], 255, RUN_ID)]
     headers += [
         header for _, header in rounds_after(PEERS[:3], 1, headers[-1].digest, round_number=255)
