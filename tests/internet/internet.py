@@ -395,7 +395,8 @@ class Internet:
     def _remove(self) -> None:
         for machine in range(len(self.machines)):
             remove_namespace(self._machine(machine))
-            remove_namespace(self._router(machine))
+            # By number: a machine that has moved to another home leaves its router behind.
+            remove_namespace(f"{self._tag}r{machine}")
             subprocess.run(
                 ["ip", "link", "del", self._port(machine)], capture_output=True, check=False
             )

@@ -67,6 +67,10 @@ READ_AT_IMPORT = (
 """Beginnings of variables that Python and libraries read when they are loaded: a process with
 others is started anew."""
 
+SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
+"""Torch sets this variable in a process that loads its compiler, to the value that it would have in
+any case. A test that does so must not change how the processes of later tests are started."""
+
 _THREADS = "OMP_NUM_THREADS"  # `tests/conftest.py` sets it, unless the person has
 
 MESSAGE_BYTES_MAX = 96 * 1024
@@ -165,7 +169,8 @@ def _standard_fds(call: Mapping[str, Any]) -> list[int]:
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: environment[key] for key in environment if key.startswith(READ_AT_IMPORT)}
+    names = [key for key in environment if key.startswith(READ_AT_IMPORT) and key != SET_BY_TORCH]
+    return {name: environment[name] for name in names}
 
 
 def _encoded(start: _Start) -> bytes:

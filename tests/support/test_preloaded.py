@@ -82,6 +82,17 @@ def test_environment_folder_streams_and_exit_status(
     assert "GOSSAMER_API" in err
 
 
+def test_a_variable_that_torch_has_set_meanwhile_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(preloaded.SET_BY_TORCH, "/nowhere")
+    with preloaded.Popen[bytes](WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        assert is_copy(process)
+        process.kill()
+
+
 def test_a_command_that_needs_more_is_executed(tmp_path: Path) -> None:
     """What is read when Python and libraries are loaded must be there from the start."""
     for environment, expected in (({}, True), ({"OMP_NUM_THREADS": "7"}, False)):
