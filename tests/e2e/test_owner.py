@@ -201,11 +201,11 @@ def test_a_stranger_to_an_allow_run_is_told_its_id_and_not_started_again(
 def test_status_says_that_a_run_is_being_founded(
     swarm: LocalSwarm, tmp_path: Path, manifest_file: Path, corpus: Path
 ) -> None:
-    # So long that the reading can be seen.
+    # It takes far longer to read than a start does, also where others use the processors.
     large = tmp_path / "corpus"
     large.mkdir()
     text = "".join(path.read_text() for path in sorted(corpus.iterdir()))
-    for number in range(24):
+    for number in range(400):
         (large / f"{number}.txt").write_text(f"{number}\n{text}")
     node = swarm.found("--manifest", str(manifest_file), "--corpus", str(large))
 
