@@ -1,7 +1,7 @@
 """The heads at which this node may be at all, whatever their weight.
 
-Its chain contains the head that the link named, and no round that the founder has taken back. A run
-that is over has no later rounds.
+Its chain contains the head that the link named, and no round that was taken back. A run that is
+over has no later rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AllowedHeads:
     ) -> None:
         """
         Args:
-            rollbacks: the rounds that the founder has taken back.
+            rollbacks: the rounds that were taken back.
             pinned_head: the chain has to contain it, if there is one.
         """
         self._committed = committed
@@ -40,7 +40,7 @@ class AllowedHeads:
         return pin in chain and self._choice.fork_of(pin, head) == pin
 
     def is_void(self, head: Digest) -> bool:
-        """Returns whether the founder has taken back a round on the way to a known head."""
+        """Returns whether a round on the way to a known head was taken back."""
         chain = self._committed.chain
         first = chain.entry(chain.root).round
         return any(

@@ -1,13 +1,15 @@
-"""The whole I/O bridge between frames and streams: three small functions."""
+"""The whole I/O bridge between frames and streams."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
-from gossamer.node.network.transport import Stream, Transport
+from gossamer.node.network.transport import OffenceHandler, Stream, Transport
 from gossamer.protocol import limits
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire import framing
 
@@ -56,6 +58,28 @@ async def receive_frame(
     return message, payload
 
 
+@asynccontextmanager
+async def asked(
+    transport: Transport,
+    peer: PeerId,
+    protocol: str,
+    request: bytes,
+    *payload: bytes | bytearray | memoryview,
+) -> AsyncIterator[Stream]:
+    """A stream of its own on which a request was sent. It is reset at the end.
+
+    Raises:
+        TransportError: the peer cannot be reached, or the stream ended.
+    """
+    stream = await transport.open_stream(peer, protocol)
+    try:
+        await send_frame(stream, request, *payload)
+        yield stream
+    finally:
+        with trio.CancelScope(shield=True):
+            await stream.reset()
+
+
 async def ask(
     transport: Transport, peer: PeerId, protocol: str, request: bytes, seconds_max: float
 ) -> bytearray:
@@ -67,11 +91,24 @@ async def ask(
         OversizedError: the answer is longer than the general limits allow, or has a payload.
     """
     with trio.fail_after(seconds_max):
-        stream = await transport.open_stream(peer, protocol)
-        try:
-            await send_frame(stream, request)
+        async with asked(transport, peer, protocol, request) as stream:
             message, _ = await receive_frame(stream, payload_bytes_max=0)
-        finally:
-            with trio.CancelScope(shield=True):
-                await stream.reset()
     return message
+
+
+@asynccontextmanager
+async def answering(
+    stream: Stream, seconds_max: float, on_offence: OffenceHandler
+) -> AsyncIterator[None]:
+    """The block answers what a peer asks on its stream, which is closed at the end. It is reset
+    where the peer breaks the protocol, which is its offence, and where the answer takes longer than
+    `seconds_max`."""
+    with trio.move_on_after(seconds_max):
+        try:
+            yield
+        except RemoteProtocolError as error:
+            on_offence(stream.peer_id, error)
+        else:
+            await stream.close()
+            return
+    await stream.reset()

@@ -104,7 +104,7 @@ class ChainAdoption:
                 "and join again with a new --state-dir"
             ) from error
         if any(rolled_back < checkpoint.round for rolled_back in self.rolled_back()):
-            raise BehindError("the founder took back rounds before the checkpoint of this chain")
+            raise BehindError("the run took back rounds before the checkpoint of this chain")
         commits, headers = await self._fetch_rounds(peer, checkpoint)
         oldest = headers[0]
         before_tokens = oldest.tokens_total - oldest.tokens

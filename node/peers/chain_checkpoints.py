@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
-from gossamer.node.network.frames import ask, receive_frame, send_frame
+from gossamer.node.network.frames import answering, ask, receive_frame, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.storage.chain_start import (
@@ -271,20 +271,11 @@ class ChainCheckpoints:
     # Answers
 
     async def _serve(self, stream: Stream) -> None:
-        with trio.move_on_after(REQUEST_SECONDS):
-            try:
-                message, _ = await receive_frame(
-                    stream, message_bytes_max=CHECKPOINT_REQUEST_BYTES_MAX, payload_bytes_max=0
-                )
-                request = decode_checkpoint_request(message)
-            except RemoteProtocolError as error:
-                self._on_offence(stream.peer_id, error)
-                await stream.reset()
-                return
-            await send_frame(stream, self._answer(request))
-            await stream.close()
-            return
-        await stream.reset()
+        async with answering(stream, REQUEST_SECONDS, self._on_offence):
+            message, _ = await receive_frame(
+                stream, message_bytes_max=CHECKPOINT_REQUEST_BYTES_MAX, payload_bytes_max=0
+            )
+            await send_frame(stream, self._answer(decode_checkpoint_request(message)))
 
     def _answer(self, request: CheckpointRequest) -> bytes:
         if isinstance(request, PathRequest):

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import ask, receive_frame, send_frame
+from gossamer.node.network.frames import answering, ask, receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.state.chain import Commit, Header, decode_commit
 from gossamer.protocol.wire.chain_messages import (
@@ -173,21 +173,13 @@ class ChainRecords:
         return decode_chain_reply(message)
 
     async def _serve(self, stream: Stream) -> None:
-        with trio.move_on_after(REQUEST_SECONDS):
-            try:
-                message, _ = await receive_frame(
-                    stream, message_bytes_max=CHAIN_REQUEST_BYTES_MAX, payload_bytes_max=0
-                )
-                request = decode_chain_request(message)
-            except RemoteProtocolError as error:
-                self._on_offence(stream.peer_id, error)
-                await stream.reset()
-                return
+        async with answering(stream, REQUEST_SECONDS, self._on_offence):
+            message, _ = await receive_frame(
+                stream, message_bytes_max=CHAIN_REQUEST_BYTES_MAX, payload_bytes_max=0
+            )
+            request = decode_chain_request(message)
             chain = self._committed.chain
             records = await self._run_in_thread(
                 lambda: chain.records_after(Digest(request.head), request.after_round)
             )
             await send_frame(stream, encode_chain_reply(records))
-            await stream.close()
-            return
-        await stream.reset()

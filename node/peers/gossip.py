@@ -23,7 +23,7 @@ import msgspec
 import structlog
 import trio
 
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import answering, asked, receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
@@ -346,14 +346,10 @@ class Gossip:
             TransportError: the peer cannot be reached.
             RemoteProtocolError: its answer is not valid. It is reported as an offence too.
         """
-        stream = await self._transport.open_stream(peer, STATEMENTS_PROTOCOL)
+        held = b"".join(self._tags_held())
         try:
-            try:
-                await send_frame(stream, b"", b"".join(self._tags_held()))
+            async with asked(self._transport, peer, STATEMENTS_PROTOCOL, b"", held) as stream:
                 message, _ = await receive_frame(stream, payload_bytes_max=0)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await stream.reset()
             await self._take_all(peer, decode_statement_store(message))
         except RemoteProtocolError as error:
             self._listener.offence(peer, error)
@@ -381,22 +377,15 @@ class Gossip:
             await trio.lowlevel.checkpoint()
 
     async def _serve_reconciliation(self, stream: Stream) -> None:
-        with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
-            try:
-                _, held = await receive_frame(
-                    stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * TAG_BYTES
-                )
-                if len(held) % TAG_BYTES:
-                    raise MalformedError(f"request for statements of {len(held)} bytes")
-                tags = {
-                    bytes(held[start : start + TAG_BYTES])
-                    for start in range(0, len(held), TAG_BYTES)
-                }
-                reply = _reply_encoder.encode(self.statement_store.missing_from(tags))
-                assert len(reply) <= limits.FRAME_MESSAGE_BYTES_MAX
-                await send_frame(stream, reply)
-                await stream.close()
-                return
-            except RemoteProtocolError as error:
-                self._listener.offence(stream.peer_id, error)
-        await stream.reset()
+        async with answering(stream, RECONCILE_TIMEOUT_SECONDS, self._listener.offence):
+            _, held = await receive_frame(
+                stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * TAG_BYTES
+            )
+            if len(held) % TAG_BYTES:
+                raise MalformedError(f"request for statements of {len(held)} bytes")
+            tags = {
+                bytes(held[start : start + TAG_BYTES]) for start in range(0, len(held), TAG_BYTES)
+            }
+            reply = _reply_encoder.encode(self.statement_store.missing_from(tags))
+            assert len(reply) <= limits.FRAME_MESSAGE_BYTES_MAX
+            await send_frame(stream, reply)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import trio
 
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import asked, receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, public_key_of
@@ -54,15 +54,10 @@ async def ask_to_come_in(transport: Transport, peer: PeerId, claim: Claim) -> We
         TransportError: the peer cannot be asked.
         RemoteProtocolError: its answer is not valid.
     """
-    stream = await transport.open_stream(peer, ADMIT_PROTOCOL)
-    try:
-        await send_frame(stream, encode(claim))
+    async with asked(transport, peer, ADMIT_PROTOCOL, encode(claim)) as stream:
         message, _ = await receive_frame(
             stream, message_bytes_max=WELCOMED_BYTES_MAX, payload_bytes_max=0
         )
-    finally:
-        with trio.CancelScope(shield=True):
-            await stream.reset()
     return decode_welcomed(message)
 
 
@@ -74,9 +69,7 @@ async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> list[Roll
         TransportError: the peer cannot be asked.
         RemoteProtocolError: its answer is not valid.
     """
-    stream = await transport.open_stream(peer, ROLL_PROTOCOL)
-    try:
-        await send_frame(stream, roll.digest())
+    async with asked(transport, peer, ROLL_PROTOCOL, roll.digest()) as stream:
         _, listed = await receive_frame(
             stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
         )
@@ -86,9 +79,6 @@ async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> list[Roll
             return []
         await send_frame(stream, b"", b"".join(wanted))
         message, _ = await receive_frame(stream, payload_bytes_max=0)
-    finally:
-        with trio.CancelScope(shield=True):
-            await stream.reset()
     page = decode_page(message)
     return [
         *(RollPage(part, ()) for part in _parts(page.entries)),

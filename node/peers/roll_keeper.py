@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import answering, receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
 from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, pull_roll
@@ -189,23 +189,15 @@ class RollKeeper:
             )
 
     async def _serve_admission(self, stream: Stream) -> None:
-        with trio.move_on_after(ROLL_SECONDS):
-            try:
-                message, _ = await receive_frame(
-                    stream, message_bytes_max=CLAIM_BYTES_MAX, payload_bytes_max=0
-                )
-                if message:
-                    answer = encode(self._answer(stream.peer_id, decode_claim(message)))
-                else:
-                    answer = encode_admitted(Admitted(self.roll.is_member(stream.peer_id)))
-            except RemoteProtocolError as error:
-                self._offences.note(stream.peer_id, error)
-                await stream.reset()
-                return
+        async with answering(stream, ROLL_SECONDS, self._offences.note):
+            message, _ = await receive_frame(
+                stream, message_bytes_max=CLAIM_BYTES_MAX, payload_bytes_max=0
+            )
+            if message:
+                answer = encode(self._answer(stream.peer_id, decode_claim(message)))
+            else:
+                answer = encode_admitted(Admitted(self.roll.is_member(stream.peer_id)))
             await send_frame(stream, answer)
-            await stream.close()
-            return
-        await stream.reset()
 
     def _answer(self, peer: PeerId, claim: Claim) -> Welcomed:
         """Lets a peer in whose claim is good.
@@ -329,29 +321,21 @@ class RollKeeper:
             raise
 
     async def _serve_roll(self, stream: Stream) -> None:
-        with trio.move_on_after(ROLL_SECONDS):
-            try:
-                digest, _ = await receive_frame(
-                    stream, message_bytes_max=DIGEST_BYTES, payload_bytes_max=0
-                )
-                if len(digest) != DIGEST_BYTES:
-                    raise MalformedError(f"digest of a roll of {len(digest)} bytes")
-                if bytes(digest) == self.roll.digest():
-                    await send_frame(stream, b"")
-                else:
-                    await send_frame(stream, b"", *_listed(self.roll.digests()))
-                    _, wanted = await receive_frame(
-                        stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
-                    )
-                    page = self.roll.pieces(frozenset(decode_digests(wanted)))
-                    await send_frame(stream, encode(page))
-            except RemoteProtocolError as error:
-                self._offences.note(stream.peer_id, error)
-                await stream.reset()
+        async with answering(stream, ROLL_SECONDS, self._offences.note):
+            digest, _ = await receive_frame(
+                stream, message_bytes_max=DIGEST_BYTES, payload_bytes_max=0
+            )
+            if len(digest) != DIGEST_BYTES:
+                raise MalformedError(f"digest of a roll of {len(digest)} bytes")
+            if bytes(digest) == self.roll.digest():
+                await send_frame(stream, b"")
                 return
-            await stream.close()
-            return
-        await stream.reset()
+            await send_frame(stream, b"", *_listed(self.roll.digests()))
+            _, wanted = await receive_frame(
+                stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
+            )
+            page = self.roll.pieces(frozenset(decode_digests(wanted)))
+            await send_frame(stream, encode(page))
 
 
 def _listed(digests: Iterable[Digest]) -> list[bytes]:

@@ -7,12 +7,9 @@ The manifest is checked with its founder's signature, so a peer that hands it on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import trio
 
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import asked, receive_frame, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import (
@@ -180,7 +177,7 @@ def admits(manifest: Manifest, peer: PeerId) -> bool:
 async def _is_admitted(transport: Transport, peer: PeerId) -> bool:
     """Asks a peer whether its run admits this node. Peers of earlier versions do not answer."""
     try:
-        async with _asked(transport, peer, ADMIT_PROTOCOL) as stream:
+        async with asked(transport, peer, ADMIT_PROTOCOL, b"") as stream:
             message, _ = await receive_frame(
                 stream, message_bytes_max=ADMIT_REPLY_BYTES_MAX, payload_bytes_max=0
             )
@@ -190,20 +187,8 @@ async def _is_admitted(transport: Transport, peer: PeerId) -> bool:
 
 
 async def _request(transport: Transport, peer: PeerId) -> SignedManifest:
-    async with _asked(transport, peer, RUN_PROTOCOL) as stream:
+    async with asked(transport, peer, RUN_PROTOCOL, b"") as stream:
         _, payload = await receive_frame(
             stream, message_bytes_max=0, payload_bytes_max=RUN_REPLY_BYTES_MAX
         )
     return decode_signed_manifest(payload)
-
-
-@asynccontextmanager
-async def _asked(transport: Transport, peer: PeerId, protocol: str) -> AsyncIterator[Stream]:
-    """A stream on which the one request, an empty frame, is sent."""
-    stream = await transport.open_stream(peer, protocol)
-    try:
-        await send_frame(stream, b"")
-        yield stream
-    finally:
-        with trio.CancelScope(shield=True):
-            await stream.reset()

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import ask
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store
 from gossamer.node.peers.run_exchange import admits
 from gossamer.node.storage.next_state import payloads_for, ring_rules_of
-from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
@@ -98,7 +97,7 @@ class Watcher:
         return View(peers, tuple(rounds))
 
     async def _announces(self, peer: PeerId) -> dict[PeerId, Announce]:
-        message = await self._ask(peer, STATEMENTS_PROTOCOL, b"")
+        message = await ask(self._transport, peer, STATEMENTS_PROTOCOL, b"", REQUEST_SECONDS)
         found: dict[PeerId, Announce] = {}
         for signed in decode_statement_store(message):
             statement = open_signed(signed, self._manifest.run_id, verify)
@@ -109,7 +108,8 @@ class Watcher:
         return dict(sorted(found.items()))
 
     async def _rounds(self, peer: PeerId, request: ChainRequest) -> list[WatchedRound]:
-        message = await self._ask(peer, CHAIN_PROTOCOL, encode_chain_request(request))
+        encoded = encode_chain_request(request)
+        message = await ask(self._transport, peer, CHAIN_PROTOCOL, encoded, REQUEST_SECONDS)
         rounds: list[WatchedRound] = []
         parent: Digest | None = None
         for record in decode_chain_reply(message):
@@ -141,18 +141,6 @@ class Watcher:
             if PeerId(member) in given
         ]
         return mean_of(losses)
-
-    async def _ask(self, peer: PeerId, protocol: str, message: bytes) -> bytearray:
-        stream = await self._transport.open_stream(peer, protocol)
-        try:
-            await send_frame(stream, message)
-            reply, _ = await receive_frame(
-                stream, message_bytes_max=limits.FRAME_MESSAGE_BYTES_MAX, payload_bytes_max=0
-            )
-            return reply
-        finally:
-            with trio.CancelScope(shield=True):
-                await stream.reset()
 
 
 def mean_of(weighted: Sequence[tuple[float, int]]) -> float | None:

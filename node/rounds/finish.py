@@ -68,7 +68,7 @@ class FinishedRun:
 
     async def serve(self) -> None:
         """Frees the device and serves the final state. Returns when the node is to leave, which is
-        then an order, or when the founder has taken rounds back: then the trainer starts again."""
+        then an order, or when rounds were taken back: then the trainer starts again."""
         since = trio.current_time()
         orders, trainer = self._trainings.orders, self._trainings.trainer
         await self._evaluate()

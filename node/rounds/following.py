@@ -98,7 +98,7 @@ class Follower:
         await trio.sleep(RETRY_SECONDS)
 
     async def wait_for_state(self) -> None:
-        """The founder took back the rounds that this node has, and no peer has served the state
+        """The rounds that this node has were taken back, and no peer has served the state
         before them yet. Rounds on void ones would be of no use."""
         self.phases.set("syncing")
         await self._orders.wait(RETRY_SECONDS)

@@ -40,7 +40,7 @@ class Settlement:
         trainings: LocalTrainings,
         is_void: Callable[[Digest], bool],
     ) -> None:
-        """`is_void`: whether the founder has taken back a round on the way to a known head."""
+        """`is_void`: whether a round on the way to a known head was taken back."""
         self._is_void = is_void
         self._committed = committed
         self._work = work

@@ -242,7 +242,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The head some rounds before `head`, which links name; None while the run has fewer rounds."""
     state_digest: str | None = None
     rolled_back_to: int | None = None
-    """Round after which the founder has taken back all rounds, the last time; None: never."""
+    """Round after which all rounds were taken back, the last time; None: never."""
     rounds_behind: int = 0
     inner_step: int = 0
     """Inner steps that are done in the present round."""

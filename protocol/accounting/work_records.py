@@ -22,7 +22,7 @@ OUT_OF_RANGE = "out_of_range"
 """Reason of a drop: a value of the work is no number, or far larger than any work can be
 (`WORK_MAGNITUDE_MAX`)."""
 ROLLED_BACK = "rolled_back"
-"""Reason of a drop: the founder took back rounds, and the work was done on their parameters."""
+"""Reason of a drop: rounds were taken back, and the work was done on their parameters."""
 ABANDONED = "abandoned"
 """Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.rounds import participant
-from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.trainer.ipc import messages
 from tests.support.node_world import NumbersTrainer, World, initial_weights, simulate
@@ -40,18 +40,9 @@ class AtTheEnd(Honest):
 class Noise(Honest):
     """Sends random numbers, as long as the work that it says it has done."""
 
-    async def train(
-        self,
-        round_number: int,
-        first_step: int,
-        steps: int,
-        seconds: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> messages.Finished:
-        finished = await super().train(round_number, first_step, steps, seconds, start, new, place)
-        noise = initial_weights(2_000 + round_number, self.base.size)  # not those of the start
+    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
+        finished = await super().train(*arguments, **others)
+        noise = initial_weights(2_000 + finished.round, self.base.size)  # not those of the start
         self._work = noise * np.float32(np.linalg.norm(self._work) / np.linalg.norm(noise))
         return finished
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +13,6 @@ import trio
 
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.rounds import ring_parts
-from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc import messages
 from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate
@@ -66,17 +66,8 @@ class HugeOnce(NumbersTrainer):
 class Liar(NumbersTrainer):
     """It flips the sign of its work, and says that it trained ten times as much as it did."""
 
-    async def train(
-        self,
-        round_number: int,
-        first_step: int,
-        steps: int,
-        seconds: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> messages.Finished:
-        finished = await super().train(round_number, first_step, steps, seconds, start, new, place)
+    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
+        finished = await super().train(*arguments, **others)
         self._work = -self._work
         return msgspec.structs.replace(finished, tokens=CLAIM * finished.tokens)
 
@@ -84,6 +75,12 @@ class Liar(NumbersTrainer):
 @pytest.fixture(autouse=True)
 def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def largest_parameter(world: World, names: str) -> float:
+    """The largest magnitude of a parameter in the committed states of nodes."""
+    parameters = [world.participant(name).context.committed.parameters for name in names]
+    return max(float(np.abs(each).max()) for each in parameters)
 
 
 def largest_after(
@@ -107,8 +104,7 @@ def largest_after(
         world.assert_one_chain(*HONEST)
 
     simulate(world, story)
-    parameters = [world.participant(name).context.committed.parameters for name in HONEST]
-    largest = max(float(np.abs(each).max()) for each in parameters)
+    largest = largest_parameter(world, HONEST)
     measured(f"{trainer.__name__}, {codec}, {trust}: largest parameter {largest:.3g}")
     return largest
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import structlog
 import trio
 
-from tests.rogue.test_influence import SOUND, Negative
+from tests.rogue.test_influence import SOUND, Negative, largest_parameter
 from tests.support.measured import measured
 from tests.support.node_world import World, newest_header, simulate, tokens_of
 
@@ -43,8 +42,7 @@ def largest_after(root: Path, probation: int) -> float:
         world.assert_one_chain(*HONEST)
 
     simulate(world, story)
-    parameters = [world.participant(name).context.committed.parameters for name in HONEST]
-    largest = max(float(np.abs(each).max()) for each in parameters)
+    largest = largest_parameter(world, HONEST)
     measured(f"probation of {probation} rounds: largest parameter {largest:.3g}")
     return largest
 

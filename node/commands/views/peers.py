@@ -21,7 +21,7 @@ from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
 from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.status import PeerStatus
+from gossamer.node.telemetry.status import PeerStatus, Status
 
 Cell = str | int | float | bool
 
@@ -60,7 +60,8 @@ def peers(
     credits = read_credits(state_dir)
     console = open_console(width=None if sys.stdout.isatty() else 200)
     if by == "team":
-        teams = by_team(credits, names_of(state_dir, credits.manifest.run_id))
+        names = names_of(state_dir, credits.manifest.run_id, status_here(state_dir))
+        teams = by_team(credits, names)
         if _writes(credits, "teams", TEAM_COLUMNS, list(map(_team_fields, teams)), csv, json):
             return 0
         _print_teams(teams, console)
@@ -69,8 +70,9 @@ def peers(
         if csv:
             write_csv(rows, sys.stdout)
             return 0
-        names = names_of(state_dir, credits.manifest.run_id)
-        audits = audits_of(state_dir)
+        status = status_here(state_dir)
+        names = names_of(state_dir, credits.manifest.run_id, status)
+        audits = _audits_of(status)
         fields = [
             {
                 **_fields(row),
@@ -149,26 +151,28 @@ def _writes(
     return csv or json
 
 
-def names_of(state_dir: StateDir, run_id: bytes) -> dict[str, MemberName]:
+def status_here(state_dir: StateDir) -> Status | None:
+    """Returns what the node of a state directory says now; None where no node runs."""
+    try:
+        return fetch_status(state_dir)
+    except ClientError:
+        return None
+
+
+def names_of(state_dir: StateDir, run_id: bytes, status: Status | None) -> dict[str, MemberName]:
     """Returns how members want to be shown, by peer id: the newest that the node has heard, also of
     those that are away."""
     names = NamesFile(state_dir.names_path, run_id).load()
-    try:
-        status = fetch_status(state_dir)
-    except ClientError:
+    if status is None:
         return names
     names |= {peer.peer_id: MemberName(peer.name, peer.team) for peer in status.peers}
     names[status.peer_id] = MemberName(status.name, status.team)
     return {peer: shown for peer, shown in names.items() if shown != MemberName()}
 
 
-def audits_of(state_dir: StateDir) -> dict[str, str]:
-    """Returns what auditors found of the work of peers, by peer id, as the running node hears it;
-    empty where no node runs, and without audits."""
-    try:
-        peers = fetch_status(state_dir).peers
-    except ClientError:
-        return {}
+def _audits_of(status: Status | None) -> dict[str, str]:
+    """What auditors found of the work of peers, by peer id; empty where no node runs."""
+    peers = () if status is None else status.peers
     return {peer.peer_id: text for peer in peers if (text := _audits_text(peer))}
 
 

@@ -12,7 +12,7 @@ from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.commands.options import State, reading_settings_of
-from gossamer.node.commands.views.peers import names_of, write_csv
+from gossamer.node.commands.views.peers import names_of, status_here, write_csv
 from gossamer.node.runs.credit import Credits, read_credits
 from gossamer.node.runs.generating import Sampling, pieces, require_allowed
 from gossamer.node.runs.reading import read_state
@@ -62,7 +62,8 @@ def report(
     history, _ = LossFile(state_dir.losses_path, run_id).load()
     samples = _samples(settings, sample) if sample else []
     kept = SamplesFile(state_dir.samples_path, run_id).load()
-    text = page(credits, history.points(), samples, time.time(), names_of(state_dir, run_id), kept)
+    names = names_of(state_dir, run_id, status_here(state_dir))
+    text = page(credits, history.points(), samples, time.time(), names, kept)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text.encode(), mode=0o644)
     write_atomically(folder / "members.csv", _csv(credits), mode=0o644)
