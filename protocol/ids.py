@@ -41,6 +41,7 @@ def digest_of(*parts: bytes | bytearray | memoryview) -> Digest:
     return Digest(hasher.digest())
 
 
+@lru_cache(_KEYS_REMEMBERED)
 def peer_id_from_public_key(public_key: bytes) -> PeerId:
     """The libp2p peer id of an Ed25519 public key (32 bytes)."""
     if len(public_key) != PUBLIC_KEY_BYTES:

@@ -16,7 +16,8 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.policy.record_quota import RecordLimits, RecordQuota
 from gossamer.protocol.standing import STANDING_ROUNDS
-from gossamer.protocol.state.chain import Commit, Header, encode_commit
+from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.commit_records import encode_commit
 
 STRANGERS = RecordLimits(2 * MIB, 16 * MIB)
 """Of branches that strangers began: some 500 rounds of eight members from each peer."""

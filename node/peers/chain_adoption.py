@@ -30,7 +30,8 @@ from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, OpenedChe
 from gossamer.protocol.policy.chain_summary import ChainSummary, is_mark, marks_of
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
-from gossamer.protocol.state.chain import Commit, Header, check_follows, decode_commit
+from gossamer.protocol.state.chain import Commit, Header, check_follows
+from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.wire.chain_messages import ChainRequest
 
 log = structlog.get_logger("sync")

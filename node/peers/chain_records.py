@@ -20,7 +20,8 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.state.chain import Commit, Header, decode_commit
+from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.wire.chain_messages import (
     CHAIN_PROTOCOL,
     CHAIN_REQUEST_BYTES_MAX,

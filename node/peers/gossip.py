@@ -34,7 +34,8 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.gossip_quota import OWN_RATE
 from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
 from gossamer.protocol.policy.throttle import Throttle
-from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit
 from gossamer.protocol.wire.envelopes import (
     decode_signed,
     encode_signed,

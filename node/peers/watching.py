@@ -24,7 +24,8 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.commit_proof import open_commit, open_ring
-from gossamer.protocol.state.chain import Commit, decode_commit
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.wire.chain_messages import (
     CHAIN_PROTOCOL,
     ChainRequest,

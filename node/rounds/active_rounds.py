@@ -22,10 +22,9 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.envelopes import open_signed
+from gossamer.protocol.wire.envelopes import open_signed, ring_id_of
 from gossamer.protocol.wire.statements import (
     Accusation,
     Extension,

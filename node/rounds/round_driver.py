@@ -28,10 +28,11 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.rounds.actions import Committed, Contested, Removed
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
-from gossamer.protocol.rounds.roster import Ring, ring_id_of
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
 
 log = structlog.get_logger("round")

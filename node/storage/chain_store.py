@@ -24,13 +24,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.policy.chain_summary import marks_of
-from gossamer.protocol.state.chain import (
-    Commit,
-    Header,
-    decode_commit,
-    decode_header,
-    encode_commit,
-)
+from gossamer.protocol.state.chain import Commit, Header, decode_header
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit
 
 _NO_STATE = Digest(bytes(DIGEST_BYTES))
 """State digest of the head before the kept chain: no block has it."""
@@ -234,11 +229,14 @@ class ChainStore(ChainTree):
         return len(leftover)
 
     def commit(self, head: Digest) -> Commit:
-        """The commit record of a head. OSError or RemoteProtocolError if the file is damaged."""
+        """The commit record of a head. KeyError for an unknown head, OSError or RemoteProtocolError
+        if the file is damaged."""
+        return decode_commit(self.record(head))
+
+    def record(self, head: Digest) -> bytes:
+        """The encoded commit record of a head, with the errors of `commit`."""
         unwritten = self._unwritten.get(head)
-        if unwritten is not None:
-            return decode_commit(unwritten)
-        return decode_commit(_read(self._file(self._entries[head])))
+        return _read(self._file(self._entries[head])) if unwritten is None else unwritten
 
     def header(self, head: Digest) -> Header:
         """Returns the header of a head, with the errors of `commit`."""
@@ -276,7 +274,7 @@ class ChainStore(ChainTree):
         num_bytes = 0
         for one in wanted[::-1][: limits.HEADERS_PER_REPLY_MAX]:
             try:
-                data = encode_commit(self.commit(one))
+                data = self.record(one)  # of either form (`protocol.state.commit_records`)
             except (KeyError, OSError, RemoteProtocolError):
                 break  # damaged here, or forgotten meanwhile: another peer has it
             num_bytes += len(data)

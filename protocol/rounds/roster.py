@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.ring_order import linked_members, rank, rank_order, ring_order
-from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed
+from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed, ring_id_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed
 
 ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
@@ -199,11 +199,6 @@ def open_roster(
         tuple(readies),
         signed,
     )
-
-
-def ring_id_of(signed: Signed) -> Digest:
-    """The id of the ring that a sealed roster defines."""
-    return digest_of(b"gossamer ring:", signed.author.encode(), signed.payload)
 
 
 def preference(ring: Ring) -> tuple[int, int, bytes, bytes]:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.envelopes import decode_statement
 from gossamer.protocol.wire.statement_checks import check_norm, check_spans
@@ -101,7 +101,6 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 _encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(Header)
 _update_decoder = msgspec.msgpack.Decoder(UpdateIndex)
-_commit_decoder = msgspec.msgpack.Decoder(Commit)
 
 
 def mask_bytes(mask: int, num_members: int) -> bytes:
@@ -115,10 +114,6 @@ def encode_header(header: Header) -> bytes:
 
 def encode_update_index(index: UpdateIndex) -> bytes:
     return _encoder.encode(index)
-
-
-def encode_commit(commit: Commit) -> bytes:
-    return _encoder.encode(commit)
 
 
 def decode_update_index(
@@ -149,21 +144,6 @@ def decode_update_index(
         ):
             raise MalformedError("update with a digest or contributors out of range")
     return index
-
-
-def decode_commit(data: bytes | bytearray) -> Commit:
-    """A commit record whose votes are not checked.
-
-    Raises:
-        MalformedError: the bytes are not a commit record.
-        OversizedError: the record is over its limit.
-    """
-    if len(data) > limits.GOSSIP_BYTES_MAX:
-        raise OversizedError(f"commit record of {len(data)} bytes")
-    try:
-        return _commit_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a commit record: {error}") from error
 
 
 def decode_header(data: bytes) -> Header:

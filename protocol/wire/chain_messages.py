@@ -1,4 +1,4 @@
-"""The messages of a stream of ``/gossamer/chain/1``, on which a peer fetches commit records.
+"""The messages of a stream of ``/gossamer/chain/2``, on which a peer fetches commit records.
 
 request: [head, after round]
 reply:   encoded commit records on the way to `head`, oldest first, at most
@@ -13,7 +13,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
-CHAIN_PROTOCOL = "/gossamer/chain/1"
+CHAIN_PROTOCOL = "/gossamer/chain/2"
+"""Peers that ask by the first version, which had records in whole form alone, are not answered."""
 
 CHAIN_REQUEST_BYTES_MAX = 64
 """Bound on a request: a digest, a number, and a few bytes of msgpack."""

@@ -13,7 +13,7 @@ import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
-from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statement_checks import check_statement
 from gossamer.protocol.wire.statements import (
@@ -106,3 +106,8 @@ def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
 def decode_statement(payload: bytes) -> Statement:
     """The statement of an envelope that `open_signed` has checked before."""
     return _statement_decoder.decode(payload)
+
+
+def ring_id_of(signed: Signed) -> Digest:
+    """The id of the ring that a sealed roster defines."""
+    return digest_of(b"gossamer ring:", signed.author.encode(), signed.payload)

@@ -23,13 +23,15 @@ from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
-from gossamer.protocol.state.chain import encode_commit, encode_header
+from gossamer.protocol.state.chain import encode_header
+from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from tests.support.builders import commit_of, header, manifest, peer, peers, ring_of
 from tests.support.mutations import anything
 from tests.support.node_world import World, simulate
 
 HEADER = encode_header(header(peers(3)))
-COMMIT = encode_commit(commit_of(ring_of(peers(3)), peers(2)))
+COMMIT = commit_of(ring_of(peers(3)), sorted(peers(2)))
+RECORDS = [encode_commit(COMMIT), encode_whole(COMMIT)]
 KNOWN = msgspec.msgpack.encode([(peer(0), ("/ip4/192.0.2.1/tcp/4001",)), (peer(1), ())])
 MANIFEST = msgspec.msgpack.encode(
     SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64))
@@ -89,13 +91,13 @@ def test_an_identity_of_another_kind(folder: Path) -> None:
         Identity.load_or_create(path)
 
 
-@given(data=anything([COMMIT]), has_digest=st.booleans())
+@given(data=anything(RECORDS), has_digest=st.booleans())
 def test_committed_headers(folder: Path, data: bytes, has_digest: bool) -> None:
     chain = folder / "chain"
     chain.mkdir(exist_ok=True)
     for old in chain.iterdir():
         old.unlink()
-    digest = digest_of(data) if has_digest else digest_of(COMMIT)
+    digest = digest_of(data) if has_digest else digest_of(RECORDS[0])
     (chain / f"{5:010d}-{digest.hex()}").write_bytes(digest + data)
     store = ChainStore(chain, digest_of(b"run"), digest_of(b"genesis"))
     for head in store.tips():

@@ -57,7 +57,8 @@ from gossamer.protocol.policy.chain_summary import (
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.rounds.ring import Send
-from gossamer.protocol.state.chain import Commit, Header, encode_commit
+from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
 from gossamer.protocol.wire.chain_messages import (
     CHAIN_PROTOCOL,
@@ -121,11 +122,11 @@ def signed(statement: object) -> Signed:
 RING = ring_of(peers(3))
 ROSTER = sealed(RING.organiser, RING.roster)
 BLOCK = b"a block"
-COMMIT = commit_of(RING, RING.members, header_of(RING, run_id=RUN_ID))
+COMMIT = commit_of(RING, sorted(RING.members), header_of(RING, run_id=RUN_ID))
 
 STATEMENTS = [signed(one) for one in (announce(), ready(), vote(HEAD), ring_of(peers(3)).roster)]
 STATEMENT_STORE = encode(STATEMENTS)
-RECORDS = encode([encode_commit(COMMIT)])
+RECORDS = encode([encode_commit(COMMIT), encode_whole(COMMIT)])
 MANIFEST = encode(SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64)))
 
 SUMMARY = encode_summary(
@@ -389,6 +390,7 @@ GOSSIP = [
     b"\x03" + encode_own(STATEMENTS[0]),
     b"\x02" + encode_compact(ROSTER, RING.roster),
     b"\x01" + encode_commit(COMMIT),
+    b"\x01" + encode_whole(COMMIT),
 ]
 
 

@@ -41,22 +41,22 @@ from gossamer.protocol.policy.chain_summary import ChainSummary, CreditRow, enco
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
-from gossamer.protocol.rounds.roster import make_roster, open_roster, ring_id_of
+from gossamer.protocol.rounds.roster import make_roster, open_roster
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
     UpdateIndex,
-    encode_commit,
     encode_header,
     encode_update_index,
     mask_bytes,
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.audit_messages import Verdict
-from gossamer.protocol.wire.envelopes import encode_signed, seal, signing_bytes
+from gossamer.protocol.wire.envelopes import encode_signed, ring_id_of, seal, signing_bytes
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
@@ -196,6 +196,7 @@ def vectors() -> dict[str, Any]:
     header_bytes = encode_header(header_of(ring, tokens_total=100_000))
     say = vote(digest_of(header_bytes), ring_id=ring.ring_id)
     votes = tuple(sealed(index, say) for index in range(2))
+    by_author = tuple(sorted(votes, key=lambda one: one.author))
     run = msgspec.structs.replace(manifest(), founder=PEERS[0])
     imported = _imported(run)
     of_adapters = _of_adapters(imported)
@@ -263,7 +264,8 @@ def vectors() -> dict[str, Any]:
             "compact": encode_compact(envelope, roster).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
-        "commit": encode_commit(Commit(header_bytes, envelope, votes)).hex(),
+        "commit": encode_whole(Commit(header_bytes, envelope, votes)).hex(),
+        "compact commit": encode_commit(Commit(header_bytes, envelope, by_author)).hex(),
         "update": {"bytes": encode_update_index(update).hex(), "digest": update.digest.hex()},
         "inventory": {
             "num_members": 3,

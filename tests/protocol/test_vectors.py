@@ -18,7 +18,7 @@ from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
-from gossamer.protocol.state.chain import decode_commit
+from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.gossip_messages import decode_compact, decode_own, put_together
 from gossamer.protocol.wire.invitation_messages import decode_page
@@ -60,6 +60,9 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     commit = decode_commit(bytes.fromhex(committed["commit"]))
     header = open_commit(commit, run_id, verify, RING_RULES)
     assert header.digest.hex() == committed["header"]["digest"]
+    short = decode_commit(bytes.fromhex(committed["compact commit"]))
+    assert (short.header, short.roster) == (commit.header, commit.roster)
+    assert {*short.votes} == {*commit.votes}
     for name in ("manifest", "imported_manifest", "adapters_manifest"):
         run = decode_manifest(bytes.fromhex(committed[name]["bytes"]))
         assert run.run_id.hex() == committed[name]["run_id"]

@@ -14,8 +14,9 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.state.chain import Commit, Member, encode_commit, encode_header
+from gossamer.protocol.state.chain import Commit, Member, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.commit_records import encode_commit
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Ready, Roster, Signed

@@ -15,10 +15,10 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
-from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
+from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
 from tests.rogue.attacks_gossip import claim_of, lone_record

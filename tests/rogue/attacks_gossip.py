@@ -16,9 +16,10 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
-from gossamer.protocol.rounds.roster import make_roster, ring_id_of
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_commit, encode_header
-from gossamer.protocol.wire.envelopes import decode_statement, seal, signing_bytes
+from gossamer.protocol.rounds.roster import make_roster
+from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.state.commit_records import encode_commit
+from gossamer.protocol.wire.envelopes import decode_statement, ring_id_of, seal, signing_bytes
 from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,

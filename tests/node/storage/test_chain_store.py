@@ -118,13 +118,13 @@ def test_records_are_served_while_their_branch_is_forgotten(
     store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
     for commit, header in chain:
         store.add(commit, header)
-    head, read = chain[-1][1].digest, store.commit
+    head, read = chain[-1][1].digest, store.record
 
-    def forget_meanwhile(head: Digest) -> Commit:
+    def forget_meanwhile(head: Digest) -> bytes:
         store.forget_all_but([])
         return read(head)
 
-    monkeypatch.setattr(store, "commit", forget_meanwhile)
+    monkeypatch.setattr(store, "record", forget_meanwhile)
     records = store.records_after(head, 0)
     assert len(records) <= len(chain)
     assert head not in store

@@ -13,7 +13,7 @@ from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.peers.watching import Watcher, mean_of
 from gossamer.protocol.errors import ForgedError
-from gossamer.protocol.state.chain import encode_commit
+from gossamer.protocol.state.commit_records import encode_commit
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, encode_chain_reply
 from tests.support.node_world import World, headers_of, simulate, start
 

@@ -17,15 +17,8 @@ from gossamer.protocol.rounds.commit import (
     Commitment,
 )
 from gossamer.protocol.rounds.commit_proof import check_contributors, open_commit
-from gossamer.protocol.state.chain import (
-    Commit,
-    Header,
-    Member,
-    decode_commit,
-    encode_commit,
-    encode_header,
-    quorum_reached,
-)
+from gossamer.protocol.state.chain import Commit, Header, Member, encode_header, quorum_reached
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit
 from gossamer.protocol.wire.statements import Signed, Span, Vote
 from tests.support.builders import (
     RING_RULES,

@@ -22,9 +22,9 @@ from gossamer.protocol.rounds.roster import (
     make_roster,
     open_roster,
     preference,
-    ring_id_of,
 )
 from gossamer.protocol.rounds.round_rules import RoundRules
+from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Roster, Signed
 from tests.support.builders import (
     HEAD,

@@ -25,14 +25,13 @@ from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, e
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     UpdateIndex,
-    decode_commit,
     decode_header,
     decode_update_index,
-    encode_commit,
     encode_header,
     encode_update_index,
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit, encode_whole
 from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
@@ -68,6 +67,7 @@ from tests.support.mutations import BOMBS, HUGE_HEADERS, anything
 
 Decoder = Callable[[bytes], object]
 HEADER = encode_header(header(peers(3)))
+COMMIT = commit_of(ring_of(peers(3)), sorted(peers(2)))
 
 
 def anyone_signed(data: bytes) -> Statement:
@@ -112,7 +112,7 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "header": (decode_header, [HEADER]),
     "commit": (
         commit,
-        [encode_commit(commit_of(ring_of(peers(3)), peers(2)))],
+        [encode_commit(COMMIT), encode_whole(COMMIT)],
     ),
     "update": (
         lambda data: decode_update_index(data, 1, 3),

@@ -44,6 +44,7 @@ from gossamer.protocol.rounds.commit_proof import (
 from gossamer.protocol.rounds.ring import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit, Header, check_follows, credits_of, signers_of
+from gossamer.protocol.state.commit_records import compacted
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.statements import Accusation
@@ -181,6 +182,7 @@ class Checks:
         self.commits[head] = committed.commit
         self.averages[head] = committed.averages
         self._states[head] = state
+        assert compacted(committed.commit) is not None, "a record that has no compact form"
         self._signers[head] = signers_of(committed.commit)
         self._check_averages(header, committed.averages)
         self.ledgers[head] = proposal.ledger
