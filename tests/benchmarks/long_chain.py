@@ -3,11 +3,11 @@
     python -m tests.benchmarks.long_chain
     python -m tests.benchmarks.long_chain --members 64 --rounds 20000
 
-Synthetic rounds of the same members, with records as long as real ones. Old headers go as in a
-node. After some numbers of rounds the table has the bytes of the chain's folder, what a newcomer
-fetches, and how long it takes until it knows the chain: signed checkpoints, summary and headers,
-with as many signatures checked as real records have. The network is in memory and has no latency;
-the model's state is not part of it. The time to make the rounds is not counted.
+Synthetic rounds of the same members, whose records are as long as real ones without spans. Old
+headers go as in a node. After some numbers of rounds the table has the bytes of the chain's folder,
+what a newcomer fetches, and how long it takes until it knows the chain: signed checkpoints, summary
+and headers, with as many signatures checked as real records have. The network is in memory and has
+no latency; the model's state is not part of it. The time to make the rounds is not counted.
 """
 
 from __future__ import annotations
@@ -52,14 +52,20 @@ def open_commit(commit: Commit) -> Header:
     return header
 
 
-def measure(folder: Path, num_members: int, after: Sequence[int]) -> list[Cost]:
-    """The costs after each of these numbers of rounds, which grow."""
+def measure(
+    folder: Path, num_members: int, after: Sequence[int], *, says_all: bool = False
+) -> list[Cost]:
+    """The costs after each of these numbers of rounds, which grow.
+
+    Args:
+        says_all: see `rounds_after`.
+    """
     costs: list[Cost] = []
 
     async def main() -> None:
         network = MemoryNetwork(seed=1, latency_seconds=0.0)
         async with network.transport(MEMBER) as served, network.transport(NEWCOMER) as asking:
-            member = Member(folder / "member", served, num_members)
+            member = Member(folder / "member", served, num_members, says_all=says_all)
             await asking.connect(network.addresses_of(MEMBER.peer_id)[0])
             for number, rounds in enumerate(after):
                 member.advance(rounds - member.committed.entry.round)
@@ -86,7 +92,7 @@ def main() -> None:
     after = sorted({2_048, 10_240, 51_200, arguments.rounds // 256 * 256} - {0})
     after = [each for each in after if each <= arguments.rounds]
     with tempfile.TemporaryDirectory() as folder:
-        costs = measure(Path(folder), arguments.members, after)
+        costs = measure(Path(folder), arguments.members, after, says_all=True)
     table = Table(title=f"{arguments.members} members")
     for name in ("rounds", "disk MB", "join MB", "join s", "headers learned"):
         table.add_column(name, justify="right")

@@ -20,6 +20,8 @@ Columns, each a mean over the peers, of bytes received; repetitions of a message
     new         share of the received gossip messages that were not received before
     members     of the rings of those rounds
     seconds     for one round
+    header      bytes of one of these rounds' headers for each member, as it travels in its record
+    record      of the whole record: header, the members' `Ready`, roster and votes
 A last line for each network has the exponents of growth: the slope of log(bytes) over log(peers).
 """
 
@@ -37,6 +39,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import structlog
 import trio
 from libp2p.peer.id import ID
@@ -51,6 +54,7 @@ from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.state.commit_records import compacted
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
 from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_transport import run_simulated
@@ -82,6 +86,8 @@ class Cost:
     new: float = math.nan
     members: float = math.nan
     seconds: float = math.nan
+    header: float = math.nan
+    record: float = math.nan
 
 
 class Bytes:
@@ -195,6 +201,7 @@ async def _measure(
         per_round = (world.round(names[0]) - first) * num_peers
         per_second = (trio.current_time() - began) / (world.round(names[0]) - first)
         newest = headers_of(world, names[0])[first:]
+        header_bytes, record_bytes = _lengths(world, names[0], first)
         nursery.cancel_scope.cancel()
     statements = sum(rounds[each] for each in ("rounds", "control", "board", "chain"))
     return Cost(
@@ -208,7 +215,21 @@ async def _measure(
         new=counted.num_new / max(1, counted.num_messages),
         members=sum(len(header.members) for header in newest) / len(newest),
         seconds=per_second,
+        header=header_bytes / sum(len(header.members) for header in newest),
+        record=record_bytes / sum(len(header.members) for header in newest),
     )
+
+
+def _lengths(world: World, name: str, first: int) -> tuple[int, int]:
+    """Bytes of the headers, and of the records, of a node's rounds after the first ones."""
+    chain = world.participant(name).context.committed.chain
+    headers = records = 0
+    for head in world.path(name)[first:]:
+        compact = compacted(chain.commit(head))
+        assert compact is not None, "a record without a compact form"
+        headers += len(msgspec.msgpack.encode(compact.header))
+        records += len(chain.record(head))
+    return headers, records
 
 
 def measure(net: Network, num_peers: int, idle_seconds: float, num_rounds: int) -> Cost:
@@ -257,7 +278,7 @@ def main() -> None:
     options = parser.parse_args()
     errors_only = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=errors_only)
-    console = Console(width=110)
+    console = Console(width=130)
     for net in options.net:
         costs = []
         for num_peers in options.peers:
@@ -266,13 +287,15 @@ def main() -> None:
             costs.append(cost)
             console.print(f"{net} {cost} in {time.monotonic() - began:.0f} s", highlight=False)
         table = Table("peers", "presence B/s", "line B/s", "CPU", "round B", "presence's B",
-                      "messages", "new", "members", "seconds", title=net)  # fmt: skip
+                      "messages", "new", "members", "seconds", "header B", "record B",
+                      title=net)  # fmt: skip
         for cost in costs:
             table.add_row(
                 str(cost.peers), f"{cost.presence:,.0f}", f"{cost.line:,.0f}", f"{cost.cpu:.1%}",
                 f"{cost.round:,.0f}", f"{cost.announced:,.0f}", f"{cost.messages:.0f}",
                 f"{cost.new:.0%}",
-                f"{cost.members:.1f}", f"{cost.seconds:.1f}",
+                f"{cost.members:.1f}", f"{cost.seconds:.1f}", f"{cost.header:.1f}",
+                f"{cost.record:.0f}",
             )  # fmt: skip
         columns = [field.name for field in fields(Cost)][1:]
         table.add_row("exponent", *(f"{exponent(costs, column):.2f}" for column in columns))

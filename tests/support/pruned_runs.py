@@ -133,15 +133,26 @@ class Member(Peer):
     """A member that has been there since the first round."""
 
     def __init__(
-        self, directory: Path, transport: Transport, num_members: int, *, signers: int | None = None
+        self,
+        directory: Path,
+        transport: Transport,
+        num_members: int,
+        *,
+        signers: int | None = None,
+        says_all: bool = False,
     ) -> None:
-        """`signers`: how many members sign checkpoints, the founder first; all by default."""
+        """
+        Args:
+            signers: how many members sign checkpoints, the founder first; all by default.
+            says_all: see `rounds_after`.
+        """
         super().__init__(directory, transport)
         self.identities = [IDENTITY] + [
             Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, num_members)
         ]
         self.members = [each.peer_id for each in self.identities]
         self._signers = self.identities[:signers]
+        self._says_all = says_all
         self._recent: list[Header] = []
         """Headers since the newest checkpoint's round."""
         self._summaries: dict[int, tuple[ChainSummary, Header]] = {}
@@ -152,7 +163,7 @@ class Member(Peer):
         rounds = rounds_after(
             self.members, num_rounds, entry.head, round_number=entry.round,
             tokens_total=entry.tokens_total,
-            run_id=self.manifest.run_id,
+            run_id=self.manifest.run_id, says_all=self._says_all,
         )  # fmt: skip
         for commit, header in rounds:
             self.committed.head = self.chain.add(commit, header)
