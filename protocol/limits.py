@@ -87,5 +87,5 @@ LINK_RATES_MAX = 64
 # Peers that take rounds back together: each signs each proposal, and every node keeps all of it.
 KEEPERS_MAX = 16
 
-# Headers in one reply of the chain protocol (about 1 KiB each, plus 200 bytes a signature).
+# Commit records in one reply of the chain protocol, of some 200 bytes a member.
 HEADERS_PER_REPLY_MAX = 64
