@@ -35,7 +35,7 @@ COMMANDS = (
     ),
     ("resume", "daemon.orders:resume", "Go on after a pause, or after the trainer failed."),
     ("limits", "daemon.limits", "Show the limits of this machine beside their use, or set them."),
-    ("schedule", "daemon.schedule", "Show when this machine works, or change it."),
+    ("schedule", "daemon.limits:schedule", "Show when this machine works, or change it."),
     ("finish", "daemon.orders:finish", "Finish the present round, then leave and exit."),
     (
         "leave",

@@ -98,6 +98,18 @@ def with_limits(settings: Settings, kept: Mapping[str, str]) -> Settings:
     return msgspec.structs.replace(settings, **values)
 
 
+def source_of(name: str, kept: Mapping[str, str]) -> str:
+    """Returns what a limit or a part of the schedule comes from, in a word for people."""
+    if name not in kept:
+        return "settings"
+    return "schedule set" if name in SCHEDULE else "limits set"
+
+
+def overridden(kept: Mapping[str, str]) -> dict[str, str]:
+    """Returns the command that set what is kept, by the name of the setting."""
+    return {setting_of(name): f"gossamer {source_of(name, kept)}" for name in kept}
+
+
 def rule_text(settings: Settings, name: str) -> str:
     """Returns a part of the schedule as `check_change` takes it; `off` where it keeps the node from
     nothing, or lets it do nothing more."""
