@@ -195,12 +195,3 @@ def keeper_rank(shard: int, peer_id: PeerId | str) -> bytes:
     """Returns a peer's rank for a shard: the living peers with the lowest ranks keep a copy of it
     for all peers."""
     return digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer_id.encode())
-
-
-def keepers(shard: int, peers: Collection[PeerId], num_copies: int) -> list[PeerId]:
-    """The peers that keep a copy of a shard for everybody: the first by rank.
-
-    When a peer comes or goes only its own shards change their keepers (rendezvous hashing). A node
-    asks `node.peers.keeper_ranks`, which does not compute all ranks anew.
-    """
-    return sorted(peers, key=lambda peer: keeper_rank(shard, peer))[:num_copies]

@@ -47,11 +47,6 @@ class Record:
     """The encoded contribution; empty if the member abstains."""
 
 
-def encoded_bytes(block_bytes: Sequence[int]) -> int:
-    """Length of a payload with blocks of these lengths."""
-    return sum(RECORD_PREFIX_BYTES + length for length in block_bytes)
-
-
 def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:
     """The payload (None: an empty one) with one more record in its place.
 
