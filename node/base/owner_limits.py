@@ -7,7 +7,7 @@ before flags, variables and the file, until the owner says `default`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -56,6 +56,21 @@ TEXT_CHARACTERS_MAX = 1000
 def setting_of(name: str) -> str:
     """Returns the setting behind the name of a limit or of a part of the schedule. KeyError."""
     return _SETTINGS[name]
+
+
+def pairs_of(changes: Sequence[str]) -> dict[str, str]:
+    """Returns the name and the new value of each change.
+
+    Raises:
+        ConfigError: one is not written as NAME=VALUE.
+    """
+    wanted = {}
+    for change in changes:
+        name, sign, text = change.partition("=")
+        if not sign or not text:
+            raise ConfigError([f"{change}: write NAME=VALUE, such as upload=10"])
+        wanted[name.strip().replace("-", "_")] = text.strip()
+    return wanted
 
 
 def check_change(name: str, text: str) -> None:

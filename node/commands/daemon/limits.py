@@ -10,6 +10,7 @@ from gossamer.node.base.owner_limits import (
     SETTING_OF,
     UNITS,
     changed,
+    pairs_of,
     rule_text,
     source_of,
     with_limits,
@@ -73,7 +74,7 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
         raise ConfigError([f"write `gossamer {command}`, or `gossamer {command} set {example}`"])
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
-    wanted = _pairs(words[1:])
+    wanted = pairs_of(words[1:])
     changed({}, wanted)
     try:
         change_limits(state_dir, wanted)
@@ -88,16 +89,6 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
         print("No node runs here. It holds when the next one starts.")
         return
     print("It holds from now on, and after a restart.")
-
-
-def _pairs(changes: tuple[str, ...]) -> dict[str, str]:
-    wanted = {}
-    for change in changes:
-        name, sign, text = change.partition("=")
-        if not sign or not text:
-            raise ConfigError([f"{change}: write NAME=VALUE, such as upload=10"])
-        wanted[name.strip().replace("-", "_")] = text.strip()
-    return wanted
 
 
 def _show_limits(options: State) -> None:
