@@ -19,6 +19,7 @@ import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.partitions import Partitions
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Span
@@ -61,10 +62,7 @@ def encode_ledger(ledger: Ledger) -> bytes:
 
 def decode_ledger(data: bytes) -> Ledger:
     """Raises MalformedError if the bytes are not a ledger in canonical form."""
-    try:
-        ledger = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a ledger: {error}") from error
+    ledger = decoded(_decoder, data, "a ledger")
     partitions = [partition for partition, _ in ledger.positions]
     if partitions != sorted(set(partitions)) or len(partitions) > limits.SHARDS_MAX:
         raise MalformedError("ledger that is not sorted or too long")
