@@ -94,7 +94,7 @@ class Auditing:
         self._swarm = swarm
         self._metrics = metrics
         self._every = every
-        self._verdicts = Verdicts()
+        self._verdicts = Verdicts(swarm.me)
         self._counts: OrderedDict[PeerId, AuditCount] = OrderedDict()
         swarm.verdicts = self
 
@@ -123,6 +123,8 @@ class Auditing:
             self._note_count(audit.member, verdict)
         if finding.poor is not None:
             self._note_finding(audit)
+        if finding.confirmed is not None:
+            self._note_confirmed(audit)
         if finding.equivocated is not None:
             log.warning("an auditor has signed two verdicts on one head", peer=author)
         if finding.contradicted is not None:
@@ -175,6 +177,21 @@ class Auditing:
         else:
             log.info("auditors found poor work of a member", peer=audit.member, round=audit.round)
 
+    def _note_confirmed(self, audit: Audit) -> None:
+        """This node has measured poor work, and another auditor as well."""
+        if self._swarm.admission.found_poor(audit.member, audit.round):
+            self._metrics.poor_members.inc()
+            log.warning(
+                "a member sits out of the rings that this node organises: this node and others "
+                "measured again and again that its work does not lower the loss on its own data",
+                peer=audit.member, round=audit.round,
+            )  # fmt: skip
+
+    def cannot_tell(self, audit: Audit) -> None:
+        """An audit of this node has no verdict."""
+        self._metrics.audits.add("undecided")
+        log.info("an audit cannot tell: the round hardly helped", round=audit.round)
+
     def say(self, audit: Audit, verdict: Verdict) -> None:
         """Tells the others what this node has found."""
         self._metrics.audits.add("poor" if verdict.is_poor else "good")
@@ -186,6 +203,8 @@ class Auditing:
             gain_declared=round(verdict.gain_declared, 5),
             gain_heldout=round(verdict.gain_other, 5),
         )
+        if not verdict.is_poor:
+            self._swarm.admission.poor_work.found_good(audit.member)
         self._swarm.gossip.say(verdict)
         self.heard(self._swarm.me, verdict)
 
@@ -293,7 +312,7 @@ class Auditor:
         if control is None:
             return None
         if not can_judge(gain_of(before[:num_declared], control)):
-            log.info("an audit cannot tell: the round hardly helped", round=job.audit.round)
+            self._auditing.cannot_tell(job.audit)
             return None
         await self._run_in_thread(lambda: self._apply(job, is_control=False))
         after = await self._trainer.audit(sequences)

@@ -197,6 +197,8 @@ class Finding(NamedTuple):
     """An auditor that signed two different verdicts."""
     contradicted: PeerId | None = None
     """An auditor that both others disagree with."""
+    confirmed: PeerId | None = None
+    """The member, if this peer found its work poor and another auditor did as well."""
 
 
 @dataclass
@@ -207,12 +209,15 @@ class _Case:
     was_poor: bool | None = None
     """What two of three said; None as long as they did not."""
     contradicted: PeerId | None = None
+    is_confirmed: bool = False
 
 
 class Verdicts:
-    """The verdicts of the newest rounds, as one peer has heard them."""
+    """The verdicts of the newest rounds, as one peer has heard them, its own among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId | None = None) -> None:
+        """`me`: this peer; None for one that audits nobody."""
+        self._me = me
         self._cases: OrderedDict[Digest, _Case] = OrderedDict()
         self._contradicted: OrderedDict[PeerId, list[int]] = OrderedDict()
         """Rounds in which each auditor was contradicted."""
@@ -234,6 +239,7 @@ class Verdicts:
             is_new=True,
             poor=audit.member if is_found else None,
             contradicted=self._find_contradicted(case),
+            confirmed=audit.member if self._is_confirmed(case) else None,
         )
 
     def _decide(self, case: _Case) -> bool:
@@ -249,6 +255,18 @@ class Verdicts:
             if words.count(word) >= AUDITORS - 1:
                 case.was_poor = word
         return case.was_poor is not None
+
+    def _is_confirmed(self, case: _Case) -> bool:
+        """Returns whether this peer and another auditor agree since now that work is poor."""
+        if case.is_confirmed or self._me is None:
+            return False
+        poor = {
+            auditor
+            for auditor, verdict in case.verdicts.items()
+            if verdict is not None and verdict.is_poor
+        }
+        case.is_confirmed = self._me in poor and len(poor) > 1
+        return case.is_confirmed
 
     def _find_contradicted(self, case: _Case) -> PeerId | None:
         said = {

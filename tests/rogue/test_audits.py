@@ -93,6 +93,12 @@ def found_poor(world: World, name: str) -> float:
     return registry.get_sample_value("gossamer_poor_work_total") or 0.0
 
 
+def audits_of(world: World, name: str, verdict: str) -> float:
+    """Audits of others that a member made, and that came to this."""
+    registry = world.nodes[name].metrics.registry
+    return registry.get_sample_value("gossamer_audits_total", {"verdict": verdict}) or 0.0
+
+
 def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
     world = lived(tmp_path, overlap=True)
     assert sum(verdicts_on(world, name)[0] for name in NAMES) > 10
@@ -103,6 +109,8 @@ def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
 def test_nobody_is_judged_where_the_round_changes_nothing(tmp_path: Path) -> None:
     world = lived(tmp_path, AtTheEnd, AtTheEnd, is_over=lambda world: world.round("a") >= 8)
     assert all(verdicts_on(world, name) == (0, 0) for name in NAMES)
+    assert sum(audits_of(world, name, "undecided") for name in NAMES) >= 3
+    assert all(audits_of(world, name, "poor") == 0 for name in NAMES)
 
 
 def test_a_member_that_sends_random_numbers_is_found(tmp_path: Path) -> None:
