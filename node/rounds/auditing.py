@@ -43,6 +43,7 @@ from gossamer.protocol.policy.audits import (
     falls_short,
     gain_of,
     helps_from_start,
+    share_of,
 )
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.rounds.actions import Committed
@@ -319,7 +320,8 @@ class Auditor:
         after = await self._trainer.audit(sequences)
         if after is None:
             return None
-        is_poor = falls_short(before[:num_declared], control, after[:num_declared])
+        share = share_of([member.tokens for member in part.header.members], part.position)
+        is_poor = falls_short(before[:num_declared], control, after[:num_declared], share)
         if is_poor and self._goes_ahead(part.header.round):
             helps = await self._helps_from_start(job, sequences[:num_declared])
             if helps is None:

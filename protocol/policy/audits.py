@@ -19,7 +19,8 @@ Rules
   run. If there are too few for that, there is no audit.
 - Where the round's own average does not clearly lower the loss of the same sequences, nothing can
   be told, and the auditor says nothing.
-- Work whose gain is not clearly below half of the average's is good.
+- Work whose gain is not clearly below half of the average's is good, or below as much less as the
+  member trained on less than others.
 - With overlap a member trains from other parameters than the state before the round: from those
   with its own work of the round before in place of that round's average. It also undoes what was
   wrong with its own work, which is not in the state. So work that falls short is measured there as
@@ -72,7 +73,7 @@ told. Near 0 it is chance on which side of a margin 16 sequences see honest work
 SHARE = 0.5
 """Part of the average's gain that the gain of good work is not below. Honest work gains about as
 much as the average, and rather more, because it was trained on these very sequences. No work gains
-nothing."""
+nothing. Of a member that did less than the lower median member it is as much smaller."""
 
 SHORT_MARGIN = 1.5
 """Standard errors by which the mean gain of poor work is below that part. The differences are taken
@@ -200,17 +201,33 @@ def can_judge(control: Gain) -> bool:
     return control.is_above(CONTROL_MARGIN)
 
 
-def falls_short(before: Sequence[float], control: Sequence[float], after: Sequence[float]) -> bool:
+def share_of(tokens: Sequence[int], position: int) -> float:
+    """The part of the average's gain that the gain of a member's good work is not below.
+
+    Args:
+        tokens: that the round took of each member.
+        position: of the member.
+    """
+    return SHARE * min(1.0, tokens[position] / max(1, statistics.median_low(tokens)))
+
+
+def falls_short(
+    before: Sequence[float],
+    control: Sequence[float],
+    after: Sequence[float],
+    share: float = SHARE,
+) -> bool:
     """Returns whether an update helps clearly less than the round's average.
 
     Args:
         before: losses of the declared sequences before the round.
         control: those with a part of the average, which are finite.
         after: those with the same part of the update.
+        share: see `share_of`.
     """
     if not all(map(math.isfinite, after)):
         return True
-    wanted = [b - SHARE * (b - c) for b, c in zip(before, control, strict=True)]
+    wanted = [b - share * (b - c) for b, c in zip(before, control, strict=True)]
     missing = gain_of(after, wanted)
     return missing.mean >= SHORT_MARGIN * missing.standard_error
 

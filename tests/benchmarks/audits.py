@@ -327,21 +327,24 @@ def _with(works: Sequence[Float32Array], member: int, work: Float32Array) -> lis
 
 
 def poor(gains: Losses, *, from_start: bool) -> bool | None:
-    """What an auditor says of gains (`APPLIED`, sequences); None if nothing can be told."""
-    nothing = np.zeros(gains.shape[-1])
-    if not can_judge(gain_of(nothing, -gains[AVERAGE])):
+    """What an auditor says of gains (`APPLIED`, sequences); None if nothing can be told. All
+    members count as if they had trained on equally much."""
+    nothing = [0.0] * gains.shape[-1]
+    own, average, start = ((-gains[which]).tolist() for which in APPLIED)
+    if not can_judge(gain_of(nothing, average)):
         return None
-    if not falls_short(nothing, -gains[AVERAGE], -gains[QUARTER]):
+    if not falls_short(nothing, average, own):
         return False
-    return not (from_start and helps_from_start(nothing, -gains[START]))
+    return not (from_start and helps_from_start(nothing, start))
 
 
 def poor_before(gains: Losses) -> bool | None:
     """What an auditor said by the rule of decision 95."""
-    nothing = np.zeros(gains.shape[-1])
-    if not gain_of(nothing, -gains[AVERAGE]).is_above(1.0):
+    nothing = [0.0] * gains.shape[-1]
+    own, average, _ = ((-gains[which]).tolist() for which in APPLIED)
+    if not gain_of(nothing, average).is_above(1.0):
         return None
-    return not gain_of(nothing, -gains[QUARTER]).is_above(1.0)
+    return not gain_of(nothing, own).is_above(1.0)
 
 
 def table_of(gains: Losses, *, overlap: bool) -> Table:

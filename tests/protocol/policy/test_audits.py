@@ -22,6 +22,7 @@ from gossamer.protocol.policy.audits import (
     gain_of,
     helps_from_start,
     rounds_between,
+    share_of,
 )
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
 from tests.support import builders
@@ -131,6 +132,16 @@ def test_what_helps_as_the_average_does_is_good() -> None:
     assert not falls_short(BEFORE, CONTROL, CONTROL)
     assert not falls_short(BEFORE, CONTROL, [1.93, 2.93, 3.86, 4.93]), "more than half"
     assert falls_short(BEFORE, CONTROL, [1.99, 2.99, 3.98, 4.99]), "less than half"
+
+
+def test_a_member_that_trained_on_less_may_help_less() -> None:
+    tokens = [100, 1000, 1000, 4000]
+    tenth = [b - 0.1 * (b - c) for b, c in zip(BEFORE, CONTROL, strict=True)]
+    assert share_of(tokens, 1) == share_of(tokens, 3) == 10 * share_of(tokens, 0)
+    assert falls_short(BEFORE, CONTROL, tenth, share_of(tokens, 1))
+    assert not falls_short(BEFORE, CONTROL, tenth, share_of(tokens, 0))
+    assert falls_short(BEFORE, CONTROL, BEFORE, share_of(tokens, 0)), "it has done nothing"
+    assert share_of([0, 0, 0, 5], 3) == share_of([5, 5, 5, 5], 0)
 
 
 def test_what_does_not_help_falls_short() -> None:
