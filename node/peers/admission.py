@@ -17,6 +17,7 @@ from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.policy.poor_work import PoorWork
 from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
@@ -78,6 +79,7 @@ class Admission:
         self._bounds = WorkBounds(manifest)
         self._ring_rules = ring_rules
         self.conduct = RingConduct(transport.peer_id)
+        self.poor_work = PoorWork()
         self._next_round = 1
         self._accusers: set[PeerId] = set()
         """Peers that put this node out of a ring on the present head."""
@@ -109,8 +111,15 @@ class Admission:
         self._next_round = number
 
     def sits_out(self, peer: PeerId) -> bool:
-        """Returns whether a peer is in no ring of this round, because of its conduct."""
-        return self.conduct.sits_out(self._next_round, peer)
+        """Returns whether a peer is in no ring of this round that this node organises, because of
+        its conduct or its work."""
+        number = self._next_round
+        return self.conduct.sits_out(number, peer) or self.poor_work.sits_out(number, peer)
+
+    def found_poor(self, member: PeerId, round_number: int) -> bool:
+        """This node and another auditor found the work of a round poor. Returns whether its member
+        sits out now."""
+        return self.poor_work.confirmed(member, round_number, self._next_round)
 
     def is_avoided(self, peer: PeerId) -> bool:
         """Returns whether a peer is to be no neighbour of this node in the rings of this round."""
@@ -128,7 +137,7 @@ class Admission:
           a ring needs one view of its removed members.
         - A peer that has not announced itself is heard about nothing else. So the number of authors
           is bounded.
-        - A peer that sits out because of its conduct is not ready for any round.
+        - A peer that sits out because of its conduct or its work is not ready for any round.
         - Of the peers without a connection only a few count as ready (`_far_max`), and a ring with
           more of them is refused. A few are enough for newcomers that are still connecting to the
           others. With more, a rogue could fill each ring with identities that it invented.
@@ -166,7 +175,8 @@ class Admission:
 
         Only the organiser decides who sits out of its ring. What members remember of others
         differs, and a ring that some of its members refuse stands still for the others. An
-        organiser that sits out itself has no say.
+        organiser that sits out because of its conduct has no say. One that sits out because of its
+        work has: only the few that measured it know.
 
         Raises:
             ImplausibleError: a member claims work that it cannot have done.
@@ -176,7 +186,7 @@ class Admission:
         far = members - {*self._transport.peers(), self._transport.peer_id}
         if members & self._accusers or len(far) > self._far_max:
             return False
-        if self.sits_out(organiser):
+        if self.conduct.sits_out(self._next_round, organiser):
             return False
         return all(map(self.is_welcome, members))
 

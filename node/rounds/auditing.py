@@ -3,7 +3,8 @@
 `protocol/policy/audits.py` has the rules. When a round is committed whose head names this node as
 an auditor, it keeps the state before the round: 4 bytes a parameter, for one audit at a time. The
 data comes in the background. The losses are measured when the device has nothing else to do, as
-those of held-out text are. The round's records are read from disk then.
+those of held-out text are. The records of the round, and of the one before, are read from disk
+then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import structlog
 import trio
 
@@ -26,9 +26,10 @@ from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
+from gossamer.node.training.audited_state import AuditedRound, AuditedState
 from gossamer.protocol.accounting.excerpts import Excerpt
-from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.policy.audits import (
     COST_SHARE,
     MEMORY_ROUNDS,
@@ -39,12 +40,15 @@ from gossamer.protocol.policy.audits import (
     Verdicts,
     audit_after,
     can_judge,
+    falls_short,
     gain_of,
+    helps_from_start,
+    share_of,
 )
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import open_ring
-from gossamer.protocol.state.chain import ChunkAverage, Header, credits_of
+from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.wire.audit_messages import GAIN_MAX, Verdict
 
 WAIT_ROUNDS = 4
@@ -65,10 +69,7 @@ class _Job:
     """An audit that this node owes."""
 
     audit: Audit
-    header: Header
-    averages: tuple[ChunkAverage, ...]
-    position: int
-    """Of the member in the ring."""
+    part: AuditedRound
     declared: tuple[Excerpt, ...]
     heldout: tuple[Excerpt, ...]
     sequences: list[tuple[str, int]] | None = None
@@ -94,7 +95,7 @@ class Auditing:
         self._swarm = swarm
         self._metrics = metrics
         self._every = every
-        self._verdicts = Verdicts()
+        self._verdicts = Verdicts(swarm.me)
         self._counts: OrderedDict[PeerId, AuditCount] = OrderedDict()
         swarm.verdicts = self
 
@@ -123,6 +124,8 @@ class Auditing:
             self._note_count(audit.member, verdict)
         if finding.poor is not None:
             self._note_finding(audit)
+        if finding.confirmed is not None:
+            self._note_confirmed(audit)
         if finding.equivocated is not None:
             log.warning("an auditor has signed two verdicts on one head", peer=author)
         if finding.contradicted is not None:
@@ -164,16 +167,31 @@ class Auditing:
             self._counts.popitem(last=False)
 
     def _note_finding(self, audit: Audit) -> None:
-        """Tells people: honest work has little gain, too, where little is left to learn."""
+        """Tells people."""
         self._metrics.poor_work.inc()
         if audit.member == self._swarm.me:
             log.warning(
-                "auditors found that the work of this node hardly lowers the loss on its own data: "
-                "there is little left to learn, or the memory of the training device is faulty",
+                "auditors found that the work of this node does not lower the loss on its own "
+                "data: the memory or the driver of the training device may be faulty",
                 round=audit.round,
             )
         else:
             log.info("auditors found poor work of a member", peer=audit.member, round=audit.round)
+
+    def _note_confirmed(self, audit: Audit) -> None:
+        """This node has measured poor work, and another auditor as well."""
+        if self._swarm.admission.found_poor(audit.member, audit.round):
+            self._metrics.poor_members.inc()
+            log.warning(
+                "a member sits out of the rings that this node organises: this node and others "
+                "measured again and again that its work does not lower the loss on its own data",
+                peer=audit.member, round=audit.round,
+            )  # fmt: skip
+
+    def cannot_tell(self, audit: Audit, reason: str) -> None:
+        """An audit of this node has no verdict."""
+        self._metrics.audits.add("undecided")
+        log.info("an audit cannot tell", reason=reason, round=audit.round)
 
     def say(self, audit: Audit, verdict: Verdict) -> None:
         """Tells the others what this node has found."""
@@ -186,6 +204,8 @@ class Auditing:
             gain_declared=round(verdict.gain_declared, 5),
             gain_heldout=round(verdict.gain_other, 5),
         )
+        if not verdict.is_poor:
+            self._swarm.admission.poor_work.found_good(audit.member)
         self._swarm.gossip.say(verdict)
         self.heard(self._swarm.me, verdict)
 
@@ -201,13 +221,15 @@ class Auditor:
         data: AuditData,
         run_in_thread: RunInThread,
         me: PeerId,
+        outer: OuterConfig,
     ) -> None:
         self._auditing = auditing
         self._committed = committed
         self._trainer = trainer
         self._data = data
-        self._run_in_thread = run_in_thread
+        self._state = AuditedState(committed, trainer, run_in_thread)
         self._me = me
+        self._outer = outer
         self._job: _Job | None = None
         self._wake = trio.Event()
         self._due_seconds = -math.inf
@@ -242,8 +264,7 @@ class Auditor:
         if len(job.declared) < SEQUENCES_MIN:
             self._job = None  # it declares next to nothing that anybody could look at
             return
-        parameters, audited = self._committed.parameters, self._trainer.audited
-        await self._run_in_thread(lambda: audited.__setitem__(slice(None), parameters))
+        await self._state.load()
         self._wake.set()
 
     def _job_of(self, audit: Audit, outcome: Committed) -> _Job:
@@ -258,7 +279,7 @@ class Auditor:
         declared = self._data.declared(audit.head, self._me, ring.ready[position].spans)
         heldout = self._data.heldout(audit.head, self._me)
         header, averages = outcome.proposal.header, outcome.proposal.update.averages
-        return _Job(audit, header, averages, position, declared, heldout)
+        return _Job(audit, AuditedRound(header, averages, position), declared, heldout)
 
     async def measure(self) -> None:
         """Makes the audit that is due: the device has nothing else to do."""
@@ -269,7 +290,7 @@ class Auditor:
         try:
             verdict = await self._verdict_on(job, job.sequences)
         except CannotRebuildError as error:
-            log.debug("the records of an audited round are gone", error=str(error))
+            self._auditing.cannot_tell(job.audit, str(error))
             return
         finally:
             self._drop()
@@ -284,38 +305,59 @@ class Auditor:
         Raises:
             CannotRebuildError: the disk does not have the round's records any more.
         """
-        num_declared = len(job.declared)
+        num_declared, part = len(job.declared), job.part
         before = await self._trainer.audit(sequences)
         if before is None:
             return None
-        await self._run_in_thread(lambda: self._apply(job, is_control=True))
+        await self._state.add(part, average=-SCALE)
         control = await self._trainer.audit(sequences[:num_declared])
         if control is None:
             return None
         if not can_judge(gain_of(before[:num_declared], control)):
-            log.info("an audit cannot tell: the round hardly helped", round=job.audit.round)
+            self._auditing.cannot_tell(job.audit, "the round hardly helped")
             return None
-        await self._run_in_thread(lambda: self._apply(job, is_control=False))
+        await self._state.add(part, average=SCALE, own=-SCALE)
         after = await self._trainer.audit(sequences)
-        return None if after is None else _verdict_of(job, before, after)
+        if after is None:
+            return None
+        share = share_of([member.tokens for member in part.header.members], part.position)
+        is_poor = falls_short(before[:num_declared], control, after[:num_declared], share)
+        if is_poor and self._goes_ahead(part.header.round):
+            helps = await self._helps_from_start(job, sequences[:num_declared])
+            if helps is None:
+                self._auditing.cannot_tell(job.audit, "it is not known where the work began")
+                return None
+            is_poor = not helps
+        return _verdict_of(job, is_poor, before, after)
 
-    def _apply(self, job: _Job, *, is_control: bool) -> None:
-        """Applies a part of the round's average; after that, a part of the member's update in its
-        place."""
-        payloads, parameters = self._committed.payloads, self._trainer.audited
-        assert isinstance(payloads, RecordPayloads)
-        sync_set = self._committed.sync_sets.of_round(job.audit.round)
-        tokens = [member.tokens for member in job.header.members]
-        for chunk, average in enumerate(job.averages):
-            records = self._committed.blocks.read_average(job.header, average)
-            num_elements, mask = sync_set.plan.elements_of(chunk), average.mask()
-            update = payloads.average(records, num_elements, mask, tokens)
-            if not is_control:
-                block = payloads.block_of(records, num_elements, mask, job.position)
-                own = 0.0 if block is None else payloads.decode(block, num_elements)
-                update = own - update
-            for part, of_chunk in sync_set.pieces_of(chunk):
-                parameters[part] -= np.float32(SCALE) * update[of_chunk]
+    def _goes_ahead(self, round_number: int) -> bool:
+        """Returns whether members may have trained from other parameters than the state before the
+        round."""
+        return self._outer.overlap and not self._outer.is_warmup(round_number)
+
+    async def _helps_from_start(
+        self, job: _Job, declared: Sequence[tuple[str, int]]
+    ) -> bool | None:
+        """Returns whether the member's work lowers the loss from where it began if the state of
+        the round before came late: with its own work in the place of the average; None if that
+        cannot be told.
+
+        Raises:
+            CannotRebuildError: the disk does not have the records of both rounds any more.
+        """
+        header = self._committed.header(Digest(job.part.header.parent))
+        averages = self._committed.averages_of(header)
+        earlier = AuditedRound.of(header, averages, job.audit.member)
+        if earlier is None:
+            return None
+        await self._state.add(job.part, own=SCALE)
+        await self._state.add(earlier, average=1.0, own=-1.0)
+        began = await self._trainer.audit(declared)
+        if began is None:
+            return None
+        await self._state.add(job.part, own=-1.0)
+        ended = await self._trainer.audit(declared)
+        return None if ended is None else helps_from_start(began, ended)
 
     def _drop(self) -> None:
         self._job = None
@@ -323,9 +365,11 @@ class Auditor:
         self._data.done()
 
 
-def _verdict_of(job: _Job, before: Sequence[float], after: Sequence[float]) -> Verdict:
+def _verdict_of(
+    job: _Job, is_poor: bool, before: Sequence[float], after: Sequence[float]
+) -> Verdict:
     num_declared = len(job.declared)
     declared = gain_of(before[:num_declared], after[:num_declared])
     heldout = gain_of(before[num_declared:], after[num_declared:])
     bounded = [min(max(each.mean, -GAIN_MAX), GAIN_MAX) for each in (declared, heldout)]
-    return Verdict(job.audit.round, job.audit.head, declared.is_poor, *bounded)
+    return Verdict(job.audit.round, job.audit.head, is_poor, *bounded)

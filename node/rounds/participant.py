@@ -113,7 +113,7 @@ class Participant:
             )  # fmt: skip
             self._auditor = Auditor(
                 self.auditing, committed, trainer, context.audit_data, context.run_in_thread,
-                context.me,
+                context.me, context.manifest.outer,
             )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(

@@ -48,7 +48,8 @@ SKIP_REASONS = (
     "malformed",
 )
 """First words of the reasons of `Removed`."""
-VERDICTS = ("good", "poor")
+VERDICTS = ("good", "poor", "undecided")
+"""What an audit of this node came to; `undecided`: it could not tell, and it said nothing."""
 HANDSHAKE_OUTCOMES = ("unfinished", "turned_away")
 BLOCK_STATES = ("stored", "pinned")
 DISK_KINDS = ("blocks", "pinned", "other")
@@ -257,6 +258,9 @@ class Metrics:
         )
         self.poor_work = add.counter(
             "poor_work_total", "Members that two of three auditors found to have done poor work."
+        )
+        self.poor_members = add.counter(
+            "poor_members_total", "Times that this node let a member sit out because of its work."
         )
         self.ring_skips = add.counters(
             "ring_skips_total", "Members that this node skipped in a ring.", "reason", SKIP_REASONS

@@ -17,8 +17,15 @@ Rules
 - The auditors are other members of which the round took tokens, and that had stake at the head
   before: a new identity audits nobody. No two of the four belong to one branch of an invite-only
   run. If there are too few for that, there is no audit.
-- Where the round's own average does not lower the loss of the same sequences, nothing can be told,
-  and the auditor says nothing.
+- Where the round's own average does not clearly lower the loss of the same sequences, nothing can
+  be told, and the auditor says nothing.
+- Work whose gain is not clearly below half of the average's is good, or below as much less as the
+  member trained on less than others.
+- With overlap a member trains from other parameters than the state before the round: from those
+  with its own work of the round before in place of that round's average. It also undoes what was
+  wrong with its own work, which is not in the state. So work that falls short is measured there as
+  well, and is good if it lowers the loss there. Where an auditor cannot rebuild that point, it says
+  nothing of such work.
 - The sequences follow from the head and the auditor (`accounting.excerpts`), so anybody can measure
   again what an auditor says that it measured.
 - One verdict of each auditor on a head counts. An auditor that signs two different ones has no
@@ -29,9 +36,8 @@ Rules
 
 So a lone lying auditor neither finds a member nor keeps one from being found, and soon says nothing
 that counts. Two of three that lie together find whom they want. A finding is for people: it costs
-nobody anything, and no verdict is a weight in an average. Where a model learns unsteadily, the
-measure blames honest work (decision 95), and as weights verdicts did more harm than the work that
-they were about.
+nobody anything, and no verdict is a weight in an average: as weights verdicts did more harm than
+the work that they were about. What a peer has measured itself has a consequence (`poor_work`).
 
 This module has no I/O, no clock and no randomness.
 """
@@ -56,21 +62,34 @@ SEQUENCES_MIN = 4
 """With fewer sequences of declared data there is no verdict."""
 
 SCALE = 0.25
-"""Part of a member's update that is applied. An update is one of several that are averaged. As a
-whole, and alone, it may lead too far: with overlap a fifth of the honest updates did, since they
-were trained from other parameters. A quarter shows the direction (tests/benchmarks/audits.py)."""
+"""Part of a member's update that is applied to the state before the round. An update is one of
+several that are averaged. As a whole, and alone, it may lead too far. A quarter shows the
+direction (tests/benchmarks/audits.py)."""
 
-MARGIN = 1.0
-"""Standard errors by which the mean gain of good work is above 0. With `tiny`, while it learnt, the
-least that an auditor found of honest work was 1.7, and 2.2 for the middle one of three. Of random
-work the middle one stays below 1 in nearly nine audits of ten."""
+CONTROL_MARGIN = 1.5
+"""Standard errors by which the mean gain of the round's average is above 0 where anything can be
+told. Near 0 it is chance on which side of a margin 16 sequences see honest work."""
+
+SHARE = 0.5
+"""Part of the average's gain that the gain of good work is not below. Honest work gains about as
+much as the average, and rather more, because it was trained on these very sequences. No work gains
+nothing. Of a member that did less than the lower median member it is as much smaller."""
+
+SHORT_MARGIN = 1.5
+"""Standard errors by which the mean gain of poor work is below that part. The differences are taken
+sequence by sequence, so that what makes sequences differ does not count. It is no more than
+`CONTROL_MARGIN`, so that no work is poor wherever anything can be told."""
+
+START_MARGIN = 1.0
+"""Standard errors by which the mean gain of good work is above 0 where its training began."""
 
 COST_SHARE = 0.03
 """Part of the computing of a round that an audit may cost, on average over the rounds."""
 
 _COST_SEQUENCES = 5 * SEQUENCES / 3
 """An audit in sequences of training: two forward passes of 32 sequences and one of 16, and a
-forward pass is a third of a step."""
+forward pass is a third of a step. Work that falls short takes two more of 16; a node that spent
+more than `COST_SHARE` waits before its next audit."""
 
 MEMORY_ROUNDS = 64
 """Rounds for which verdicts are kept and contradictions count: with rounds of a minute an hour."""
@@ -154,10 +173,9 @@ class Gain(NamedTuple):
     mean: float
     standard_error: float
 
-    @property
-    def is_poor(self) -> bool:
-        """Returns whether work with such a gain on its own data is poor."""
-        return not self.mean > MARGIN * self.standard_error  # NaN is poor
+    def is_above(self, margin: float) -> bool:
+        """Returns whether the mean is more than so many standard errors above 0."""
+        return self.mean > margin * self.standard_error  # NaN is not
 
 
 def gain_of(before: Sequence[float], after: Sequence[float]) -> Gain:
@@ -180,7 +198,48 @@ def can_judge(control: Gain) -> bool:
         control: of the round's average, applied like the update, on the declared sequences. Where
             it does not lower the loss, honest work need not either.
     """
-    return not control.is_poor
+    return control.is_above(CONTROL_MARGIN)
+
+
+def share_of(tokens: Sequence[int], position: int) -> float:
+    """The part of the average's gain that the gain of a member's good work is not below.
+
+    Args:
+        tokens: that the round took of each member.
+        position: of the member.
+    """
+    return SHARE * min(1.0, tokens[position] / max(1, statistics.median_low(tokens)))
+
+
+def falls_short(
+    before: Sequence[float],
+    control: Sequence[float],
+    after: Sequence[float],
+    share: float = SHARE,
+) -> bool:
+    """Returns whether an update helps clearly less than the round's average.
+
+    Args:
+        before: losses of the declared sequences before the round.
+        control: those with a part of the average, which are finite.
+        after: those with the same part of the update.
+        share: see `share_of`.
+    """
+    if not all(map(math.isfinite, after)):
+        return True
+    wanted = [b - share * (b - c) for b, c in zip(before, control, strict=True)]
+    missing = gain_of(after, wanted)
+    return missing.mean >= SHORT_MARGIN * missing.standard_error
+
+
+def helps_from_start(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Returns whether a whole update lowers the loss from where its training began.
+
+    Args:
+        before: losses of the declared sequences with the parameters where it began.
+        after: those with the parameters where it ended.
+    """
+    return gain_of(before, after).is_above(START_MARGIN)
 
 
 # The verdicts
@@ -197,6 +256,8 @@ class Finding(NamedTuple):
     """An auditor that signed two different verdicts."""
     contradicted: PeerId | None = None
     """An auditor that both others disagree with."""
+    confirmed: PeerId | None = None
+    """The member, if this peer found its work poor and another auditor did as well."""
 
 
 @dataclass
@@ -207,12 +268,15 @@ class _Case:
     was_poor: bool | None = None
     """What two of three said; None as long as they did not."""
     contradicted: PeerId | None = None
+    is_confirmed: bool = False
 
 
 class Verdicts:
-    """The verdicts of the newest rounds, as one peer has heard them."""
+    """The verdicts of the newest rounds, as one peer has heard them, its own among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId | None = None) -> None:
+        """`me`: this peer; None for one that audits nobody."""
+        self._me = me
         self._cases: OrderedDict[Digest, _Case] = OrderedDict()
         self._contradicted: OrderedDict[PeerId, list[int]] = OrderedDict()
         """Rounds in which each auditor was contradicted."""
@@ -234,6 +298,7 @@ class Verdicts:
             is_new=True,
             poor=audit.member if is_found else None,
             contradicted=self._find_contradicted(case),
+            confirmed=audit.member if self._is_confirmed(case) else None,
         )
 
     def _decide(self, case: _Case) -> bool:
@@ -249,6 +314,18 @@ class Verdicts:
             if words.count(word) >= AUDITORS - 1:
                 case.was_poor = word
         return case.was_poor is not None
+
+    def _is_confirmed(self, case: _Case) -> bool:
+        """Returns whether this peer and another auditor agree since now that work is poor."""
+        if case.is_confirmed or self._me is None:
+            return False
+        poor = {
+            auditor
+            for auditor, verdict in case.verdicts.items()
+            if verdict is not None and verdict.is_poor
+        }
+        case.is_confirmed = self._me in poor and len(poor) > 1
+        return case.is_confirmed
 
     def _find_contradicted(self, case: _Case) -> PeerId | None:
         said = {

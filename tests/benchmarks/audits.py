@@ -1,13 +1,15 @@
 """What does an audit find, and how often does it blame honest work?
 
-    python -m tests.benchmarks.audits --seeds 1 2 3              # the preset as it is, with overlap
-    python -m tests.benchmarks.audits --seeds 1 2 3 --no-overlap
+    python -m tests.benchmarks.audits --words --seeds 1 2     # soon little is left to learn
+    python -m tests.benchmarks.audits --words --early         # the state comes in mid-round
+    python -m tests.benchmarks.audits --seeds 1 2 3           # the preset as it is, with overlap
+    python -m tests.benchmarks.audits --small --epochs --uneven
     python -m tests.benchmarks.audits --seeds 1 2 3 --no-overlap --uneven --topics
 
 Four peers train the preset `tiny` in this process, with `trust = "open"` and int8. In some rounds
-two members are audited by three auditors each. An auditor draws 16 sequences of the data that the
-member consumed in this round and 16 held-out ones, and measures what the member's update does to
-the loss of each. The honest work of the member is measured, and what liars would send instead:
+each member is audited by three auditors. An auditor draws 16 sequences of the data that the member
+consumed in this round, and measures what the member's update does to the loss of each. The honest
+work of the member is measured, and what liars would send instead, in this round and the one before:
 
     zero      nothing
     noise     random values, as long as the work
@@ -18,13 +20,14 @@ the loss of each. The honest work of the member is measured, and what liars woul
     ALIE      the others' mean less one standard deviation
     bias      -0.5 times the others' mean
 
-Gains are nats a token, with a quarter of the update: loss before less loss after. An auditor
-*blames* work whose mean gain on the declared sequences is not above the margin of
-`protocol/policy/audits.py`, and is *undecided* where that of the round's average is not either. The
-columns from "poor of all" on are without this control. The last ones are other measures: the whole
-update, and whether the gain on declared data is no greater than on held-out data.
+The rules are those of `protocol/policy/audits.py`. Gains are nats a token: loss before less loss
+after, of a quarter of the update on the state before the round, and of the whole one from where the
+training began if the state came late. "Without the start" leaves out the second, and "before" is
+the rule of decision 95.
 
-With `--words` there soon is little to learn: a very small model and text of ten words.
+With `--words` there soon is little to learn: a very small model and text of ten words. `--small` is
+that model on the default corpus, and with `--epochs` each peer has 40 batches of it, again and
+again.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,13 +51,19 @@ from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
-from gossamer.protocol.policy.audits import AUDITORS, SCALE, Gain, can_judge
+from gossamer.protocol.policy.audits import (
+    AUDITORS,
+    SCALE,
+    can_judge,
+    falls_short,
+    gain_of,
+    helps_from_start,
+)
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.wire.audit_messages import SEQUENCES
-from gossamer.trainer.evaluate import batches_of
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
@@ -62,16 +72,18 @@ from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Worker
 
 PEERS = 4
-AUDITED = (0, 2)
 ROUNDS = (5, 15, 25, 35, 45, *range(52, 81, 3))
 UNEVEN = (8, 20, 20, 40)
 """Inner steps of each peer where the preset has 20."""
-WORDS_ROUNDS = tuple(range(31, 201, 4))
-"""Rounds with audits where there are only words to learn."""
+WORDS_ROUNDS = tuple(range(31, 111, 4))
+"""Rounds with audits where the model is very small."""
+EPOCH_BATCHES = 40
+"""Batches that a peer has with `--epochs`: two rounds after the warm-up."""
 SETTLED_AFTER = 80
 """The round with which the learning rate has come to its floor."""
-APPLIED = WHOLE, QUARTER, AVERAGE = range(3)
-"""What is applied: the update, a quarter of it, a quarter of the round's average with it."""
+APPLIED = QUARTER, AVERAGE, START = range(3)
+"""What is applied: a quarter of the update, a quarter of the round's average with it, and the
+update from where the training began."""
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog", "runs", "sleeps")
 WORDS_SHAPE = {"num_layers": 1, "width": 32, "num_heads": 2, "num_kv_heads": 2, "hidden_width": 64}
 WORK = ("honest", "zero", "noise", "flipped", "other", "stale", "tenth", "ALIE", "bias")
@@ -81,14 +93,23 @@ Losses = NDArray[np.float64]
 
 
 class Remembering(DataQueue):
-    """A queue that keeps the sequences of a round."""
+    """A queue that keeps the sequences of a round, and may begin again after some batches."""
 
-    def __init__(self, run: Preset, token_bytes: int) -> None:
+    def __init__(self, run: Preset, token_bytes: int, epoch_batches: int = 0) -> None:
         super().__init__(run.model.context, token_bytes, run.model.vocabulary)
         self.taken: list[Sequences] = []
+        self._epoch: list[Batch] = []
+        self._epoch_batches = epoch_batches
+        self._num_taken = 0
 
     def take(self, num_sequences: int) -> Batch | None:
-        batch = super().take(num_sequences)
+        if self._num_taken < self._epoch_batches or not self._epoch_batches:
+            batch = super().take(num_sequences)
+            if batch is not None and self._epoch_batches:
+                self._epoch.append(batch)
+        else:
+            batch = self._epoch[self._num_taken % self._epoch_batches]
+        self._num_taken += 1
         if batch is not None:
             self.taken.append(batch.sequences)
         return batch
@@ -120,16 +141,16 @@ class Trial:
         self._payloads = payloads_of("diloco", run.outer, "open")
         self._plan = ChunkPlan(run.model.num_parameters, run.outer.chunk_elements)
         self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(PEERS)]
-        self._queues = [Remembering(run, text.token_bytes) for _ in range(PEERS)]
+        batches = EPOCH_BATCHES if options.epochs else 0
+        self._queues = [Remembering(run, text.token_bytes, batches) for _ in range(PEERS)]
         n = len(text.index.shards)
         for number, (worker, queue) in enumerate(zip(self._workers, self._queues, strict=True)):
             worker.queue = queue
             near = range(number * n // PEERS, (number + 1) * n // PEERS)
             text.push_shards(queue, near if options.topics else range(number, n, PEERS))
-        heldout = batches_of(text.heldout(run.model.vocabulary), run.model.context, 64, 10**6)
-        self._heldout = np.concatenate([b for b in heldout if b.shape[1] == run.model.context + 1])
         self._draw = np.random.default_rng(seed)
-        self._rounds = WORDS_ROUNDS if options.words else ROUNDS
+        self._is_early = options.early
+        self._rounds = WORDS_ROUNDS if options.words or options.small else ROUNDS
         self._auditor = Auditor(run)
         decoder = Decoder(run.model)
         decoder.initialise(seed)
@@ -137,24 +158,23 @@ class Trial:
         self._momentum = np.zeros_like(self._parameters)
 
     def gains(self, rounds: int) -> Losses:
-        """(audits, auditors, kinds of work, `APPLIED`, declared or held-out, sequences)."""
+        """(audits, auditors, kinds of work, `APPLIED`, sequences)."""
         found: list[Losses] = []
         starts = [self._parameters] * PEERS
         sent: list[Float32Array] = []
+        stale: list[Float32Array] = []
         due: list[tuple[Float32Array, ...]] = []
         first_step = 0
         for number in range(1, rounds + 1):
-            stale, outer = sent, self._run.outer
+            older, stale, outer = stale, sent, self._run.outer
             goes_on = self._overlap and not outer.is_warmup(number)
-            tokens = self._train(starts, number, first_step)
+            # The state that the last round's work led to comes while this one's is done.
+            tokens = self._train(starts, number, first_step, due if goes_on else [])
             first_step += outer.inner_steps_of(number)
-            if goes_on and due:
-                # The state that the last round's work led to came while this one's was done.
-                self._outer_step(number - 1, *due.pop())
             sent, norms = self._sent(), [norm_of(worker.pending) for worker in self._workers]
             if number in self._rounds:
-                weights = robust_weights(tokens)
-                found += [self._audit(member, sent, stale, weights) for member in AUDITED]
+                works = Works(sent, stale, older, robust_weights(tokens), goes_on)
+                found += [self._audit(member, works) for member in range(PEERS)]
             average = ring_average(
                 [worker.pending for worker in self._workers],
                 tokens,
@@ -170,14 +190,32 @@ class Trial:
                 starts = [self._parameters] * PEERS
         return np.stack(found)
 
-    def _train(self, starts: Sequence[Float32Array], number: int, first_step: int) -> list[int]:
-        tokens = []
-        for worker, queue, start, steps in zip(
-            self._workers, self._queues, starts, self._steps, strict=True
-        ):
+    def _train(
+        self,
+        starts: Sequence[Float32Array],
+        number: int,
+        first_step: int,
+        due: list[tuple[Float32Array, ...]],
+    ) -> list[int]:
+        """Trains a round, in whose middle or after which the state of the round before comes."""
+        early = [
+            max(1, self._run.outer.inner_steps_of(number) * steps // 20) for steps in self._steps
+        ]
+        late = [steps // 2 if self._is_early and due else 0 for steps in early]
+        early = [steps - others for steps, others in zip(early, late, strict=True)]
+        carried = [worker.pending.copy() for worker in self._workers]
+        for queue in self._queues:
             queue.taken.clear()
-            num_steps = max(1, self._run.outer.inner_steps_of(number) * steps // 20)
-            tokens.append(worker.train(start, first_step, num_steps))
+        tokens = [
+            worker.train(start, first_step, steps)
+            for worker, start, steps in zip(self._workers, starts, early, strict=True)
+        ]
+        if due:
+            self._outer_step(number - 1, *due.pop())
+        for place, worker in enumerate(self._workers):
+            if late[place]:
+                local = self._parameters - (worker.pending - carried[place])
+                tokens[place] += worker.train(local, first_step + early[place], late[place])
         return tokens
 
     def _sent(self) -> list[Float32Array]:
@@ -204,19 +242,19 @@ class Trial:
         rate, mu, average = rates.learning_rate, rates.momentum, rates.of_average(average)
         nesterov(before, self._momentum, average, rate, mu, self._parameters, self._momentum)
 
-    def _audit(
-        self,
-        member: int,
-        sent: Sequence[Float32Array],
-        stale: Sequence[Float32Array],
-        weights: Sequence[int],
-    ) -> Losses:
+    def _audit(self, member: int, works: Works) -> Losses:
         declared = np.concatenate(self._queues[member].taken)
-        work = self._work_of(member, sent, stale)
-        averages = [
-            self._average([*sent[:member], each, *sent[member + 1 :]], weights) for each in work
+        kinds = self._work_of(member, works.sent, works.stale)
+        earlier = self._work_of(member, works.stale, works.older)
+        averages = [self._average(_with(works.sent, member, each), works.weights) for each in kinds]
+        starts = [
+            self._parameters + self._average(_with(works.stale, member, each), works.weights) - each
+            for each in earlier
         ]
-        return np.stack([self._gains(declared, work, averages) for _ in range(AUDITORS)])
+        found = np.stack([self._gains(declared, kinds, averages, starts) for _ in range(AUDITORS)])
+        if not works.goes_on:
+            found[:, :, START] = 0.0  # no auditor looks there
+        return found
 
     def _average(self, sent: Sequence[Float32Array], weights: Sequence[int]) -> Float32Array:
         chunks = [self._plan.range_of(chunk) for chunk in range(self._plan.num_chunks)]
@@ -243,69 +281,103 @@ class Trial:
         ]
 
     def _gains(
-        self, declared: Sequences, work: Sequence[Float32Array], averages: Sequence[Float32Array]
+        self,
+        declared: Sequences,
+        work: Sequence[Float32Array],
+        averages: Sequence[Float32Array],
+        starts: Sequence[Float32Array],
     ) -> Losses:
-        pick = self._draw.choice
-        sequences = np.concatenate(
-            [
-                declared[pick(len(declared), SEQUENCES, replace=len(declared) < SEQUENCES)],
-                self._heldout[pick(len(self._heldout), SEQUENCES, replace=False)],
-            ]
-        )
-        state = self._parameters
+        drawn = self._draw.choice(len(declared), SEQUENCES, replace=len(declared) < SEQUENCES)
+        sequences, state = declared[drawn], self._parameters
         before = self._auditor.losses(state, sequences)
 
-        def gain(update: Float32Array) -> Losses:
-            after = self._auditor.losses(state - update, sequences)
-            return (before - after).reshape(2, SEQUENCES)
+        def losses(parameters: Float32Array) -> Losses:
+            return self._auditor.losses(parameters, sequences)
 
         scale = np.float32(SCALE)
         return np.stack(
             [
-                np.stack([gain(each), gain(each * scale), gain(average * scale)])
-                for each, average in zip(work, averages, strict=True)
+                np.stack(
+                    [
+                        before - losses(state - each * scale),
+                        before - losses(state - average * scale),
+                        losses(start) - losses(start - each),
+                    ]
+                )
+                for each, average, start in zip(work, averages, starts, strict=True)
             ]
         )
 
 
-def table_of(gains: Losses) -> Table:
+class Works(NamedTuple):
+    """What the members sent, by member, and their weights."""
+
+    sent: Sequence[Float32Array]
+    stale: Sequence[Float32Array]
+    """In the round before."""
+    older: Sequence[Float32Array]
+    """In the one before that."""
+    weights: Sequence[int]
+    goes_on: bool
+    """Whether members trained from other parameters than the state before the round."""
+
+
+def _with(works: Sequence[Float32Array], member: int, work: Float32Array) -> list[Float32Array]:
+    return [*works[:member], work, *works[member + 1 :]]
+
+
+def poor(gains: Losses, *, from_start: bool) -> bool | None:
+    """What an auditor says of gains (`APPLIED`, sequences); None if nothing can be told. All
+    members count as if they had trained on equally much."""
+    nothing = [0.0] * gains.shape[-1]
+    own, average, start = ((-gains[which]).tolist() for which in APPLIED)
+    if not can_judge(gain_of(nothing, average)):
+        return None
+    if not falls_short(nothing, average, own):
+        return False
+    return not (from_start and helps_from_start(nothing, start))
+
+
+def poor_before(gains: Losses) -> bool | None:
+    """What an auditor said by the rule of decision 95."""
+    nothing = [0.0] * gains.shape[-1]
+    own, average, _ = ((-gains[which]).tolist() for which in APPLIED)
+    if not gain_of(nothing, average).is_above(1.0):
+        return None
+    return not gain_of(nothing, own).is_above(1.0)
+
+
+def table_of(gains: Losses, *, overlap: bool) -> Table:
     """The table of what `Trial.gains` returns."""
     means = gains.mean(axis=-1)
-    errors = gains.std(axis=-1, ddof=1) / np.sqrt(SEQUENCES)
-
-    def ask(question: Callable[[Gain], bool], applied: int) -> NDArray[np.bool_]:
-        of_declared = (means[:, :, :, applied, 0], errors[:, :, :, applied, 0])
-        answers = np.vectorize(lambda *gain: question(Gain(*gain)), otypes=[bool])(*of_declared)
-        return np.asarray(answers, np.bool_)
-
-    poor = ask(lambda gain: gain.is_poor, QUARTER)
-    whole_poor = ask(lambda gain: gain.is_poor, WHOLE)
-    told = ask(can_judge, AVERAGE)
     table = Table(
-        "work", "declared", "held-out", "undecided", "poor of verdicts", "two of three",
-        "poor of all", "two of three", "whole update", "no less", title=f"{len(gains)} audits",
+        "work", "gain", "from its start", "undecided", "poor of verdicts", "two of three",
+        "without the start", "before", "two of three", title=f"{len(gains)} audits",
     )  # fmt: skip
-
-    def two(words: NDArray[np.bool_]) -> str:
-        return f"{(words.sum(axis=1) > AUDITORS // 2).mean():.0%}"
-
+    rules: tuple[Callable[[Losses], bool | None], ...] = (
+        lambda each: poor(each, from_start=overlap),
+        lambda each: poor(each, from_start=False),
+        poor_before,
+    )
     for place, work in enumerate(WORK):
-        declared, heldout = (means[:, :, place, QUARTER, which] for which in (0, 1))
-        is_poor, is_told = poor[:, :, place], told[:, :, place]
+        words = [[[rule(each) for each in audit[:, place]] for audit in gains] for rule in rules]
+        flat = [[word for audit in each for word in audit] for each in words]
+        blamed = [f"{each.count(True)} of {len(each) - each.count(None)}" for each in flat]
+        found = [
+            f"{np.mean([audit.count(True) > AUDITORS // 2 for audit in each]):.0%}"
+            for each in words
+        ]
         table.add_row(
             work,
-            f"{declared.mean():+.4f}",
-            f"{heldout.mean():+.4f}",
-            f"{1 - is_told.mean():.0%}",
-            f"{(is_poor & is_told).sum() / max(1, is_told.sum()):.0%}",
-            two(is_poor & is_told),
-            f"{is_poor.mean():.0%}",
-            two(is_poor),
-            two(whole_poor[:, :, place]),
-            two(declared <= heldout),
+            f"{means[:, :, place, QUARTER].mean():+.4f}",
+            f"{means[:, :, place, START].mean():+.4f}",
+            f"{flat[0].count(None) / len(flat[0]):.0%}",
+            blamed[0],
+            found[0],
+            blamed[1],
+            blamed[2],
+            found[2],
         )
-    ratios = means[:, :, 0, QUARTER, 0] / errors[:, :, 0, QUARTER, 0]
-    table.caption = f"least gain of honest work, in standard errors: {ratios.min():.1f}"
     return table
 
 
@@ -316,6 +388,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--uneven", action="store_true", help="peers of different speed")
+    parser.add_argument("--early", action="store_true", help="states come in mid-round")
+    parser.add_argument("--small", action="store_true", help="a very small model")
+    parser.add_argument("--epochs", action="store_true", help="each peer has little text")
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
     parser.add_argument("--words", action="store_true", help="ten words and a very small model")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
@@ -323,13 +398,14 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")
     options = parser.parse_args()
     if options.kept:
-        Console().print(table_of(np.concatenate([np.load(path) for path in options.kept])))
+        kept = np.concatenate([np.load(path) for path in options.kept])
+        Console().print(table_of(kept, overlap=not options.no_overlap))
         return
     torch.set_num_threads(1)
     preset = PRESETS["tiny"]
     outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
     preset = replace(preset, outer=outer)
-    if options.words:
+    if options.words or options.small:
         preset = replace(preset, model=replace(preset.model, **WORDS_SHAPE))
         options.rounds = max(options.rounds, WORDS_ROUNDS[-1])
     found = []
@@ -341,11 +417,12 @@ def main() -> None:
             found.append(trial.gains(options.rounds))
             if options.keep:
                 np.save(options.keep, np.concatenate(found))
-    if options.words:
-        unsettled = len(AUDITED) * sum(number <= SETTLED_AFTER for number in WORDS_ROUNDS)
-        Console().print(table_of(np.concatenate([each[:unsettled] for each in found])))
-        found = [each[unsettled:] for each in found]
-    Console().print(table_of(np.concatenate(found)))
+    tables = [found]
+    if options.words or options.small:
+        unsettled = PEERS * sum(number <= SETTLED_AFTER for number in WORDS_ROUNDS)
+        tables = [[each[:unsettled] for each in found], [each[unsettled:] for each in found]]
+    for each in tables:
+        Console(width=140).print(table_of(np.concatenate(each), overlap=not options.no_overlap))
 
 
 def write_words(folder: Path, seed: int) -> Path:

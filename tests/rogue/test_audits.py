@@ -18,6 +18,8 @@ from gossamer.trainer.ipc import messages
 from tests.support.node_world import NumbersTrainer, World, initial_weights, simulate
 
 NAMES = "abcde"
+EIGHT = "abcdefgh"
+LIARS = "fgh"
 ROUNDS = 14
 
 
@@ -61,20 +63,21 @@ def lived(
     is_over: Callable[[World], bool] = lambda world: world.round("a") >= ROUNDS,
     *,
     overlap: bool = False,
+    names: str = NAMES,
 ) -> World:
-    """A swarm of five, of which e has another trainer, when something is over."""
+    """A swarm, of which e has another trainer, when something is over."""
     world = World(
         root, seed=43, codec="int8", trust="open", inner_steps=10, num_shards=256, overlap=overlap
     )
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a", [], others)
-        for name in NAMES[1:]:
+        for name in names[1:]:
             await nursery.start(world.run, name, ["a"], last if name == "e" else others)
-        await world.until(lambda: all(world.participant_or_none(name) for name in NAMES))
+        await world.until(lambda: all(world.participant_or_none(name) for name in names))
         corrupt(world)
         await world.until(lambda: is_over(world), 300.0, 0.05)
-        await world.come_together(*NAMES, seconds=30.0)
+        await world.come_together(*names, seconds=30.0)
 
     simulate(world, story)
     return world
@@ -93,6 +96,12 @@ def found_poor(world: World, name: str) -> float:
     return registry.get_sample_value("gossamer_poor_work_total") or 0.0
 
 
+def audits_of(world: World, name: str, verdict: str) -> float:
+    """Audits of others that a member made, and that came to this."""
+    registry = world.nodes[name].metrics.registry
+    return registry.get_sample_value("gossamer_audits_total", {"verdict": verdict}) or 0.0
+
+
 def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
     world = lived(tmp_path, overlap=True)
     assert sum(verdicts_on(world, name)[0] for name in NAMES) > 10
@@ -103,6 +112,8 @@ def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
 def test_nobody_is_judged_where_the_round_changes_nothing(tmp_path: Path) -> None:
     world = lived(tmp_path, AtTheEnd, AtTheEnd, is_over=lambda world: world.round("a") >= 8)
     assert all(verdicts_on(world, name) == (0, 0) for name in NAMES)
+    assert sum(audits_of(world, name, "undecided") for name in NAMES) >= 3
+    assert all(audits_of(world, name, "poor") == 0 for name in NAMES)
 
 
 def test_a_member_that_sends_random_numbers_is_found(tmp_path: Path) -> None:
@@ -116,8 +127,28 @@ def test_a_member_that_sends_random_numbers_is_found(tmp_path: Path) -> None:
     assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
 
 
-def lying(world: World) -> None:
-    auditing = world.participant("e").auditing
+def times_out(world: World, name: str) -> float:
+    """How often a member let another one sit out because of its work."""
+    registry = world.nodes[name].metrics.registry
+    return registry.get_sample_value("gossamer_poor_members_total") or 0.0
+
+
+def test_a_member_that_sends_random_numbers_sits_out_and_the_others_go_on(tmp_path: Path) -> None:
+    def is_over(world: World) -> bool:
+        return any(times_out(world, name) for name in "abcd")
+
+    world = lived(tmp_path, Noise, is_over=is_over)
+    assert times_out(world, "e") == 0, "the others' work is good"
+    for name in "abcd":
+        auditing = world.participant(name).auditing
+        assert auditing is not None
+        poor = auditing._swarm.admission.poor_work
+        others = [world.identity(other).peer_id for other in "abcd" if other != name]
+        assert not any(poor.sits_out(number, each) for each in others for number in range(200))
+
+
+def lying(world: World, name: str = "e") -> None:
+    auditing = world.participant(name).auditing
     assert auditing is not None
     say = auditing.say
 
@@ -125,6 +156,24 @@ def lying(world: World) -> None:
         say(audit, replace(verdict, is_poor=not verdict.is_poor))  # type: ignore[arg-type]
 
     auditing.say = lie  # type: ignore[method-assign]
+
+
+def test_three_liars_of_eight_find_honest_members_and_let_none_sit_out(tmp_path: Path) -> None:
+    """Two of the three auditors lie in more than a third of the audits of honest members."""
+    honest = [name for name in EIGHT if name not in LIARS]
+
+    def lie(world: World) -> None:
+        for name in LIARS:
+            lying(world, name)
+
+    world = lived(
+        tmp_path,
+        corrupt=lie,
+        is_over=lambda world: world.round("a") >= 3 * ROUNDS,
+        names=EIGHT,
+    )
+    assert sum(verdicts_on(world, name)[1] for name in honest) >= 5, "they have lied"
+    assert all(times_out(world, name) == 0 for name in honest)
 
 
 def test_a_lying_auditor_finds_nobody_and_is_soon_not_believed(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ from gossamer.protocol.policy.audits import (
     Verdicts,
     audit_after,
     can_judge,
+    falls_short,
     gain_of,
+    helps_from_start,
     rounds_between,
+    share_of,
 )
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
 from tests.support import builders
@@ -119,20 +122,59 @@ def test_an_audit_costs_a_small_part_of_the_rounds_that_it_is_for() -> None:
 # The measure
 
 
-def test_what_lowers_the_loss_is_good() -> None:
-    before = [2.0, 3.0, 4.0, 5.0]
-    assert not gain_of(before, [1.9, 2.9, 3.8, 4.9]).is_poor
-    assert gain_of(before, before).is_poor
-    assert gain_of(before, [2.1, 3.1, 4.1, 5.1]).is_poor
-    assert gain_of(before, [1.9, 2.9, 3.9, float("nan")]).is_poor
-    assert gain_of(before, [1.9, 2.9, 3.9, float("inf")]).is_poor
+BEFORE = [2.0, 3.0, 4.0, 5.0]
+CONTROL = [1.9, 2.9, 3.8, 4.9]
+"""With a part of the average: it helps."""
 
 
-def test_a_gain_that_sequences_do_not_agree_on_is_poor() -> None:
-    before = [2.0, 3.0, 4.0, 5.0]
-    gain = gain_of(before, [1.0, 3.9, 4.0, 4.9])
-    assert gain.mean > 0
-    assert gain.is_poor
+def test_what_helps_as_the_average_does_is_good() -> None:
+    assert can_judge(gain_of(BEFORE, CONTROL))
+    assert not falls_short(BEFORE, CONTROL, CONTROL)
+    assert not falls_short(BEFORE, CONTROL, [1.93, 2.93, 3.86, 4.93]), "more than half"
+    assert falls_short(BEFORE, CONTROL, [1.99, 2.99, 3.98, 4.99]), "less than half"
+
+
+def test_a_member_that_trained_on_less_may_help_less() -> None:
+    tokens = [100, 1000, 1000, 4000]
+    tenth = [b - 0.1 * (b - c) for b, c in zip(BEFORE, CONTROL, strict=True)]
+    assert share_of(tokens, 1) == share_of(tokens, 3) == 10 * share_of(tokens, 0)
+    assert falls_short(BEFORE, CONTROL, tenth, share_of(tokens, 1))
+    assert not falls_short(BEFORE, CONTROL, tenth, share_of(tokens, 0))
+    assert falls_short(BEFORE, CONTROL, BEFORE, share_of(tokens, 0)), "it has done nothing"
+    assert share_of([0, 0, 0, 5], 3) == share_of([5, 5, 5, 5], 0)
+
+
+def test_what_does_not_help_falls_short() -> None:
+    assert falls_short(BEFORE, CONTROL, BEFORE)
+    assert falls_short(BEFORE, CONTROL, [2.1, 3.1, 4.2, 5.1])
+    assert falls_short(BEFORE, CONTROL, [1.9, 2.9, 3.9, float("nan")])
+    assert falls_short(BEFORE, CONTROL, [1.9, 2.9, 3.9, float("inf")])
+
+
+def test_sequences_that_do_not_agree_blame_nobody() -> None:
+    """The mean gain is 0, and chance may have made it so."""
+    assert not falls_short(BEFORE, CONTROL, [1.0, 4.0, 3.0, 6.0])
+
+
+def test_no_work_falls_short_wherever_anything_can_be_told() -> None:
+    told = 0
+    for number in range(200):
+        before = [float(2 + digest_of(bytes([number, n]))[0] / 256) for n in range(SEQUENCES)]
+        control = [
+            b - digest_of(b"c", bytes([number, n]))[0] / 256 + 0.4 for n, b in enumerate(before)
+        ]
+        if can_judge(gain_of(before, control)):
+            told += 1
+            assert falls_short(before, control, before)
+    assert 10 < told < 200
+
+
+def test_work_helps_from_where_it_began_if_sequences_agree() -> None:
+    assert helps_from_start(BEFORE, CONTROL)
+    assert not helps_from_start(BEFORE, BEFORE)
+    assert not helps_from_start(CONTROL, BEFORE)
+    assert not helps_from_start(BEFORE, [1.0, 4.0, 3.0, 6.0])
+    assert not helps_from_start(BEFORE, [1.9, 2.9, 3.8, float("nan")])
 
 
 def test_nothing_can_be_told_where_the_average_does_not_lower_the_loss() -> None:

@@ -1,0 +1,88 @@
+"""Members whose work one peer found poor, again and again, sit out of the rings that it organises.
+
+A verdict is a claim, and auditors may lie together: with three hostile members of eight two liars
+are among the three auditors in more than a third of the audits. So a peer draws a conclusion only
+from work that it has measured itself (`policy.audits`), and only if another auditor of the same
+work agrees with it. Whatever liars say, no honest peer acts on it alone.
+
+Rules
+-----
+- A member gets a mark from a peer that audited its work and found it poor, where another auditor
+  of that work found it poor as well.
+- An audit in which this peer finds the member's work good takes the marks away.
+- With `MARKS_MAX` marks within `MEMORY_ROUNDS` rounds the member sits out `SITS_OUT_ROUNDS` rounds,
+  and each further time twice as many, up to `SITS_OUT_ROUNDS_MAX`, unless `FORGET_ROUNDS` passed
+  since.
+- A member that sits out is not taken into rings that this peer organises, and this peer waits for
+  it in no round. It may organise rings itself, and this peer takes part in them, and in those of
+  others that have it: peers that measured different audits remember different members, and a ring
+  that some of its members refuse stands still for all of them.
+
+Nothing else follows: neither the weight of work, nor the choice of a head, nor a ban. This module
+has no I/O, no clock and no randomness.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.audits import MEMORY_ROUNDS, PEERS_MAX
+from gossamer.protocol.policy.ring_conduct import (
+    FORGET_ROUNDS,
+    SITS_OUT_ROUNDS,
+    SITS_OUT_ROUNDS_MAX,
+)
+
+MARKS_MAX = 2
+"""One mark may be chance: the work of a round may lead away, and two auditors then see it."""
+
+
+@dataclass
+class _Record:
+    """What a peer has measured of a member's work."""
+
+    marks: deque[int] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
+    """Rounds whose work was found poor, since the last that was found good."""
+    sits_out_until: int = 0
+    times: int = 0
+
+
+class PoorWork:
+    """One peer's memory of the poor work that it has measured."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+
+    def confirmed(self, member: PeerId, round_number: int, now_round: int) -> bool:
+        """This peer and another one found a member's work poor. Returns whether it sits out now.
+
+        Args:
+            round_number: the round whose work was audited.
+            now_round: the round that is under way.
+        """
+        record = self._records.setdefault(member, _Record())
+        self._records.move_to_end(member)
+        if len(self._records) > PEERS_MAX:
+            self._records.popitem(last=False)
+        record.marks.append(round_number)
+        recent = sum(number + MEMORY_ROUNDS > round_number for number in record.marks)
+        if recent < MARKS_MAX or now_round <= record.sits_out_until:
+            return False
+        is_again = record.times and now_round <= record.sits_out_until + FORGET_ROUNDS
+        record.times = record.times + 1 if is_again else 1
+        rounds = min(SITS_OUT_ROUNDS * 2 ** (record.times - 1), SITS_OUT_ROUNDS_MAX)
+        record.sits_out_until = now_round + rounds
+        record.marks.clear()
+        return True
+
+    def found_good(self, member: PeerId) -> None:
+        """This peer found a member's work good."""
+        if (record := self._records.get(member)) is not None:
+            record.marks.clear()
+
+    def sits_out(self, round_number: int, member: PeerId) -> bool:
+        """Returns whether a member sits out of a round's rings that this peer organises."""
+        record = self._records.get(member)
+        return record is not None and round_number <= record.sits_out_until
