@@ -187,7 +187,7 @@ class Followers:
                 raise TrainerError(f"{self._process_of(number)} cannot go on: {reason}")
 
     def _process_of(self, number: int) -> str:
-        return f"the process of device {number + 1} ({self._devices[number]})"
+        return f"the process of device {number + 2} ({self._devices[number]})"
 
     def _read(self, number: int, stdout: BinaryIO) -> None:
         """Hands on the words of one process until its end. Runs in a thread of its own."""
