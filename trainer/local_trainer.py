@@ -113,9 +113,9 @@ class LocalTrainer:
         passes = Passes(
             self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
-        self._gradients: Gradients | SpreadGradients = Gradients(
-            self._decoder, self.device, model.context, passes, on_progress
-        )
+        self._own = Gradients(self._decoder, self.device, model.context, passes, on_progress)
+        """Takes the gradients of this device."""
+        self._gradients: Gradients | SpreadGradients = self._own
         self._round: _Round | None = None
         self._has_local = False
         """True if the local parameters belong to a round, which may have ended."""
@@ -137,12 +137,11 @@ class LocalTrainer:
 
     def spread(self, spread: Spread) -> None:
         """Takes gradients also on other devices from now on. The trainer's own is the first."""
-        assert isinstance(self._gradients, Gradients)
-        self._gradients = SpreadGradients(self._gradients, self._decoder, spread)
+        self._gradients = SpreadGradients(self._own, self._decoder, spread)
 
     def withdraw(self) -> None:
         """The process is ended in order; see `Passes.withdraw`. May be called from any thread."""
-        self._gradients.passes.withdraw()
+        self._own.passes.withdraw()
 
     @property
     def optimizer_steps(self) -> int:
@@ -156,7 +155,7 @@ class LocalTrainer:
     @property
     def micro_batch(self) -> int:
         """Sequences of one forward pass at present."""
-        return self._gradients.passes.present.sequences
+        return self._own.passes.present.sequences
 
     @property
     def in_round(self) -> bool:

@@ -29,7 +29,7 @@ from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory, messages
 from gossamer.trainer.local_trainer import LocalTrainer
-from gossamer.trainer.ranks.spread import Spread, names_together
+from gossamer.trainer.ranks.spread import Spread
 from gossamer.trainer.ranks.starting import start_others, useful
 from gossamer.trainer.resources.device import (
     OWNER_LIMITS,
@@ -39,7 +39,7 @@ from gossamer.trainer.resources.device import (
     choose_devices,
     is_out_of_memory,
 )
-from gossamer.trainer.resources.device_names import may_be_several
+from gossamer.trainer.resources.device_names import may_be_several, names_together
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.trainer_config import TrainerConfig
 

@@ -14,7 +14,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.machine.capacity import device_memory, trains_on_host
+from gossamer.node.machine.capacity import device_memories, trains_on_host
 from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.power_limit import PowerLimit
 from gossamer.node.machine.trainer import Trainer
@@ -127,7 +127,7 @@ class LimitParts:
                 settings,
                 trains_on_host=trains_on_host(settings.device, gpus),
                 disk_bytes=self.disk.least_bytes() + CACHE_BYTES_MIN,
-                card=device_memory(settings.device, gpus),
+                cards=device_memories(settings.device, gpus),
                 tokens_per_second=tokens_per_second or None,
             )
             if power := self._power.problem(settings.gpu_power_watts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.node.base.setting_values import gpu_memory_bytes
 from gossamer.node.base.settings import Settings
-from gossamer.node.machine.capacity import training_gpu
+from gossamer.node.machine.capacity import training_gpus
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.ipc import messages
@@ -31,9 +31,10 @@ def worker_limits(settings: Settings, manifest: Manifest, gpus: Gpus) -> message
         memory_bytes = max(TRAINER_BYTES_MIN, settings.memory_max - daemon)
     card_bytes = 0
     if settings.gpu_memory:
-        gpu = training_gpu(settings.device, gpus.read())
-        if gpu is not None:
-            card_bytes = gpu_memory_bytes(settings.gpu_memory, gpu.memory_total_bytes)
+        cards = training_gpus(settings.device, gpus.read())
+        if cards:  # the limit is each card's: a share is one of the smallest
+            total = min(gpu.memory_total_bytes for gpu in cards)
+            card_bytes = gpu_memory_bytes(settings.gpu_memory, total)
         elif "%" not in settings.gpu_memory:
             card_bytes = gpu_memory_bytes(settings.gpu_memory, 0)
     return messages.Limits(

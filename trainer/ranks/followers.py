@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import BinaryIO, TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -189,7 +189,7 @@ class Followers:
     def _process_of(self, number: int) -> str:
         return f"the process of device {number + 2} ({self._devices[number]})"
 
-    def _read(self, number: int, stdout: BinaryIO) -> None:
+    def _read(self, number: int, stdout: IO[bytes]) -> None:
         """Hands on the words of one process until its end. Runs in a thread of its own."""
         with stdout, suppress(ValueError, msgspec.DecodeError):
             while (body := messages.read(stdout)) is not None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 
 from gossamer.trainer.inner_step.gradients import TrainerError
 
@@ -67,7 +68,7 @@ class Group:
         with self._told():
             dist.init_process_group(
                 backend,
-                store=dist.FileStore(self._store_path, self._num_ranks),
+                store=FileStore(self._store_path, self._num_ranks),
                 rank=self._rank,
                 world_size=self._num_ranks,
                 timeout=timedelta(seconds=seconds_max),

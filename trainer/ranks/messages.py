@@ -15,7 +15,7 @@ time: so none waits in one for another that is still at work.
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -97,7 +97,7 @@ to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFol
 from_follower: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)
 
 
-def write(stream: BinaryIO, message: ToFollower | FromFollower) -> None:
+def write(stream: IO[bytes], message: ToFollower | FromFollower) -> None:
     """Writes the frame of a message.
 
     Raises:
@@ -112,7 +112,7 @@ def write(stream: BinaryIO, message: ToFollower | FromFollower) -> None:
     stream.flush()
 
 
-def read(stream: BinaryIO) -> bytes | None:
+def read(stream: IO[bytes]) -> bytes | None:
     """The body of the next frame; None at the end of the stream, also inside of a frame.
 
     Raises:

@@ -13,7 +13,7 @@ between two steps is the same with one device and with several.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from gossamer.trainer.ranks import messages
 from gossamer.trainer.ranks.followers import Followers
 from gossamer.trainer.ranks.group import Group
 from gossamer.trainer.ranks.shares import Shares
-from gossamer.trainer.resources.passes import Passes
 from gossamer.trainer.text.data import num_targets
 
 
@@ -46,17 +45,12 @@ class Spread:
 
 
 class SpreadGradients:
-    """Takes gradients on several devices; with the methods of `Gradients`."""
+    """Takes gradients on several devices."""
 
     def __init__(self, own: Gradients, decoder: Decoder, spread: Spread) -> None:
         """`own`: takes those of the first device."""
         self._own, self._decoder, self._spread = own, decoder, spread
         self._parameters = list(decoder.parameters())
-
-    @property
-    def passes(self) -> Passes:
-        """Those of the first device."""
-        return self._own.passes
 
     def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
         """(mean loss in nats, norm of the gradient, which is left in `.grad`).
@@ -95,9 +89,3 @@ class SpreadGradients:
 def _take(sequences: NDArray[np.int64], targets: int) -> messages.Take:
     tokens = sequences.astype("<u4").tobytes()
     return messages.Take(targets=targets, num_sequences=len(sequences), tokens=tokens)
-
-
-def names_together(names: Sequence[str]) -> str:
-    """Devices of a trainer in one line, for people: `2 x A10, T4`."""
-    counts = {name: names.count(name) for name in names}
-    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items())

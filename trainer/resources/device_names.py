@@ -9,6 +9,7 @@ cpu, cuda, cuda:1, mps, xpu, xpu:1
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 ALL = "all"
 
@@ -52,3 +53,9 @@ def problem_of(setting: str) -> str:
     if kinds != {"cpu"} and len(set(numbers)) < len(numbers):
         return f"{setting!r}: a card is named twice"
     return ""
+
+
+def names_together(names: Sequence[str]) -> str:
+    """Devices of a trainer in one line, for people: `2 x A10, T4`."""
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items())
