@@ -41,10 +41,13 @@ INNER = InnerConfig(
 def others(
     num_devices: int = 2,
     on_lost: Callable[[str], None] = lambda reason: None,
+    model: ModelConfig = MODEL,
+    frozen_paths: tuple[str, ...] = (),
 ) -> Iterator[Spread]:
     """The processes beside this one."""
     configure = m.Configure(
-        model=MODEL,
+        model=model,
+        frozen_paths=frozen_paths,
         inner=INNER,
         device=",".join(["cpu"] * num_devices),
         limits=m.Limits(threads=num_devices),
