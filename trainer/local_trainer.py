@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import overlap
-from gossamer.trainer.adapters import read_frozen
 from gossamer.trainer.checkpoint import load_moments, save_moments
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.model import Decoder
+from gossamer.trainer.model import decoder_on
+from gossamer.trainer.ranks.spread import Spread, SpreadGradients
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.state_reader import StateReader
@@ -103,7 +103,7 @@ class LocalTrainer:
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self.device = choose_device(config.device, model.width)
-        self._decoder = self._make_decoder()
+        self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()
         self._reader = StateReader(self._decoder, self.device, config, on_progress)
         self._parameters = list(self._decoder.parameters())
@@ -113,7 +113,9 @@ class LocalTrainer:
         passes = Passes(
             self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
-        self._gradients = Gradients(self._decoder, self.device, model.context, passes, on_progress)
+        self._own = Gradients(self._decoder, self.device, model.context, passes, on_progress)
+        """Takes the gradients of this device."""
+        self._gradients: Gradients | SpreadGradients = self._own
         self._round: _Round | None = None
         self._has_local = False
         """True if the local parameters belong to a round, which may have ended."""
@@ -124,15 +126,6 @@ class LocalTrainer:
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
-    def _make_decoder(self) -> Decoder:
-        model, paths = self._config.model, self._config.frozen_paths
-        is_half = model.lora and model.lora.weights == "bf16" and self.device.is_half
-        dtype = torch.bfloat16 if is_half else torch.float32
-        decoder = Decoder(model, self.device.torch_device, dtype)
-        if paths and model.lora:
-            decoder.load_frozen(read_frozen(paths, model.lora, self._on_progress))
-        return decoder
-
     def _make_optimizer(self) -> AdamW | Muon | None:
         """The run's optimiser, or None in a trainer that updates the parameters in another way."""
         model, inner = self._config.model, self._config.inner
@@ -142,9 +135,13 @@ class LocalTrainer:
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
 
+    def spread(self, spread: Spread) -> None:
+        """Takes gradients also on other devices from now on. The trainer's own is the first."""
+        self._gradients = SpreadGradients(self._own, self._decoder, spread)
+
     def withdraw(self) -> None:
         """The process is ended in order; see `Passes.withdraw`. May be called from any thread."""
-        self._gradients.passes.withdraw()
+        self._own.passes.withdraw()
 
     @property
     def optimizer_steps(self) -> int:
@@ -158,7 +155,7 @@ class LocalTrainer:
     @property
     def micro_batch(self) -> int:
         """Sequences of one forward pass at present."""
-        return self._gradients.passes.present.sequences
+        return self._own.passes.present.sequences
 
     @property
     def in_round(self) -> bool:

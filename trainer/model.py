@@ -17,7 +17,7 @@ F hidden width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from gossamer.protocol.lora import LoraConfig, Target
 from gossamer.protocol.model_config import ModelConfig, RopeScaling
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.protocol.state.parameter_layout import layout_of
+from gossamer.trainer.adapters import read_frozen
 from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
-from gossamer.trainer.resources.device import has_grouped_kernel
+from gossamer.trainer.resources.device import Device, has_grouped_kernel
 from gossamer.trainer.resources.memory_estimate import logits_max_of
 
 INIT_STD = 0.02
@@ -378,3 +379,24 @@ class Decoder(nn.Module):
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+
+
+def decoder_on(
+    model: ModelConfig,
+    device: Device,
+    frozen_paths: Sequence[str] = (),
+    on_progress: Callable[[], None] = lambda: None,
+) -> Decoder:
+    """A model on a device, with undefined parameters.
+
+    Args:
+        frozen_paths: files with the weights that adapters leave as they are.
+
+    Raises:
+        DataError: frozen weights that cannot be used.
+    """
+    is_half = model.lora and model.lora.weights == "bf16" and device.is_half
+    decoder = Decoder(model, device.torch_device, torch.bfloat16 if is_half else torch.float32)
+    if frozen_paths and model.lora:
+        decoder.load_frozen(read_frozen(frozen_paths, model.lora, on_progress))
+    return decoder

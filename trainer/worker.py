@@ -1,8 +1,10 @@
-"""The trainer process: `python -m gossamer.trainer.worker [FOLDER]`, started by the daemon, never
-by people.
+"""The trainer process: `python -m gossamer.trainer.worker [FOLDER [several]]`, started by the
+daemon, never by people.
 
 With a folder the process first gives up all writing outside of it, and the network
-(`confinement`). Only then it loads torch, which starts threads.
+(`confinement`). Only then it loads torch, which starts threads. Where it is to train on `several`
+devices, it gives up the network when it has connected their processes (`ranks`), and before it
+reads anything of other peers.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ from pathlib import Path
 
 from gossamer.trainer.confinement.confine import confine
 
-NOT_ASKED_FOR = "the trainer is not confined: confine_trainer is off"
+SEVERAL = "several"
+"""The second argument, where several devices train."""
 
 
 def main() -> int:
     """Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed."""
-    confinement = NOT_ASKED_FOR
+    confinement = None
     if len(sys.argv) > 1:
         try:
-            confinement = confine(Path(sys.argv[1])).text
+            confinement = confine(Path(sys.argv[1]), keeps_network=SEVERAL in sys.argv[2:])
         except OSError as error:
             print(f"the trainer's folder cannot be made: {error}", file=sys.stderr)
             return 1

@@ -24,17 +24,22 @@ from typing import BinaryIO
 
 import msgspec
 
+from gossamer.trainer.confinement.confine import Confinement, give_up_network
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory, messages
 from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.ranks.spread import Spread
+from gossamer.trainer.ranks.starting import start_others, useful
 from gossamer.trainer.resources.device import (
     OWNER_LIMITS,
     Device,
     DeviceError,
     choose_device,
+    choose_devices,
     is_out_of_memory,
 )
+from gossamer.trainer.resources.device_names import may_be_several, names_together
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.trainer_config import TrainerConfig
 
@@ -50,6 +55,9 @@ _NICENESS = 10
 _WAIT_SECONDS_MAX = 3600.0
 
 
+NOT_ASKED_FOR = "the trainer is not confined: confine_trainer is off"
+
+
 class _Exit(Exception):
     """The daemon said Exit."""
 
@@ -57,12 +65,16 @@ class _Exit(Exception):
 class Worker:
     """Answers messages with a `LocalTrainer` until Exit."""
 
-    def __init__(self, output: BinaryIO, confinement: str = "") -> None:
+    def __init__(self, output: BinaryIO, confinement: Confinement | None = None) -> None:
+        """`confinement`: what the process gave up; None if nothing was asked for."""
         self._output = output
         self._confinement = confinement
         self._inbox: queue.Queue[messages.ToWorker | framing.MessageError] = queue.Queue(_INBOX_MAX)
         self._trainer: LocalTrainer | None = None
         self._device: Device | None = None
+        self._spread: Spread | None = None
+        """The other devices; None with one alone."""
+        self._num_devices = 1
         self._sending = threading.Lock()
         self._busy_since: float | None = time.monotonic()
         """Time at which the main thread began its present piece of work; None while it waits."""
@@ -120,6 +132,7 @@ class Worker:
         if trainer is not None:
             with suppress(OSError):
                 trainer.withdraw()
+        self.end_others()
         # Not sys.exit: the main thread may be in a long step, whose result nothing needs any more.
         os._exit(0)
 
@@ -232,7 +245,7 @@ class Worker:
                     raise TrainerError("KeepMomentum without shared steps")
                 trainer.keep_momentum(keep=message.keep)
             case messages.Limits():
-                OWNER_LIMITS.apply(message, trainer.device.torch_device)
+                self._limit(message, trainer.device)
             case messages.Genesis():
                 trainer.genesis()
                 self._send(messages.GenesisDone())
@@ -241,8 +254,7 @@ class Worker:
         if self._trainer is not None:
             raise TrainerError("Configure came twice")
         num_parameters = message.model.num_parameters
-        self._device = choose_device(message.device)
-        OWNER_LIMITS.apply(message.limits or messages.Limits(), self._device.torch_device)
+        devices = self._take_devices(message)
         make: Callable[..., LocalTrainer] = LocalTrainer
         if message.shared_steps is not None:
             make = partial(SharedTrainer, steps=message.shared_steps)
@@ -251,7 +263,7 @@ class Worker:
             inner=message.inner,
             seed=message.seed,
             token_bytes=message.token_bytes,
-            device=message.device,
+            device=str(devices[0].torch_device),
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
             moments=message.moments,
@@ -266,22 +278,65 @@ class Worker:
         )
         if message.audited_fd is not None:
             trainer.audited = memory.open_vector(message.audited_fd, num_parameters)
+        if self._spread is not None:
+            trainer.spread(self._spread)
         if trainer.device.torch_device.type == "cpu":
             os.nice(_NICENESS)
         self._trainer = trainer
         self._send(
             messages.Configured(
-                device=str(trainer.device.torch_device),
-                device_name=trainer.device.name,
+                device=",".join(str(device.torch_device) for device in devices),
+                device_name=names_together([device.name for device in devices]),
                 num_parameters=num_parameters,
                 precision=trainer.device.precision,
                 moments=trainer.moments,
                 optimizer_steps=trainer.optimizer_steps,
                 momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,
-                confinement=self._confinement,
+                confinement=self._confinement.text if self._confinement else NOT_ASKED_FOR,
             )
         )
+
+    def _take_devices(self, message: messages.Configure) -> tuple[Device, ...]:
+        """The devices that train, under the owner's limits. With several their processes run and
+        are connected; then this one gives up the network, which it kept for that."""
+        found = choose_devices(message.device, message.model.width)
+        devices = useful(found, message.inner.sequences_per_step)
+        self._device, self._num_devices = devices[0], len(devices)
+        if len(devices) > 1:
+            self._spread = start_others(
+                message,
+                devices,
+                is_confined=self._confinement is not None,
+                on_progress=self._got_on,
+                on_lost=self._lose,
+            )
+        if self._confinement is not None and may_be_several(message.device):
+            self._confinement = give_up_network(self._confinement)
+        self._limit(message.limits or messages.Limits(), self._device)
+        return devices
+
+    def _limit(self, limits: messages.Limits, device: Device) -> None:
+        """Makes the owner's limits hold, of which each device's process has its part."""
+        if self._spread is not None:
+            limits = OWNER_LIMITS.share_of(limits, self._num_devices, device.torch_device)
+            self._spread.followers.tell(limits)
+        OWNER_LIMITS.apply(limits, device.torch_device)
+
+    def _lose(self, reason: str) -> None:
+        """Ends the process: one of another device is gone. Runs in a thread."""
+        if self._trainer is not None:
+            with suppress(OSError):
+                self._trainer.withdraw()  # the size of this device's passes is not to blame
+        with suppress(OSError):
+            self.fail(reason)
+        self.end_others()
+        os._exit(1)
+
+    def end_others(self) -> None:
+        """Ends the processes of the other devices, each with what it knows of its memory."""
+        if self._spread is not None:
+            self._spread.close()
 
     def _send(self, message: messages.FromWorker) -> None:
         with self._waiting(), self._sending:
@@ -303,8 +358,11 @@ class Worker:
         )
 
 
-def main(confinement: str) -> int:
-    """Works at stdin and stdout until the end. `confinement` says what the process gave up.
+def main(confinement: Confinement | None) -> int:
+    """Works at stdin and stdout until the end.
+
+    Args:
+        confinement: what the process gave up; None if nothing was asked for.
 
     Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed.
     """
@@ -337,4 +395,6 @@ def main(confinement: str) -> int:
         traceback.print_exc()
         worker.fail(f"{type(error).__name__}: {error}")
         return 1
+    finally:
+        worker.end_others()
     return 0

@@ -31,9 +31,10 @@ from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine.capacity import (
-    device_memory,
+    device_memories,
+    devices_of,
     free_memory_bytes,
-    training_gpu,
+    training_gpus,
     trains_on_host,
 )
 from gossamer.node.machine.machine_use import MachineUse
@@ -42,7 +43,7 @@ from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.peers.run_exchange import JoinError, open_signed_manifest
-from gossamer.node.runs.device_fit import device_fit, require_fit
+from gossamer.node.runs.device_fit import device_fits, require_fit
 from gossamer.node.runs.least_limits import least_problems
 from gossamer.node.runs.needs import (
     Needs,
@@ -271,6 +272,7 @@ class _Daemon:
             trains_on_host=trains_on_host(settings.device, Gpus().read()),
             cache_bytes=settings.cache_bytes,
             moments=settings.moments,
+            num_devices=len(devices_of(settings.device, Gpus().read())),
         )
         require_memory(manifest, needs, free_memory_bytes())
         gpus = Gpus().read()
@@ -279,7 +281,7 @@ class _Daemon:
             settings,
             trains_on_host=trains_on_host(settings.device, gpus),
             disk_bytes=CACHE_BYTES_MIN + manifest.model.frozen_bytes,
-            card=device_memory(settings.device, gpus),
+            cards=device_memories(settings.device, gpus),
             tokens_per_second=None,
         )
         if problems:
@@ -295,12 +297,9 @@ class _Daemon:
         assert isinstance(self._role, Join)
         require_fitting(manifest, has_text=bool(self._role.corpus))
         needs = self._require_memory(manifest)
-        memory = device_memory(self._settings.device, Gpus().read())
-        device = ""
-        if memory is not None:
-            fit = device_fit(manifest, memory, self._settings.moments)
-            require_fit(manifest, fit)
-            device = fit.text
+        cards = device_memories(self._settings.device, Gpus().read())
+        fits = device_fits(manifest, cards, self._settings.moments)
+        device = "; ".join(require_fit(manifest, fit).text for fit in fits)
         lines = describe(manifest, needs, free_memory_bytes(), device)
         lines.append(f"limits    {describe_limits(self._settings)}")
         if self._role.asks_owner:
@@ -316,8 +315,8 @@ def machine_use(device: str) -> MachineUse:
     def read_gpu_celsius() -> float | None:
         if not gpus:
             gpus.append(Gpus())  # here, in a thread: a driver may hang
-        gpu = training_gpu(device, gpus[0].read())
-        return None if gpu is None else gpu.temperature_celsius
+        found = (gpu.temperature_celsius for gpu in training_gpus(device, gpus[0].read()))
+        return max((celsius for celsius in found if celsius is not None), default=None)
 
     return MachineUse(read_gpu_celsius=read_gpu_celsius)
 

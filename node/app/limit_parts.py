@@ -14,7 +14,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN, gpu_memory_bytes
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.machine.capacity import device_memory, training_gpu, trains_on_host
+from gossamer.node.machine.capacity import device_memories, training_gpus, trains_on_host
 from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.power_limit import PowerLimit
 from gossamer.node.machine.trainer import Trainer
@@ -131,7 +131,7 @@ class LimitParts:
                 settings,
                 trains_on_host=trains_on_host(settings.device, gpus),
                 disk_bytes=self.disk.least_bytes() + CACHE_BYTES_MIN,
-                card=device_memory(settings.device, gpus),
+                cards=device_memories(settings.device, gpus),
                 tokens_per_second=tokens_per_second or None,
             )
             if power := self._power.problem(settings.gpu_power_watts):
@@ -174,9 +174,10 @@ def worker_limits(settings: Settings, manifest: Manifest, gpus: Gpus) -> message
         memory_bytes = max(TRAINER_BYTES_MIN, settings.memory_max - daemon)
     card_bytes = 0
     if settings.gpu_memory:
-        gpu = training_gpu(settings.device, gpus.read())
-        if gpu is not None:
-            card_bytes = gpu_memory_bytes(settings.gpu_memory, gpu.memory_total_bytes)
+        cards = training_gpus(settings.device, gpus.read())
+        if cards:  # the limit is each card's: a share is one of the smallest
+            total = min(gpu.memory_total_bytes for gpu in cards)
+            card_bytes = gpu_memory_bytes(settings.gpu_memory, total)
         elif "%" not in settings.gpu_memory:
             card_bytes = gpu_memory_bytes(settings.gpu_memory, 0)
     return messages.Limits(

@@ -25,6 +25,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire.statement_checks import check_name
 from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.resources.device_names import problem_of
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
@@ -65,7 +66,6 @@ GivenValue: TypeAlias = (
 )
 """A value as a flag, a variable or TOML gives it, before any check."""
 
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {
@@ -181,8 +181,8 @@ def _path(value: GivenValue) -> Path:
 
 def _device(value: GivenValue) -> str:
     text = str(value)
-    if not _DEVICE.fullmatch(text):
-        raise ValueError(f"{text!r} is not a device: auto, cpu, cuda, cuda:N or mps")
+    if problem := problem_of(text):
+        raise ValueError(problem)
     return text
 
 

@@ -93,7 +93,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_hosts: tuple[str, ...] = ()
     """Host names, besides loopback ones and addresses, by which the HTTP endpoint may be called."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too) or `mps`."""
+    """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too), `mps`, `xpu` or `xpu:N`. `all` takes all cards as
+    one trainer, and `cuda:0,cuda:2` these."""
     threads: int = 0
     """CPU threads of the trainer; 0 lets it choose."""
     memory_max: int = 0

@@ -70,7 +70,8 @@ class NodeOptions(StateOptions):
     api: Annotated[str | None, _default(_DEFAULTS.api)] = None
     """HOST:PORT of the local page, status and metrics. Port 0 picks a free one."""
     device: Annotated[str | None, _default(_DEFAULTS.device)] = None
-    """Device to train on: auto, cpu, cuda, cuda:N or mps."""
+    """Device to train on: auto, cpu, cuda, cuda:N, mps or xpu; or several as one: all, or a list
+    such as cuda:0,cuda:1."""
     threads: Annotated[int | None, _default(f"{_DEFAULTS.threads}, which lets torch choose")] = None
     """CPU threads for training."""
     memory_max: Annotated[str | None, _default("none")] = None

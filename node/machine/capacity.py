@@ -23,19 +23,61 @@ import psutil
 from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
+from gossamer.trainer.resources.device_names import (
+    ALL,
+    DEVICES_MAX,
+    may_be_several,
+    names_together,
+    parts_of,
+)
 
-DeviceKind = Literal["cuda", "rocm", "mps", "cpu"]
+DeviceKind = Literal["cuda", "rocm", "xpu", "mps", "cpu"]
+
+_ON_HOST: tuple[DeviceKind, ...] = ("cpu", "mps")
+"""Kinds that share the host's memory."""
+
+
+def devices_of(setting: str, gpus: list[Gpu]) -> tuple[str, ...]:
+    """Returns the devices that a setting (`device_names`) or the trainer's own word will most
+    likely mean, in torch's words. The first of them holds the optimiser.
+
+    Cards of Intel and Apple's GPUs are known only by name: no driver tells a daemon of them.
+    """
+    if setting not in ("auto", ALL):
+        return parts_of(setting)
+    visible = _visible(gpus)
+    sizes = [gpu.memory_total_bytes for gpu in visible] or _amd_memory_bytes()
+    if not sizes:
+        return ("cpu",)
+    if setting == "auto":
+        return ("cuda",)
+    cards = sorted(range(len(sizes)), key=lambda n: (-sizes[n], n))
+    return tuple(f"cuda:{n}" for n in cards[:DEVICES_MAX])
 
 
 def measure_capacity(device: str, gpus: list[Gpu]) -> Capacity:
-    """Returns the capacity that the settings' `device` (`auto`, `cpu`, `cuda`, `cuda:N`, `mps`)
-    will most likely have."""
+    """Returns the capacity that the settings' `device` will most likely have."""
     host_memory = host_memory_bytes()
     cores = num_cores()
-    if device == "auto":
-        device = "cuda" if _visible(gpus) or _amd_memory_bytes() else "cpu"
+    each = [_measured(name, gpus, host_memory, cores) for name in devices_of(device, gpus)]
+    names = names_together([one.device for one in each])
+    return msgspec.structs.replace(
+        each[0],
+        device=bounded_text(names),
+        device_memory_bytes=_memory_of_all([one.device_memory_bytes for one in each], each[0]),
+    )
+
+
+def _memory_of_all(sizes: list[int], one: Capacity) -> int:
+    """The memory of devices together; those that share the host's memory have it once."""
+    return one.device_memory_bytes if one.device_kind in _ON_HOST else sum(sizes)
+
+
+def _measured(device: str, gpus: list[Gpu], host_memory: int, cores: int) -> Capacity:
     if device.startswith("cuda"):
         return _with_cuda(device, "", gpus, host_memory, cores)
+    if device.startswith("xpu"):
+        return _capacity("Intel GPU", "xpu", 0, host_memory, cores)
     kind: DeviceKind = "mps" if device == "mps" else "cpu"
     return _capacity(cpu_name(), kind, host_memory, host_memory, cores)
 
@@ -45,10 +87,16 @@ def with_trainer_device(
 ) -> Capacity:
     """The capacity with the device that the trainer reports: torch's name for it and its model.
 
-    torch calls AMD cards `cuda` too; a `cuda` device that NVML does not know is one of those.
+    torch calls AMD cards `cuda` too; a `cuda` device that NVML does not know is one of those. With
+    several devices both are lists.
     """
-    if device.startswith("cuda"):
+    if may_be_several(device):
+        measured = measure_capacity(device, gpus)
+        measured = msgspec.structs.replace(measured, device=bounded_text(device_name))
+    elif device.startswith("cuda"):
         measured = _with_cuda(device, device_name, gpus, capacity.host_memory_bytes, capacity.cores)
+    elif device.startswith("xpu"):
+        measured = _capacity(device_name, "xpu", 0, capacity.host_memory_bytes, capacity.cores)
     else:
         measured = _capacity(
             device_name or cpu_name(),
@@ -72,38 +120,46 @@ class DeviceMemory(NamedTuple):
     free_bytes: int
 
 
-def device_memory(device: str, gpus: list[Gpu]) -> DeviceMemory | None:
-    """Returns the memory of the card that will most likely train; None for a CPU, for a device that
-    shares the host's memory, and where no driver says it.
+def device_memories(device: str, gpus: list[Gpu]) -> list[DeviceMemory]:
+    """Returns the memory of each card that will most likely train, that of the first device first;
+    none for a CPU, for a device that shares the host's memory, and where no driver says it.
 
     Where cards of several kinds are in the machine, CUDA may count them in another order.
     """
-    if trains_on_host(device, gpus):
-        return None
-    ordinal = int(device.partition(":")[2] or 0)
+    devices = devices_of(device, gpus)
     visible = _visible(gpus)
+    if not devices[0].startswith("cuda"):
+        return []
     if visible:
-        gpu = visible[ordinal] if ordinal < len(visible) else visible[0]
-        total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
-        return DeviceMemory(gpu.name, total, max(0, total - used))
+        return [
+            DeviceMemory(gpu.name, total, max(0, total - gpu.memory_used_bytes))
+            for gpu in training_gpus(device, gpus)
+            for total in [gpu.memory_total_bytes]
+        ]
     totals, used_of = _amd_memory_bytes(), _amd_memory_bytes(kind="used")
-    if ordinal >= len(totals) or len(totals) != len(used_of):
-        return None
-    total = totals[ordinal]
-    return DeviceMemory("the AMD GPU", total, max(0, total - used_of[ordinal]))
+    ordinals = [_ordinal(each) for each in devices]
+    if max(ordinals) >= len(totals) or len(totals) != len(used_of):
+        return []
+    return [
+        DeviceMemory("the AMD GPU", totals[n], max(0, totals[n] - used_of[n])) for n in ordinals
+    ]
 
 
-def training_gpu(device: str, gpus: list[Gpu]) -> Gpu | None:
-    """Returns the NVIDIA card that will most likely train; None for a CPU and other makers' cards.
+def training_gpus(device: str, gpus: list[Gpu]) -> list[Gpu]:
+    """Returns the NVIDIA cards that will most likely train, that of the first device first; none
+    for a CPU and other makers' cards.
 
     Args:
         device: the setting, or the trainer's own word.
     """
     visible = _visible(gpus)
-    if not visible or not (device == "auto" or device.startswith("cuda")):
-        return None
-    ordinal = int(device.partition(":")[2] or 0)
-    return visible[ordinal] if ordinal < len(visible) else visible[0]
+    ordinals = [_ordinal(each) for each in devices_of(device, gpus) if each.startswith("cuda")]
+    found = [visible[n] if n < len(visible) else visible[0] for n in ordinals if visible]
+    return list({gpu.index: gpu for gpu in found}.values())
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
 
 
 def _capacity(
@@ -121,7 +177,7 @@ def _capacity(
 
 
 def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores: int) -> Capacity:
-    ordinal = int(device.partition(":")[2] or 0)
+    ordinal = _ordinal(device)
     visible = _visible(gpus)
     if visible:
         gpu = visible[ordinal] if ordinal < len(visible) else visible[0]
@@ -184,7 +240,7 @@ def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
     """Returns whether the trainer's vectors lie in host memory, as far as the settings say."""
-    return measure_capacity(device, gpus).device_kind in ("cpu", "mps")
+    return measure_capacity(device, gpus).device_kind in _ON_HOST
 
 
 def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -10,6 +10,7 @@ from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.wire.statements import Capacity
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.resources.device_names import ALL
 
 
 class Hardware:
@@ -23,7 +24,7 @@ class Hardware:
     ) -> None:
         """
         Args:
-            device: setting of the trainer's device; `auto` until the trainer says which it is.
+            device: setting of the trainer's device; a guess until the trainer says which it is.
         """
         self._device = device
         self._gpus = gpus
@@ -57,7 +58,7 @@ class Hardware:
         """The GPU that the driver has and this trainer did not find, although the choice was its
         own. Ask before `trainer_configured`."""
         measured = self._measured
-        if self._device != "auto" or configured.device != "cpu" or measured is None:
+        if self._device not in ("auto", ALL) or configured.device != "cpu" or measured is None:
             return None
         return measured.device if measured.device_kind in ("cuda", "rocm") else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import psutil
 
 from gossamer.node.base.setting_values import gpu_memory_bytes
 from gossamer.node.base.settings import Settings
-from gossamer.node.machine.capacity import training_gpu
+from gossamer.node.machine.capacity import training_gpus
 from gossamer.node.telemetry.gpus import Gpus
 
 
@@ -44,7 +45,7 @@ class LimitUses:
         me = psutil.Process(os.getpid())
         trainer_bytes = trainer_seconds = cores = 0.0
         found = {}
-        for child in me.children():
+        for child in me.children(recursive=True):  # also the processes of further devices
             known = self._trainers.get(child.pid)
             trainer = known if known is not None and known.process == child else _Trainer(child)
             try:
@@ -57,17 +58,20 @@ class LimitUses:
         self._trainers = found
         uses["memory"] = me.memory_info().rss + trainer_bytes
         uses["threads"] = cores
-        gpu = training_gpu(settings.device, self._gpus.read())
-        if gpu is not None:
-            uses["gpu_memory"] = float(gpu.memory_used_bytes)
-            if gpu.power_watts is not None:
-                uses["gpu_power"] = gpu.power_watts
-            if gpu.temperature_celsius is not None:
-                uses["gpu_temperature"] = gpu.temperature_celsius
+        # A limit is one card's: of several the one that uses most is told.
+        for gpu in training_gpus(settings.device, self._gpus.read()):
+            _take_most(uses, "gpu_memory", gpu.memory_used_bytes)
+            _take_most(uses, "gpu_power", gpu.power_watts)
+            _take_most(uses, "gpu_temperature", gpu.temperature_celsius)
             if settings.gpu_memory:
-                total = gpu.memory_total_bytes
-                sizes["gpu_memory"] = float(gpu_memory_bytes(settings.gpu_memory, total))
+                size = gpu_memory_bytes(settings.gpu_memory, gpu.memory_total_bytes)
+                sizes["gpu_memory"] = min(sizes.get("gpu_memory", math.inf), float(size))
         return NodeUses(uses, sizes, trainer_bytes, trainer_seconds)
+
+
+def _take_most(uses: dict[str, float], name: str, value: float | None) -> None:
+    if value is not None:
+        uses[name] = max(uses.get(name, 0.0), float(value))
 
 
 class _Trainer:

@@ -38,6 +38,7 @@ from gossamer.protocol.state.frozen_weights import decode_list
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.resources.device_names import may_be_several
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -63,7 +64,10 @@ class TrainerClient:
         # Its folder has nothing else in it: a worker cannot write the node's key and chain.
         folder = Path(optimizer_path).parent if settings.confine_trainer == "on" else None
         self._process = TrainerProcess(
-            manifest.model.num_parameters, folder=folder, has_audits=has_audits(manifest)
+            manifest.model.num_parameters,
+            folder=folder,
+            has_audits=has_audits(manifest),
+            has_several=may_be_several(settings.device),
         )
         self.base: FloatVector = self._process.base
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole

@@ -88,6 +88,7 @@ class TrainerProcess:
         folder: Path | None = None,
         command: Sequence[str] = (),
         has_audits: bool = False,
+        has_several: bool = False,
     ) -> None:
         """Reserves the shared memory, 8 bytes a parameter.
 
@@ -98,11 +99,15 @@ class TrainerProcess:
             command: replaces the worker's in tests.
             has_audits: whether there is a vector for parameters that are audited. It takes memory
                 while it is used.
+            has_several: whether several devices may train. Then a worker gives up the network only
+                when their processes are connected.
 
         Raises:
             OSError: not enough memory.
         """
         confined_to = [] if folder is None else [str(folder)]
+        if confined_to and has_several:
+            confined_to.append("several")
         worker = [sys.executable, "-m", "gossamer.trainer.worker", *confined_to]
         self._command = list(command) or worker
         self._fds: list[int] = []

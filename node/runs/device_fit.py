@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gossamer.node.base.printable import printable
@@ -55,8 +56,28 @@ class DeviceFit:
         )
 
 
+def device_fits(
+    run: Manifest | Draft, cards: Sequence[DeviceMemory], moments: MomentChoice = "auto"
+) -> list[DeviceFit]:
+    """Returns how the run's model fits into each of the cards that train as one. Only the first has
+    the optimiser. Cards beyond the sequences of a step have no work, and are left out.
+
+    Args:
+        moments: the owner's choice of what the optimiser keeps its moments in.
+    """
+    useful = cards[: run.inner.sequences_per_step]
+    return [
+        device_fit(run, card, moments, holds_moments=number == 0)
+        for number, card in enumerate(useful)
+    ]
+
+
 def device_fit(
-    run: Manifest | Draft, memory: DeviceMemory, moments: MomentChoice = "auto"
+    run: Manifest | Draft,
+    memory: DeviceMemory,
+    moments: MomentChoice = "auto",
+    *,
+    holds_moments: bool = True,
 ) -> DeviceFit:
     """Returns how the run's model fits into a card with so much free memory.
 
@@ -64,6 +85,7 @@ def device_fit(
 
     Args:
         moments: the owner's choice of what the optimiser keeps its moments in.
+        holds_moments: whether the optimiser is on this card.
     """
     num_sequences, context = run.inner.sequences_per_step, run.model.context
     most = max(1, min(num_sequences, GPU_TOKENS_MAX // context))
@@ -71,8 +93,10 @@ def device_fit(
     free = memory.free_bytes - DRIVER_BYTES
     shares_steps = run.sync == "distro"
     elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
-    training = smallest = Training(run.model, half=True, moment_elements=elements)
-    if not shares_steps:  # the momentum of shared steps is always in fp32
+    training = smallest = Training(
+        run.model, half=True, moment_elements=elements if holds_moments else 0
+    )
+    if holds_moments and not shares_steps:  # the momentum of shared steps is always in fp32
         chosen = moments
         if chosen == "auto":
             chosen = fitting_moments(training, free, num_sequences, few)
@@ -96,14 +120,15 @@ def device_fit(
     )
 
 
-def require_fit(run: Manifest | Draft, fit: DeviceFit) -> None:
-    """Raises TooLargeError if not even one sequence fits."""
+def require_fit(run: Manifest | Draft, fit: DeviceFit) -> DeviceFit:
+    """Returns the fit. Raises TooLargeError if not even one sequence fits."""
     if fit.sequences:
-        return
+        return fit
     raise TooLargeError(
         f"the run {printable(run.name)} has {run.model.num_parameters:,} parameters and needs at "
         f"least {format_bytes(fit.least_bytes)} on {printable(fit.memory.name)} "
         f"({format_bytes(fit.vectors_bytes)} of it for parameters and optimiser), of whose "
         f"{format_bytes(fit.memory.total_bytes)} {format_bytes(fit.memory.free_bytes)} are free. "
-        "Stop what else uses the card, choose another --device, or take a smaller model"
+        "Each card has to hold all parameters: a model is not split over several. Stop what else "
+        "uses the card, choose another --device, or take a smaller model"
     )

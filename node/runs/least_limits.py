@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gossamer.node.base.limit_periods import parse_limit
 from gossamer.node.base.rate_limit import BITS, MBIT
 from gossamer.node.base.setting_values import gpu_memory_bytes
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.machine.capacity import DeviceMemory
-from gossamer.node.runs.device_fit import device_fit
+from gossamer.node.runs.device_fit import device_fits
 from gossamer.node.runs.needs import PEERS_SUPPOSED, needs_of
 from gossamer.node.runs.planning import LINE_SHARE, Line, plan_round
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.link_rates import LIMIT_PATIENCE_FRACTION
+from gossamer.trainer.resources.device_names import parts_of
 
 
 def least_line_mbit(manifest: Manifest, tokens_per_second: float | None) -> float:
@@ -32,14 +35,14 @@ def least_problems(
     *,
     trains_on_host: bool,
     disk_bytes: int,
-    card: DeviceMemory | None,
+    cards: Sequence[DeviceMemory],
     tokens_per_second: float | None,
 ) -> list[str]:
     """Returns a sentence for each limit that is too low for the run, which begins with its name.
 
     Args:
         disk_bytes: what the run needs of the disk here.
-        card: the card that trains; None for a CPU, or where nothing is known of it.
+        cards: those that train; none for a CPU, or where nothing is known of them.
         tokens_per_second: speed of this trainer; None if it is not known.
     """
     found = []
@@ -52,7 +55,11 @@ def least_problems(
                 "or more here, or its rounds would last more than twice as long"
             )
     needs = needs_of(
-        manifest, trains_on_host=trains_on_host, cache_bytes=0, moments=settings.moments
+        manifest,
+        trains_on_host=trains_on_host,
+        cache_bytes=0,
+        moments=settings.moments,
+        num_devices=max(len(cards), len(parts_of(settings.device))),
     )
     if 0 < settings.memory_max < needs.memory:
         found.append(
@@ -64,9 +71,9 @@ def least_problems(
             f"disk: {format_bytes(settings.disk_max)} are too few: this run needs "
             f"{format_bytes(disk_bytes)} or more here"
         )
-    if card is not None and settings.gpu_memory:
-        most = gpu_memory_bytes(settings.gpu_memory, card.total_bytes)
-        least = device_fit(manifest, card, settings.moments).least_bytes
+    fits = device_fits(manifest, cards, settings.moments) if settings.gpu_memory else []
+    for card, fit in zip(cards, fits, strict=False):
+        most, least = gpu_memory_bytes(settings.gpu_memory, card.total_bytes), fit.least_bytes
         if most < least:
             found.append(
                 f"gpu_memory: {format_bytes(most)} are too few: this run needs "

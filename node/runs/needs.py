@@ -36,6 +36,9 @@ DAEMON_BYTES = 150 * 1000**2
 PROCESS_BYTES = DAEMON_BYTES + 250 * 1000**2
 """A daemon and a trainer without a model: the trainer has 250 MB resident (measured)."""
 
+TRAINER_PROCESS_BYTES = 250 * 1000**2
+"""The trainer's part of it, which the process of each further device takes as well."""
+
 STATE_BYTES_PER_PARAMETER = 8
 """Parameters and momentum of a checkpoint, in fp32."""
 
@@ -72,6 +75,7 @@ def needs_of(
     trains_on_host: bool,
     cache_bytes: int,
     moments: MomentChoice = "auto",
+    num_devices: int = 1,
 ) -> Needs:
     """Returns what a run needs of a machine.
 
@@ -80,6 +84,8 @@ def needs_of(
         cache_bytes: limit of the data cache.
         moments: the owner's choice of what the optimiser keeps its moments in. `auto` counts as
             fp32, which a CPU has then.
+        num_devices: devices that train as one. Each has a process with parameters and gradient; the
+            first one has the rest.
     """
     parameters = run.model.num_parameters
     records = _records_bytes(run)
@@ -90,8 +96,14 @@ def needs_of(
     kept = moment_bytes(elements, "fp32" if moments == "auto" or shares_steps else moments)
     trainer = FLOAT_BYTES * 2 * parameters + kept
     trainer += Training(run.model, half=not trains_on_host).frozen_bytes
+    others = num_devices - 1
+    follower = Training(run.model, half=not trains_on_host, moment_elements=0)
+    other = TRAINER_PROCESS_BYTES
+    if trains_on_host:
+        other += follower.vectors_bytes + follower.gradient_bytes
     return Needs(
         memory=PROCESS_BYTES
+        + others * other
         + DAEMON_BYTES_PER_PARAMETER * parameters
         + (trainer if trains_on_host else 0)
         + records,

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from gossamer.node.base.settings import Found, Settings
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.machine.capacity import device_memory, free_memory_bytes
+from gossamer.node.machine.capacity import device_memories, free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.network.identity import Identity
-from gossamer.node.runs.device_fit import device_fit, require_fit
+from gossamer.node.runs.device_fit import device_fits, require_fit
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import risk_of, sign_manifest
 from gossamer.node.runs.importing import (
@@ -85,11 +85,9 @@ async def found_here(
         draft, trains_on_host=True, cache_bytes=settings.cache_bytes, moments=settings.moments
     )
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
-    memory = await run_abandonable(lambda: device_memory(settings.device, Gpus().read()))
-    if memory is not None:
-        fit = device_fit(draft, memory, settings.moments)
-        require_fit(draft, fit)
-        log.info(fit.text)
+    cards = await run_abandonable(lambda: device_memories(settings.device, Gpus().read()))
+    for fit in device_fits(draft, cards, settings.moments):
+        log.info(require_fit(draft, fit).text)
     with ProgressBars(tell) as bars:
         data = await prepare_elsewhere(
             draft,

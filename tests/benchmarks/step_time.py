@@ -38,7 +38,8 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources import device as device_module
-from gossamer.trainer.resources.device import Precision, choose_device, cpu_has_bf16
+from gossamer.trainer.resources.accelerator import Precision
+from gossamer.trainer.resources.device import choose_device, cpu_has_bf16
 from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Swarm, Worker
 

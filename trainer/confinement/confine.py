@@ -62,12 +62,16 @@ class Confinement(NamedTuple):
         return ", ".join(can) + why
 
 
-def confine(folder: Path) -> Confinement:
+def confine(folder: Path, *, keeps_network: bool = False) -> Confinement:
     """Confines this process, for good, as far as the system can. `folder` is made where it is not
     there, its temporary files are removed, and libraries are told to keep their caches there.
 
-    Call it before anything is imported that starts threads: Landlock and the filter confine one
-    thread, and those that it starts later. With other threads nothing counts as given up.
+    Call it before anything is imported that starts threads: Landlock confines one thread, and
+    those that it starts later. With other threads writing does not count as given up.
+
+    Args:
+        keeps_network: leaves the network to this process, and to those that it starts, until each
+            calls `give_up_network`.
 
     Raises:
         OSError: the folder cannot be made.
@@ -80,29 +84,38 @@ def confine(folder: Path) -> Confinement:
     devices = [*map(Path, _PLAIN_DEVICES), *gpus]
     problems: list[str] = []
     abi = 0
-    network = False
-    is_alone = _num_threads() == 1
-    if not is_alone:
+    if _num_threads() > 1:
         problems.append("a library started threads before it could be confined")
     else:
         try:
-            abi = landlock.forbid_writes(folders=folders, devices=devices)
+            abi = landlock.forbid_writes(
+                folders=folders, devices=devices, with_tcp=not keeps_network
+            )
         except OSError as error:
             problems.append(str(error))
-    try:
-        landlock.forbid_new_privileges()
-        seccomp.forbid_network()
-        # The filter, too, holds for this thread and its children alone: an older one connects.
-        network = is_alone
-    except OSError as error:
-        problems.append(str(error))
-    return Confinement(
+    confinement = Confinement(
         files=abi > 0,
-        tcp=network or abi >= landlock.TCP_ABI,
-        network=network,
+        tcp=not keeps_network and abi >= landlock.TCP_ABI,
+        network=False,
         with_gpu=bool(gpus),
         problems=tuple(problems),
     )
+    return confinement if keeps_network else give_up_network(confinement)
+
+
+def give_up_network(confinement: Confinement) -> Confinement:
+    """Takes the network from this process with all its threads, for good, as far as the system can.
+    Connections that it has stay.
+
+    Args:
+        confinement: what the process gave up before.
+    """
+    try:
+        landlock.forbid_new_privileges()
+        seccomp.forbid_network()
+    except OSError as error:
+        return confinement._replace(problems=(*confinement.problems, str(error)))
+    return confinement._replace(tcp=True, network=True)
 
 
 def _prepare(folder: Path) -> None:

@@ -74,10 +74,12 @@ def abi_version() -> int:
     raise LandlockError(f"Landlock cannot be used here ({os.strerror(code)})")
 
 
-def forbid_writes(*, folders: Iterable[Path], devices: Iterable[Path]) -> int:
-    """Takes from this process every write but those below `folders` and to `devices`; TCP, too,
-    and signals to other processes, where the kernel can. Reading stays as it is. It cannot be
-    undone, and the processes that this one starts have it, too.
+def forbid_writes(
+    *, folders: Iterable[Path], devices: Iterable[Path], with_tcp: bool = True
+) -> int:
+    """Takes from this process every write but those below `folders` and to `devices`; TCP, too
+    (`with_tcp`), and signals to other processes, where the kernel can. Reading stays as it is. It
+    cannot be undone, and the processes that this one starts have it, too.
 
     Returns the version of Landlock that was used.
 
@@ -89,7 +91,7 @@ def forbid_writes(*, folders: Iterable[Path], devices: Iterable[Path]) -> int:
     handled = _WRITES
     for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
         handled |= right if version >= since else 0
-    tcp = _BIND_TCP | _CONNECT_TCP if version >= TCP_ABI else 0
+    tcp = _BIND_TCP | _CONNECT_TCP if with_tcp and version >= TCP_ABI else 0
     scoped = _SCOPE_ABSTRACT_UNIX_SOCKET | _SCOPE_SIGNAL if version >= 6 else 0
     # Older kernels take the longer structure as long as what they do not know is zero.
     attributes = struct.pack("=QQQ", handled, tcp, scoped)

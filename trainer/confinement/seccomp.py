@@ -16,9 +16,9 @@ import struct
 import sys
 from typing import NamedTuple
 
-from gossamer.trainer.confinement.system_calls import prctl
+from gossamer.trainer.confinement.system_calls import system_call
 
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_SET_MODE_FILTER, _FLAG_ALL_THREADS = 1, 1  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 # Instructions: load a 32-bit word of the call's data, compare, mask, return.
@@ -34,6 +34,7 @@ _X32_FIRST = 0x40000000
 
 class _Architecture(NamedTuple):
     audit: int
+    seccomp: int
     socket: int
     socketpair: int
     denied: tuple[int, ...]
@@ -42,8 +43,8 @@ class _Architecture(NamedTuple):
 
 
 _ARCHITECTURES = {
-    "x86_64": _Architecture(0xC000003E, 41, 53, (42, 76, 101, 311, 438, 425)),
-    "aarch64": _Architecture(0xC00000B7, 198, 199, (203, 45, 117, 271, 438, 425)),
+    "x86_64": _Architecture(0xC000003E, 317, 41, 53, (42, 76, 101, 311, 438, 425)),
+    "aarch64": _Architecture(0xC00000B7, 277, 198, 199, (203, 45, 117, 271, 438, 425)),
 }
 
 
@@ -52,8 +53,9 @@ class SeccompError(OSError):
 
 
 def forbid_network() -> None:
-    """Takes from this process all sockets but local streams of its own, and all connecting. Needs
-    no_new_privs. It cannot be undone. What is refused fails with EACCES.
+    """Takes from this process, with all its threads, all sockets but local streams of its own, and
+    all connecting. What is connected stays so. Needs no_new_privs. It cannot be undone. What is
+    refused fails with EACCES.
 
     Local streams can be made, because CUDA makes one for itself; they cannot be connected.
 
@@ -69,7 +71,10 @@ def forbid_network() -> None:
     header = ctypes.create_string_buffer(
         struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
     )
-    failed, code = prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
+    number = _ARCHITECTURES[machine].seccomp
+    failed, code = system_call(number, _SET_MODE_FILTER, _FLAG_ALL_THREADS, header)
+    if failed > 0:
+        raise SeccompError("a thread of this process has a seccomp filter of its own")
     if failed:
         raise SeccompError(f"the kernel refuses a seccomp filter ({os.strerror(code)})")
 

@@ -88,9 +88,13 @@ class Gradients:
         Raises:
             TrainerError: memory does not suffice for a single sequence.
         """
+        # Without any targets loss and gradient are 0.
+        return self.take_part(sequences, max(1, num_targets(sequences)))
+
+    def take_part(self, sequences: NDArray[np.int64], targets: int) -> tuple[float, float]:
+        """As `take`, of some sequences of a step with so many targets: their part of the mean loss,
+        and the norm of their part of the gradient."""
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
-        # Without any, loss and gradient are 0.
-        targets = max(1, num_targets(sequences))
         while True:
             self.passes.begins()
             try:

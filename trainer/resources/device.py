@@ -8,10 +8,19 @@ import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from gossamer.trainer.resources import accelerator
+from gossamer.trainer.resources.accelerator import Precision
+from gossamer.trainer.resources.device_names import (
+    ALL,
+    DEVICES_MAX,
+    WORDS,
+    may_be_several,
+    parts_of,
+    problem_of,
+)
 from gossamer.trainer.resources.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
 from gossamer.trainer.resources.owner_limits import OwnerLimits
 
@@ -19,10 +28,6 @@ from gossamer.trainer.resources.owner_limits import OwnerLimits
 _CPU_TOKENS_MAX = 4 * 1024
 # Tokens of one pass to begin with where the free memory of a GPU is not known.
 _GPU_TOKENS_FIRST = 64 * 1024
-
-# NVIDIA's cards from Volta on multiply fp16 in tensor cores. Earlier ones are no faster with it
-# than with fp32.
-_FP16_CAPABILITY_MIN = 7
 
 # Width of a model from which on a CPU with instructions for bf16 is faster with them. Passes were
 # 1.4 times as fast at 160, 1.9 at 256 and 2.1 at 384, but 0.8 at 96 and, by the length of the
@@ -67,8 +72,6 @@ OWNER_LIMITS = OwnerLimits()
 class DeviceError(ValueError):
     """A device that was asked for and is not there. The message says what is."""
 
-
-Precision = Literal["fp32", "bf16", "fp16"]
 
 _DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -135,13 +138,8 @@ class Device:
         return OWNER_LIMITS.free_bytes(self.torch_device, self._free_bytes())
 
     def _free_bytes(self) -> int | None:
-        device = self.torch_device
-        if device.type == "cuda":
-            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            return int(torch.cuda.mem_get_info(device)[0]) + cached
-        if device.type == "mps":
-            most = torch.mps.recommended_max_memory()
-            return max(0, int(most) - int(torch.mps.current_allocated_memory()))
+        if self.torch_device.type in accelerator.KINDS:
+            return accelerator.free_bytes(self.torch_device)
         free = free_host_bytes()
         return None if free is None else int(_HOST_SHARE * free)
 
@@ -170,14 +168,11 @@ class Device:
 
     def release_memory(self) -> None:
         """Gives cached memory back after an allocation failed."""
-        if self.torch_device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self.torch_device.type == "mps":
-            torch.mps.empty_cache()
+        accelerator.release_memory(self.torch_device)
 
 
 def choose_device(wanted: str, width: int = 0) -> Device:
-    """The device of a name; `auto` is the first CUDA (or ROCm) device, else MPS, else the CPU.
+    """The device of a name; `auto` is the first accelerator, else the CPU.
 
     Args:
         width: of the model that is to be trained. A CPU takes bf16 for a wide one, if it is faster
@@ -186,42 +181,53 @@ def choose_device(wanted: str, width: int = 0) -> Device:
     Raises:
         DeviceError: unknown, or not on this machine.
     """
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    kind, count = accelerator.kind(), accelerator.num_devices()
     if wanted == "auto":
-        wanted = "cuda:0" if has_cuda else "mps" if has_mps else "cpu"
+        wanted = f"{kind}:0" if kind else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise DeviceError(f"device {wanted!r} is unknown; use auto, cpu, cuda:N or mps") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if has_cuda else 0
-        index = device.index or 0
-        if index >= count:
-            raise DeviceError(
-                f"device {wanted!r}: this torch sees {count} CUDA devices; try auto or cpu"
-            )
-        # No product that is called fp32 is in TF32, which has ten bits of its inputs. The products
-        # of the layers are in half precision where a card has TF32.
-        torch.set_float32_matmul_precision("highest")
-        device = torch.device("cuda", index)
-        return Device(device, torch.cuda.get_device_name(device), _cuda_precision(device))
-    if device.type == "mps":
-        if not has_mps:
-            raise DeviceError(f"device {wanted!r} is not on this machine; try auto or cpu")
-        return Device(torch.device("mps", 0), f"Apple {platform.machine()} GPU", "fp32")
+        raise DeviceError(f"device {wanted!r} is unknown; use {WORDS}") from error
     if device.type == "cpu":
         is_wide = width >= CPU_BF16_WIDTH_MIN and cpu_has_bf16()
         return Device(torch.device("cpu"), _cpu_name(), "bf16" if is_wide else "fp32")
-    raise DeviceError(f"device {wanted!r} is not supported; use auto, cpu, cuda:N or mps")
+    if device.type not in accelerator.KINDS:
+        raise DeviceError(f"device {wanted!r} is not supported; use {WORDS}")
+    index = device.index or 0
+    there = count if device.type == kind else 0
+    if index >= there:
+        raise DeviceError(
+            f"device {wanted!r}: this torch sees {there} {device.type} devices; try auto or cpu"
+        )
+    # No product that is called fp32 is in TF32, which has ten bits of its inputs. The products of
+    # the layers are in half precision where a card has TF32.
+    torch.set_float32_matmul_precision("highest")
+    device = torch.device(device.type, index)
+    return Device(device, accelerator.name_of(device), accelerator.precision_of(device))
 
 
-def _cuda_precision(device: torch.device) -> Precision:
-    # torch's function asks the current device, which need not be this one.
-    with torch.cuda.device(device):
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16"
-    major, _ = torch.cuda.get_device_capability(device)
-    return "fp16" if major >= _FP16_CAPABILITY_MIN else "fp32"
+def choose_devices(wanted: str, width: int = 0) -> tuple[Device, ...]:
+    """The devices that train together; `all` are all accelerators, else the CPU. The first one
+    holds the optimiser: of `all` it is the one with the most memory.
+
+    Args:
+        width: see `choose_device`.
+
+    Raises:
+        DeviceError: unknown, not on this machine, or not to be used together.
+    """
+    if not may_be_several(wanted):
+        return (choose_device(wanted, width),)
+    kind = accelerator.kind()
+    if wanted == ALL:
+        names = [f"{kind}:{n}" for n in range(accelerator.num_devices())] if kind else ["cpu"]
+        devices = [choose_device(name, width) for name in names[:DEVICES_MAX]]
+        if kind:
+            devices.sort(key=lambda each: -accelerator.total_bytes(each.torch_device))
+        return tuple(devices)
+    if problem := problem_of(wanted):
+        raise DeviceError(problem)
+    return tuple(choose_device(name, width) for name in parts_of(wanted))
 
 
 def has_grouped_kernel(device: torch.device, dtype: torch.dtype) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gossamer.trainer.ipc.messages import Limits
+from gossamer.trainer.resources import accelerator
 
 try:
     import resource
@@ -36,11 +38,23 @@ class OwnerLimits:
             device: the one that trains.
         """
         torch.set_num_threads(limits.threads or self._threads)
-        if device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
+        if accelerator.has_own_memory(device):
+            total = accelerator.total_bytes(device)
             self._gpu_bytes = min(total, limits.gpu_memory_bytes or total)
-            torch.cuda.set_per_process_memory_fraction(self._gpu_bytes / total, device)
+            accelerator.limit_memory(device, self._gpu_bytes / total)
         self._limit_host(limits.memory_bytes)
+
+    def share_of(self, limits: Limits, num_processes: int, device: torch.device) -> Limits:
+        """The limits of each of the processes that train together, of which this is one.
+
+        Each device has a process. On a CPU they share its threads, also where nothing is limited.
+        """
+        threads = limits.threads or (self._threads if device.type == "cpu" else 0)
+        return msgspec.structs.replace(
+            limits,
+            threads=max(1, threads // num_processes) if threads else 0,
+            memory_bytes=limits.memory_bytes // num_processes,
+        )
 
     def free_bytes(self, device: torch.device, free: int | None) -> int | None:
         """Returns the memory that this process may still take on the device.
@@ -49,8 +63,8 @@ class OwnerLimits:
             free: the memory that the device has left; None if that is not known.
         """
         left = None
-        if device.type == "cuda" and self._gpu_bytes:
-            left = self._gpu_bytes - int(torch.cuda.memory_allocated(device))
+        if accelerator.has_own_memory(device) and self._gpu_bytes:
+            left = self._gpu_bytes - accelerator.allocated_bytes(device)
         elif device.type == "cpu" and self._is_host_limited and resource is not None:
             soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
             left = soft - _kilobytes("VmData:") * 1024

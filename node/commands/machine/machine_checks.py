@@ -37,6 +37,7 @@ from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
 from gossamer.node.storage.limits_file import read_limits
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpu, Gpus
+from gossamer.trainer.resources.device_names import ALL, names_together, parts_of
 
 # Importing torch with CUDA from a cold network disk takes up to a minute.
 _TORCH_SECONDS_MAX = 180
@@ -59,15 +60,19 @@ import json, pathlib, sys
 from gossamer.trainer.confinement.confine import confine
 confined = confine(pathlib.Path(sys.argv[1])) if len(sys.argv) > 1 else None
 import torch
+import torch.distributed as dist
+from gossamer.trainer.resources import accelerator
+kind, count = accelerator.kind(), accelerator.num_devices()
 print(json.dumps({
     "confinement": confined.text if confined else "",
     "confinement_problems": len(confined.problems) if confined else 0,
     "version": torch.__version__,
-    "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-    "names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available() else [],
+    "kind": kind,
+    "names": [accelerator.name_of(torch.device(kind, n)) for n in range(count)],
     "hip": torch.version.hip or "",
-    "mps": torch.backends.mps.is_available(),
+    "connects": dist.is_available() and dist.is_backend_available(
+        {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
+    ),
 }))
 """
 
@@ -79,10 +84,13 @@ class TorchReport(msgspec.Struct, frozen=True):
     """The report of torch from its own process."""
 
     version: str
-    cuda: int
+    kind: str
+    """torch's kind of accelerator (`cuda`, `xpu`, `mps`); empty without one."""
     names: list[str]
+    """The accelerators, for people."""
     hip: str
-    mps: bool
+    connects: bool = True
+    """Whether several devices of the kind can train as one."""
     confinement: str = ""
     """What a confined process cannot do here, for people; empty if it was not confined."""
     confinement_problems: int = 0
@@ -135,7 +143,7 @@ def check_torch(
     yield Check("torch", "ok", report.version)
     gpus = Gpus().read()
     yield check_device(device, report, gpus)
-    free = _ask_torch(probe, confined=False) if confined and gpus and not report.cuda else None
+    free = _ask_torch(probe, confined=False) if confined and gpus and not report.kind else None
     yield check_confinement(report, free if isinstance(free, TorchReport) else None)
 
 
@@ -146,7 +154,7 @@ def check_confinement(report: TorchReport, free: TorchReport | None) -> Check:
         report: torch's report, from a confined process if the settings want one.
         free: its report from one that was not confined; None if it was not asked.
     """
-    if free is not None and free.cuda > report.cuda:
+    if free is not None and len(free.names) > len(report.names):
         return Check(
             "trainer",
             "fail",
@@ -183,30 +191,41 @@ def _ask_torch(probe: str, *, confined: bool) -> TorchReport | str:
 
 
 def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
-    """Checks whether torch has the wanted device, and whether `auto` misses a GPU."""
-    kind, _, ordinal = device.partition(":")
-    if kind == "cuda" and int(ordinal or 0) >= torch.cuda:
+    """Checks whether torch has the wanted devices, and whether `auto` misses a GPU."""
+    if device in ("auto", ALL):
+        if not torch.kind and gpus:
+            return Check(
+                "device",
+                "warn",
+                f"the driver has {gpus[0].name}, but torch {torch.version} cannot use it",
+                "Install a torch build with CUDA; until then the CPU trains",
+            )
+        used = torch.names if device == ALL else torch.names[:1]
+    elif device.startswith("cpu"):
+        used = []
+    else:
+        parts = [part.partition(":") for part in parts_of(device)]
+        ordinals = [int(ordinal or 0) for _, _, ordinal in parts]
+        names = torch.names if parts[0][0] == torch.kind else []
+        if max(ordinals) >= len(names):
+            return Check(
+                "device",
+                "fail",
+                f"{device} does not exist: torch finds {len(names)} {parts[0][0]} devices",
+                "Choose another --device, or install the driver and a torch build for the GPU",
+            )
+        used = [names[ordinal] for ordinal in ordinals]
+    if not torch.connects and max(len(used), len(parts_of(device))) > 1:
         return Check(
             "device",
             "fail",
-            f"{device} does not exist: torch finds {torch.cuda} GPUs",
-            "Choose another --device, or install the driver and a torch build for the GPU",
+            f"torch {torch.version} cannot connect several devices of this kind",
+            "Choose one --device, or install a torch build with the library for several",
         )
-    if kind == "mps" and not torch.mps:
-        return Check("device", "fail", "torch has no mps device", "Choose --device cpu or auto")
-    if kind in ("auto", "cuda") and torch.cuda:
-        where = "ROCm" if torch.hip else "CUDA"
-        return Check("device", "ok", f"{torch.names[int(ordinal or 0)]} through {where}")
-    if kind in ("auto", "mps") and torch.mps:
-        return Check("device", "ok", "Apple GPU through MPS")
-    if kind == "auto" and gpus:
-        return Check(
-            "device",
-            "warn",
-            f"the driver has {gpus[0].name}, but torch {torch.version} cannot use it",
-            "Install a torch build with CUDA; until then the CPU trains",
-        )
-    capacity = measure_capacity("cpu", [])
+    if used:
+        where = "ROCm" if torch.hip else {"cuda": "CUDA"}.get(torch.kind, torch.kind.upper())
+        return Check("device", "ok", f"{names_together(used)} through {where}")
+    capacity = measure_capacity("cpu" if device in ("auto", ALL) else device, [])
     return Check("device", "ok", f"{capacity.device}, {capacity.cores} cores")
 
 

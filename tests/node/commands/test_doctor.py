@@ -18,7 +18,7 @@ from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-CPU_ONLY = TorchReport(version="2.9", cuda=0, names=[], hip="", mps=False)
+CPU_ONLY = TorchReport(version="2.9", kind="", names=[], hip="")
 CARD = Gpu(index=0, uuid="GPU-a", name="Card", memory_total_bytes=8, memory_used_bytes=1)
 
 
@@ -92,10 +92,19 @@ def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
         ("cpu", CPU_ONLY, [CARD], "ok"),
         ("cuda", CPU_ONLY, [CARD], "fail"),
         ("mps", CPU_ONLY, [], "fail"),
-        ("auto", TorchReport("2.9", 1, ["Card"], "", False), [CARD], "ok"),
-        ("cuda:1", TorchReport("2.9", 1, ["Card"], "", False), [CARD], "fail"),
-        ("cuda:0", TorchReport("2.9", 1, ["Radeon"], "6.2", False), [], "ok"),
-        ("mps", TorchReport("2.9", 0, [], "", True), [], "ok"),
+        ("auto", TorchReport("2.9", "cuda", ["Card"], ""), [CARD], "ok"),
+        ("cuda:1", TorchReport("2.9", "cuda", ["Card"], ""), [CARD], "fail"),
+        ("cuda:0", TorchReport("2.9", "cuda", ["Radeon"], "6.2"), [], "ok"),
+        ("mps", TorchReport("2.9", "mps", ["Apple GPU"], ""), [], "ok"),
+        ("cuda", TorchReport("2.9", "mps", ["Apple GPU"], ""), [], "fail"),
+        ("xpu:0", TorchReport("2.9", "xpu", ["Arc"], ""), [], "ok"),
+        ("all", TorchReport("2.9", "cuda", ["Card", "Card"], ""), [CARD], "ok"),
+        ("all", TorchReport("2.9", "cuda", ["Card", "Card"], "", connects=False), [CARD], "fail"),
+        ("all", TorchReport("2.9", "cuda", ["Card"], "", connects=False), [CARD], "ok"),
+        ("all", CPU_ONLY, [], "ok"),
+        ("cuda:0,cuda:1", TorchReport("2.9", "cuda", ["Card"], ""), [CARD], "fail"),
+        ("cuda:0,cuda:1", TorchReport("2.9", "cuda", ["Card", "Card"], ""), [CARD], "ok"),
+        ("cpu,cpu", CPU_ONLY, [], "ok"),
     ],
 )
 def test_devices(device: str, torch: TorchReport, gpus: list[Gpu], level: str) -> None:

@@ -10,10 +10,12 @@ from prometheus_client import CollectorRegistry
 from gossamer.node.machine import capacity
 from gossamer.node.machine.capacity import (
     cpu_name,
-    device_memory,
+    device_memories,
+    devices_of,
     host_memory_bytes,
     measure_capacity,
     num_cores,
+    training_gpus,
     with_trainer_device,
 )
 from gossamer.node.telemetry.gpus import Gpu, GpuCollector, Gpus
@@ -33,19 +35,37 @@ def test_the_memory_of_the_card_that_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     both = [SMALL, LARGE]
-    assert device_memory("auto", both) == ("Small", 8_000, 7_900)
-    assert device_memory("cuda:1", both) == ("Large", 80_000, 79_800)
+    assert device_memories("auto", both) == [("Small", 8_000, 7_900)]
+    assert device_memories("cuda:1", both) == [("Large", 80_000, 79_800)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert device_memory("cuda", both) == ("Large", 80_000, 79_800)
+    assert device_memories("cuda", both) == [("Large", 80_000, 79_800)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    for device in ("cpu", "mps"):
-        assert device_memory(device, both) is None
+    for device in ("cpu", "mps", "xpu", "cpu,cpu"):
+        assert device_memories(device, both) == []
     monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
-    assert device_memory("cuda", []) is None, "no driver says anything"
+    assert device_memories("cuda", []) == [], "no driver says anything"
     sizes = {"total": [16_000], "used": [1_000]}
     monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": sizes[kind])
-    assert device_memory("auto", []) == ("the AMD GPU", 16_000, 15_000)
-    assert device_memory("cuda:1", []) is None
+    assert device_memories("auto", []) == [("the AMD GPU", 16_000, 15_000)]
+    assert device_memories("cuda:1", []) == []
+
+
+def test_several_cards_are_one_device_with_their_memory_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = [SMALL, LARGE]
+    assert devices_of("all", both) == ("cuda:1", "cuda:0"), "the largest holds the optimiser"
+    assert [card.name for card in device_memories("all", both)] == ["Large", "Small"]
+    assert [gpu.name for gpu in training_gpus("cuda:0,cuda:1", both)] == ["Small", "Large"]
+    measured = measure_capacity("all", both)
+    assert (measured.device, measured.device_memory_bytes) == ("Large, Small", 88_000)
+    told = with_trainer_device(measured, "cuda:0,cuda:1", "2 x Card", both)
+    assert (told.device, told.device_kind) == ("2 x Card", "cuda")
+    two = measure_capacity("cpu,cpu", [])
+    assert two.device.startswith("2 x ")
+    assert two.device_memory_bytes == two.host_memory_bytes
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
+    assert devices_of("all", []) == ("cpu",)
 
 
 class FakeNvml(ModuleType):

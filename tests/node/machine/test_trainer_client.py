@@ -91,7 +91,7 @@ def loss_sum(self, sequences):
     return real(self, sequences)
 
 Decoder.loss_sum = loss_sum
-os._exit(worker_loop.main(""))
+os._exit(worker_loop.main(None))
 """
 """The real worker on a machine that has memory for two sequences at once."""
 

@@ -38,7 +38,12 @@ def problems(
     now: Settings, speed: float | None = SPEED, card: DeviceMemory | None = None
 ) -> list[str]:
     return least_problems(
-        RUN, now, trains_on_host=card is None, disk_bytes=GIB, card=card, tokens_per_second=speed
+        RUN,
+        now,
+        trains_on_host=card is None,
+        disk_bytes=GIB,
+        cards=[card] if card else [],
+        tokens_per_second=speed,
     )
 
 

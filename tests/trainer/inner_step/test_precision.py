@@ -58,6 +58,9 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(names))
 
     return make
 
@@ -182,7 +185,7 @@ def test_small_gradients_survive_fp16(
     sequences = np.arange(4 * 17).reshape(4, 17) % model_config.vocabulary
     norms = []
     for scale in (1.0, SCALE_FIRST):
-        gradients = make_trainer()._gradients
+        gradients = make_trainer()._own
         gradients._scale.value = scale
         norms.append(gradients.take(sequences)[1])
     assert norms[1] > 1.2 * norms[0]
@@ -193,7 +196,7 @@ def test_a_gradient_that_overflows_is_taken_again_with_a_smaller_scale(
 ) -> None:
     _half(monkeypatch)
     trainer = make_trainer()
-    scale = trainer._gradients._scale
+    scale = trainer._own._scale
     scale.value = 2.0**30
     steps = train(trainer, shard, 2)
     assert scale.value < 2.0**30
@@ -220,7 +223,7 @@ def test_a_model_that_is_broken_is_no_reason_for_another_scale(
     steps = train(trainer, shard, 1)
     assert steps[0].skipped
     assert len(calls) == 1
-    assert trainer._gradients._scale.value == SCALE_FIRST
+    assert trainer._own._scale.value == SCALE_FIRST
 
 
 def test_the_scale_grows_after_many_good_steps_and_has_bounds() -> None:

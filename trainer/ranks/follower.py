@@ -1,0 +1,153 @@
+"""The process of a further device, started by a trainer's first process and never by people:
+`python -m gossamer.trainer.ranks.follower`. `messages` has what it says and hears.
+
+It has the model without an optimiser. For each step it gets the parameters, and gives the gradient
+of its sequences. It inherits from the first process what that gave up (`confinement`), and gives up
+the network itself when it is connected.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from gossamer.trainer.confinement import landlock, seccomp
+from gossamer.trainer.confinement.system_calls import prctl
+from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
+from gossamer.trainer.ipc.messages import Limits
+from gossamer.trainer.model import decoder_on
+from gossamer.trainer.ranks import messages
+from gossamer.trainer.ranks.group import Group
+from gossamer.trainer.resources.device import OWNER_LIMITS, choose_device, is_out_of_memory
+from gossamer.trainer.resources.passes import Passes
+
+_PR_SET_PDEATHSIG = 1
+
+_INBOX_MAX = 8
+"""Messages that are read ahead: the first process waits for answers, but not after Limits."""
+
+_NICENESS = 10
+"""On a CPU, as that of the first process."""
+
+
+class Follower:
+    """Answers the first process until the end of stdin."""
+
+    def __init__(self, source: BinaryIO, output: BinaryIO) -> None:
+        self._source, self._output = source, output
+        self._inbox: queue.Queue[messages.ToFollower] = queue.Queue(_INBOX_MAX)
+        self._passes: Passes | None = None
+
+    def read(self) -> None:
+        """Reads messages until the end of stdin, and then ends the process. Runs in a thread of its
+        own."""
+        with suppress(ValueError, msgspec.DecodeError):
+            while (body := messages.read(self._source)) is not None:
+                self._inbox.put(messages.to_follower.decode(body))
+        if self._passes is not None:
+            with suppress(OSError):
+                self._passes.withdraw()
+        # The main thread may be in a long pass, whose result nothing needs any more.
+        os._exit(0)
+
+    def run(self) -> None:
+        """Works until the process ends.
+
+        Raises:
+            TrainerError, DeviceError, DataError, OSError: it cannot go on.
+        """
+        start = self._inbox.get()
+        assert isinstance(start, messages.Start)
+        device = choose_device(start.device, start.model.width)
+        if device.torch_device.type == "cpu":
+            os.nice(_NICENESS)
+        OWNER_LIMITS.apply(start.limits, device.torch_device)
+        self._say(messages.Started())
+        assert isinstance(self._inbox.get(), messages.Connect)
+        group = Group(device.torch_device, start.rank, start.num_ranks, start.store_path)
+        group.connect()
+        if start.is_confined:
+            with suppress(OSError):  # the first process says what the system refuses
+                landlock.forbid_new_privileges()
+                seccomp.forbid_network()
+        decoder = decoder_on(start.model, device, start.frozen_paths, self._advanced)
+        self._passes = Passes(
+            device,
+            start.model,
+            start.sequences_per_step,
+            start.micro_batch,
+            Path(start.passes_path) if start.passes_path else None,
+        )
+        gradients = Gradients(decoder, device, start.model.context, self._passes, self._advanced)
+        while True:
+            message = self._inbox.get()
+            match message:
+                case Limits():
+                    OWNER_LIMITS.apply(message, device.torch_device)
+                case messages.Take():
+                    group.share(decoder.flat)
+                    self._say(_taken(gradients, message))
+                case messages.Add():
+                    group.add_up(list(decoder.parameters()))
+                    gradients.drop()
+
+    def _advanced(self) -> None:
+        self._say(messages.Advanced())
+
+    def _say(self, message: messages.FromFollower) -> None:
+        messages.write(self._output, message)
+
+    def fail(self, reason: str) -> None:
+        """Says why it cannot go on, if anybody is there."""
+        with suppress(OSError):
+            self._say(messages.Failed(reason))
+
+
+def _taken(gradients: Gradients, message: messages.Take) -> messages.Taken:
+    started = time.monotonic()
+    tokens = np.frombuffer(message.tokens, "<u4").astype(np.int64)
+    sequences = tokens.reshape(message.num_sequences, -1)
+    loss, _ = gradients.take_part(sequences, message.targets)
+    return messages.Taken(loss=loss, seconds=time.monotonic() - started)
+
+
+def main() -> int:
+    """Works at stdin and stdout until the end of stdin. Exit code: 0 then, 1 after Failed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # Also a process that is stopped, or hangs in a driver, ends with the first one.
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    source, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)  # whatever prints goes to stderr
+    follower = Follower(source, output)
+    threading.Thread(target=follower.read, name="stdin", daemon=True).start()
+    try:
+        follower.run()
+    except (TrainerError, ValueError) as error:
+        follower.fail(str(error))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            traceback.print_exc()
+        follower.fail(f"{type(error).__name__}: {error}")
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    # Not through the interpreter's end, which can hang or crash in a device's driver.
+    sys.stderr.flush()
+    os._exit(code)
