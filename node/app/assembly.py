@@ -121,7 +121,7 @@ class Node:
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
         operations = operations_of_token(self.manifest.model, twice=False)
         self.metrics.operations_per_token.set(operations)
-        self._speed = SpeedMeter(self.metrics)
+        self._speed = SpeedMeter(self.metrics, operations)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
         self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread, runtime.unix_seconds)

@@ -31,6 +31,7 @@ class TrainerEvents:
                 fields={"event": "the trainer does not find a GPU", "gpu": gpu},
             )
         self._hardware.trainer_configured(configured)
+        self._context.speed.configured(configured)
         log.info(
             f"training on {configured.device_name}",
             precision=configured.precision,

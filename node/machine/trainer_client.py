@@ -87,6 +87,8 @@ class TrainerClient:
             moments=settings.moments,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
+            tokenizer=manifest.data.tokenizer,
+            tokenizer_path=_tokenizer_path(manifest, StateDir(settings.state_dir).blocks_path),
         )
         self._frozen = partial(_frozen_paths, manifest, StateDir(settings.state_dir).blocks_path)
         self.is_up = False
@@ -388,6 +390,11 @@ def _frozen_paths(manifest: Manifest, blocks: Path) -> tuple[str, ...]:
         log.error("the list of the run's frozen weights cannot be read", error=str(error))
         return ()
     return tuple(str(path_of(blocks, digest)) for digest in digests)
+
+
+def _tokenizer_path(manifest: Manifest, blocks: Path) -> str:
+    digest = manifest.data.tokenizer_digest
+    return str(path_of(blocks, Digest(digest))) if digest else ""
 
 
 def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:

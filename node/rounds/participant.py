@@ -229,7 +229,7 @@ class Participant:
         self.progress.inner_step += 1
         self.context.work.stepped(step.tokens)
         if step.tokens:
-            self.progress.loss = step.loss
+            self.progress.loss, self.progress.bits_per_byte = step.loss, step.bits_per_byte
         elif step.skipped and not self._has_skipped:  # of many in a row the first is enough
             log.warning(
                 "an inner step is skipped: its loss, gradient or momentum is out of range; the "
@@ -271,6 +271,10 @@ class Participant:
     async def _load_losses(self) -> None:
         history, heldout_loss = await self.context.run_in_thread(self.context.losses.load)
         self.progress.history, self.progress.heldout_loss = history, heldout_loss
+        bits = next(
+            (p.heldout_bits_per_byte for p in reversed(history.points()) if p.heldout_loss), None
+        )
+        self.progress.heldout_bits_per_byte = bits
         if heldout_loss is not None:
             self.context.metrics.heldout_loss.set(heldout_loss)
 
