@@ -41,6 +41,11 @@ class SpeedMeter:
         self.times = None
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """Of the newest steps, while they train; None before the first."""
+        return self._tokens_per_second or None
+
+    @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation of the newest steps, while they train (arXiv 2204.02311, appendix
         B); None if the card's rate is not known."""

@@ -271,12 +271,13 @@ class Participant:
     async def _load_losses(self) -> None:
         history, heldout_loss = await self.context.run_in_thread(self.context.losses.load)
         self.progress.history, self.progress.heldout_loss = history, heldout_loss
-        bits = next(
-            (p.heldout_bits_per_byte for p in reversed(history.points()) if p.heldout_loss), None
-        )
-        self.progress.heldout_bits_per_byte = bits
         if heldout_loss is not None:
             self.context.metrics.heldout_loss.set(heldout_loss)
+            points = [p for p in history.points() if p.heldout_loss == heldout_loss]
+            bits = points[-1].heldout_bits_per_byte if points else None
+            self.progress.heldout_bits_per_byte = bits
+            if bits is not None:
+                self.context.metrics.heldout_bits_per_byte.set(bits)
 
     async def _save_losses(self) -> None:
         losses, heldout_loss = self.context.losses, self.progress.heldout_loss
