@@ -31,17 +31,20 @@ class RunLogs:
             "peer_id": node.identity.peer_id,
             "num_parameters": manifest.model.num_parameters,
             "sync": manifest.sync,
-            "optimizer": manifest.inner.optimizer,
+            "sequences_per_step": manifest.inner.sequences_per_step,
         }
         places = [place_of(name, folder, run, config) for name in settings.log_to]
-        self._log = RunLog(places, node.runtime.unix_seconds)
+        self._log = RunLog(places, node.runtime.unix_seconds, node.runtime.read_in_thread)
 
     def stepped(self, step: Step) -> None:
         """The trainer did an inner step."""
         if not self._log.wants_step:
             return
         times = step.times
-        parts = {f"{part}_seconds": times and getattr(times, part) for part in STEP_PARTS}
+        parts: dict[str, float | None] = {
+            f"{part}_seconds": None if times is None else getattr(times, part)
+            for part in STEP_PARTS
+        }
         self._log.step(
             step.step,
             {

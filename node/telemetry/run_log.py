@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import structlog
 import trio
 
-from gossamer.node.base.threads import run_abandonable
+from gossamer.node.base.threads import RunInThread, run_abandonable
 
 QUEUE_MAX = 256
 """Records that wait for a place, about 100 KiB. Inner steps alone fill it in twenty minutes."""
@@ -72,9 +72,18 @@ def record_of(
 class RunLog:
     """Gives each record to all places. Its methods are for the event loop."""
 
-    def __init__(self, places: Sequence[Place], unix_seconds: Callable[[], float]) -> None:
-        """`unix_seconds`: the time of a record."""
-        self._writers = [_Writer(place) for place in places]
+    def __init__(
+        self,
+        places: Sequence[Place],
+        unix_seconds: Callable[[], float],
+        run_in_thread: RunInThread = run_abandonable,
+    ) -> None:
+        """
+        Args:
+            unix_seconds: the time of a record.
+            run_in_thread: leaves a thread that hangs to itself when its task is cancelled.
+        """
+        self._writers = [_Writer(place, run_in_thread) for place in places]
         self._unix_seconds = unix_seconds
         self._due_seconds = -math.inf
 
@@ -107,8 +116,9 @@ class RunLog:
 class _Writer:
     """The queue of one place, and the task that empties it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, run_in_thread: RunInThread) -> None:
         self._place = place
+        self._run_in_thread = run_in_thread
         self._send, self._receive = trio.open_memory_channel[Record](QUEUE_MAX)
         self._num_left_out = 0
         self._is_failing = False
@@ -156,7 +166,7 @@ class _Writer:
     async def _do(self, work: Callable[[], None]) -> bool:
         """Returns whether the work was done; says once why not."""
         try:
-            await run_abandonable(work)
+            await self._run_in_thread(work)
         except Exception as error:  # packages of others raise what they like
             if not self._is_failing:
                 log.warning(
