@@ -167,6 +167,7 @@ class WandbPlace:
                 x_disable_meta=True,
                 x_disable_machine_info=True,
                 x_disable_stats=True,
+                x_save_requirements=False,
             ),
         )
         # wandb's own axis counts calls; these are the run's, which go on over restarts.
@@ -180,4 +181,4 @@ class WandbPlace:
         with self._working:
             run, self._run = self._run, None
             if run is not None:
-                run.finish(quiet=True)
+                run.finish()

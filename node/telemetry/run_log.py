@@ -151,11 +151,15 @@ class _Writer:
             return records
 
     async def _write(self, records: Sequence[Record]) -> None:
-        if records and not await self._do(lambda: self._place.write(records)):
+        if not records:
+            return
+        if not await self._do(lambda: self._place.write(records)):
             self._num_left_out += len(records)
             await self._do(self._place.close)
             self._retry_seconds = trio.current_time() + RETRY_SECONDS
-        elif self._num_left_out and records:
+            return
+        self._is_failing = False
+        if self._num_left_out:
             log.warning(
                 "records of the run are left out of its log: the disk is too slow, or failed",
                 place=self._place.name,
@@ -176,5 +180,4 @@ class _Writer:
                 )
             self._is_failing = True
             return False
-        self._is_failing = False
         return True
