@@ -257,6 +257,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 def test_wandb_offline_keeps_a_file_that_has_all_values(tmp_path: Path) -> None:
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("wandb is not installed: pip install '.[wandb]'")
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
     for life, numbers_ in enumerate(((0, 1), (2, 3))):
@@ -264,6 +265,7 @@ def test_wandb_offline_keeps_a_file_that_has_all_values(tmp_path: Path) -> None:
         place = WandbPlace(tmp_path / str(life), "run-1", {"run": "a run"})
         place.write(records(*numbers_))
         place.close()
+    wandb.teardown()  # as at the end of the process: its own process writes a little later
     files = sorted(tmp_path.glob("*/wandb/offline-run-*/run-run-1.wandb"))
     assert len(files) == 2, "both are of the same run, which `wandb sync` puts together"
     assert not list(tmp_path.rglob("requirements.txt")), "nothing is noted of the machine"
