@@ -79,7 +79,7 @@ class SpeedMeter:
         metrics.gradient_norm.set(step.gradient_norm)
         if step.seconds > 0:
             self._tokens_per_second = _smoothed(self._tokens_per_second, step.tokens / step.seconds)
-        metrics.bits_per_byte.set(_or_nan(step.bits_per_byte))
+        metrics.text_loss.set(_or_nan(step.bits_per_byte))
         metrics.mfu_ratio.set(_or_nan(self.mfu))
 
     def _note_times(self, newest: StepTimes) -> None:

@@ -277,7 +277,7 @@ class Participant:
             bits = points[-1].heldout_bits_per_byte if points else None
             self.progress.heldout_bits_per_byte = bits
             if bits is not None:
-                self.context.metrics.heldout_bits_per_byte.set(bits)
+                self.context.metrics.heldout_text_loss.set(bits)
 
     async def _save_losses(self) -> None:
         losses, heldout_loss = self.context.losses, self.progress.heldout_loss

@@ -105,7 +105,7 @@ class HeldoutLoss:
             self._progress.heldout_loss = self._fresh_loss = evaluated.loss
             self._metrics.heldout_loss.set(evaluated.loss)
             bits = self._progress.heldout_bits_per_byte = evaluated.bits_per_byte
-            self._metrics.heldout_bits_per_byte.set(math.nan if bits is None else bits)
+            self._metrics.heldout_text_loss.set(math.nan if bits is None else bits)
 
     def point(self, round_number: int) -> LossPoint:
         """The curve's point of a round, with the loss of an evaluation since the last call."""

@@ -210,13 +210,13 @@ class Metrics:
         self.heldout_loss = add.gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."
         )
-        self.bits_per_byte = add.gauge(
-            "bits_per_byte",
+        self.text_loss = add.gauge(
+            "text_loss",
             "Training loss of the newest inner step in bits for each byte of text; NaN if the "
             "tokenizer's tokens have no certain length.",
         )
-        self.heldout_bits_per_byte = add.gauge(
-            "heldout_bits_per_byte", "The newest held-out loss in bits for each byte of text."
+        self.heldout_text_loss = add.gauge(
+            "heldout_text_loss", "The newest held-out loss in bits for each byte of text."
         )
         self.gradient_norm = add.gauge(
             "gradient_norm", "Norm of the newest inner step's gradient, before clipping."
@@ -235,7 +235,7 @@ class Metrics:
             "trainer_device_memory_bytes",
             "The most memory of the card that the trainer's tensors took in the newest inner step.",
         )
-        for unknown in (self.bits_per_byte, self.heldout_bits_per_byte, self.mfu_ratio):
+        for unknown in (self.text_loss, self.heldout_text_loss, self.mfu_ratio):
             unknown.set(math.nan)
         self.loss.set(math.nan)
         self.heldout_loss.set(math.nan)
