@@ -61,7 +61,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     },
     "corpus": {
         "paths": "Files, folders and patterns (*) of text, .jsonl (both also .gz or .zst) and "
-        ".parquet or .arrow, relative to this file. Empty: the sources of Python's standard library.",
+        ".parquet or .arrow, relative to this file. Empty: the sources of Python's standard "
+        "library.",
         "sources": "Instead of paths: several sources, and the share of the text that each gets by "
         "its weight.",
         "text_field": "Field of a .jsonl line, or column of a .parquet or .arrow file, that "
