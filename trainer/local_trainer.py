@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
+from gossamer.trainer.inner_step.step_clock import Part, clock_of
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks.spread import Spread, SpreadGradients
@@ -30,6 +32,7 @@ from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.state_reader import StateReader
 from gossamer.trainer.text.data import DataQueue, add_span, num_targets
+from gossamer.trainer.text_bytes import TextBytes
 from gossamer.trainer.trainer_config import TrainerConfig
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
@@ -51,6 +54,7 @@ class _Round:
     place: SchedulePlace | None
     steps: int = 0
     tokens: int = 0
+    text_bytes: int = 0
     loss_sum: float = 0.0
     spans: list[messages.Span] = field(default_factory=list)
 
@@ -105,7 +109,10 @@ class LocalTrainer:
         self.device = choose_device(config.device, model.width)
         self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()
-        self._reader = StateReader(self._decoder, self.device, config, on_progress)
+        self._text_bytes = TextBytes(config)
+        self._reader = StateReader(
+            self._decoder, self.device, config, self._text_bytes, on_progress
+        )
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
@@ -113,7 +120,10 @@ class LocalTrainer:
         passes = Passes(
             self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
-        self._own = Gradients(self._decoder, self.device, model.context, passes, on_progress)
+        self._clock = clock_of(self.device.torch_device)
+        self._own = Gradients(
+            self._decoder, self.device, model.context, passes, on_progress, self._clock
+        )
         """Takes the gradients of this device."""
         self._gradients: Gradients | SpreadGradients = self._own
         self._round: _Round | None = None
@@ -218,11 +228,12 @@ class LocalTrainer:
         self._require_frozen()
         goes_on = start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
-        if goes_on:
-            np.copyto(self._pseudo_gradient, self._decoder.flat.cpu().numpy())
-        else:
-            self._load_base()
-            np.copyto(self._pseudo_gradient, self._base)
+        with self._measured("handover"):
+            if goes_on:
+                np.copyto(self._pseudo_gradient, self._decoder.flat.cpu().numpy())
+            else:
+                self._load_base()
+                np.copyto(self._pseudo_gradient, self._base)
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), place)
@@ -249,13 +260,15 @@ class LocalTrainer:
         """
         current = self._require_round()
         started = time.monotonic()
-        batch = self._queue.take(self._config.inner.sequences_per_step)
+        with self._measured("data"):
+            batch = self._queue.take(self._config.inner.sequences_per_step)
         if batch is None:
             return None
         learning_rate = learning_rate_of(
             current.first_step, current.steps, self._config.inner, current.place
         )
-        self._take_position()
+        with self._measured("handover"):
+            self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
         targets = num_targets(batch.sequences)
         is_good = math.isfinite(loss) and math.isfinite(norm)
@@ -264,12 +277,16 @@ class LocalTrainer:
             is_good = self._use_gradients(learning_rate)
         skipped = not is_good
         self._gradients.drop()
+        if self._clock is not None:
+            self._clock.begins(None)
 
         tokens = 0 if skipped else targets
+        text_bytes = self._text_bytes.of_targets(batch.sequences) if tokens else 0
         for span in batch.spans:
             add_span(current.spans, span)
         current.steps += 1
         current.tokens += tokens
+        current.text_bytes += text_bytes
         if not skipped:
             current.loss_sum += loss * tokens
         return messages.Step(
@@ -281,7 +298,13 @@ class LocalTrainer:
             gradient_norm=norm,
             learning_rate=learning_rate,
             skipped=skipped,
+            text_bytes=text_bytes,
+            times=None if self._clock is None else self._clock.take(),
+            device_memory_bytes=self.device.take_peak_bytes(),
         )
+
+    def _measured(self, part: Part) -> AbstractContextManager[None]:
+        return nullcontext() if self._clock is None else self._clock.of(part)
 
     def _take_position(self) -> None:
         """Moves the model to the point where the next gradient is taken: the local parameters."""
@@ -303,6 +326,10 @@ class LocalTrainer:
         """
         if not self._has_local:
             return  # the first round begins from `base`
+        with self._measured("handover"):
+            self._rebase(ranges)
+
+    def _rebase(self, ranges: messages.Ranges) -> None:
         for part in (slice(start, stop) for start, stop in ranges):
             # While a round runs, `work` holds what the work is measured against.
             local, base = self._decoder.flat[part], self._base[part]
@@ -321,10 +348,11 @@ class LocalTrainer:
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
-        if current.tokens or self._stays_behind:
-            self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
-        else:
-            self._pseudo_gradient[:] = 0.0
+        with self._measured("handover"):
+            if current.tokens or self._stays_behind:
+                self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
+            else:
+                self._pseudo_gradient[:] = 0.0
         self._round = None
         return messages.Finished(
             round=current.number,
@@ -333,6 +361,7 @@ class LocalTrainer:
             spans=tuple(current.spans),
             loss_mean=current.loss_sum / current.tokens if current.tokens else math.nan,
             seconds=time.monotonic() - current.started,
+            text_bytes=current.text_bytes,
         )
 
     def evaluate(

@@ -15,6 +15,7 @@ from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.text.data import DataError, load_shard
+from gossamer.trainer.text_bytes import TextBytes
 from gossamer.trainer.trainer_config import TrainerConfig
 
 if TYPE_CHECKING:
@@ -29,10 +30,16 @@ class StateReader:
         decoder: Decoder,
         device: Device,
         config: TrainerConfig,
+        text_bytes: TextBytes,
         on_progress: Callable[[], None],
     ) -> None:
-        """`on_progress` is called after every piece of longer work."""
+        """
+        Args:
+            text_bytes: counts the text behind tokens.
+            on_progress: is called after every piece of longer work.
+        """
         self._decoder = decoder
+        self._text_bytes = text_bytes
         self._device = device
         self._model = config.model
         self._token_bytes = config.token_bytes
@@ -55,10 +62,17 @@ class StateReader:
         """
         shards = (load_shard(path, self._token_bytes, self._model.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, self._model.context, micro_batch, tokens_max)
-        in_time = evaluate.in_time(batches, seconds_max, on_batch=self._on_progress)
+        num_bytes = 0
+
+        def counted() -> Iterator[NDArray[np.int64]]:
+            nonlocal num_bytes
+            for batch in evaluate.in_time(batches, seconds_max, on_batch=self._on_progress):
+                num_bytes += self._text_bytes.of_targets(batch)
+                yield batch
+
         with self._with(parameters):
-            loss, tokens = evaluate.evaluate(self._decoder, self._device, in_time)
-        return messages.Evaluated(loss=loss, tokens=tokens)
+            loss, tokens = evaluate.evaluate(self._decoder, self._device, counted())
+        return messages.Evaluated(loss=loss, tokens=tokens, text_bytes=num_bytes)
 
     def losses(
         self, parameters: NDArray[np.float32], sequences: Sequence[tuple[str, int]]

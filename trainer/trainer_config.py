@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
@@ -31,3 +32,7 @@ class TrainerConfig:
     frozen_paths: tuple[str, ...] = ()
     """Files with the weights that adapters leave as they are (`adapters.read_frozen`). Without
     them a run of adapters can draw its initial parameters, and nothing else."""
+    tokenizer: Literal["", "bytes", "bpe", "files"] = ""
+    """The run's tokenizer, by which bytes of text are counted; empty: they are not."""
+    tokenizer_path: str = ""
+    """File of the run's tokenizer; empty for plain bytes."""

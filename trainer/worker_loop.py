@@ -269,6 +269,8 @@ class Worker:
             moments=message.moments,
             mixing=message.mixing,
             frozen_paths=message.frozen_paths,
+            tokenizer=message.tokenizer,
+            tokenizer_path=message.tokenizer_path,
         )
         trainer = make(
             config,

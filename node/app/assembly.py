@@ -29,6 +29,7 @@ from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter, say_hello
+from gossamer.node.app.run_logs import RunLogs
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.durations import parse_serve_after
@@ -121,8 +122,9 @@ class Node:
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
         operations = operations_of_token(self.manifest.model, twice=False)
         self.metrics.operations_per_token.set(operations)
-        self._speed = SpeedMeter(self.metrics)
+        self._speed = SpeedMeter(self.metrics, operations)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
+        self._run_logs = RunLogs(self._inputs, self._speed)
         self._leaving = trio.Event()
         self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread, runtime.unix_seconds)
         self._pause_watch = PauseWatch(
@@ -279,6 +281,8 @@ class Node:
         nursery.start_soon(reporter.run)
         notices = Notices(self._settings.notices, participant, self._state_dir)
         nursery.start_soon(notices.run)
+        self._run_logs.follow(participant)
+        nursery.start_soon(self._run_logs.run)
         self._limit_parts.start(nursery, trainer, self.metrics)
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
@@ -330,7 +334,9 @@ class Node:
         return self.participant
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
-        events = TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
+        events = TrainerEvents(
+            participant, self._hardware, self.metrics, self._settings.log_steps, self._run_logs
+        )
         if participant.is_held:
             if participant.holds[0].reason == "user":
                 log.warning("paused, as before the restart; `gossamer resume` goes on")

@@ -87,6 +87,12 @@ function data(d) {
     + d.shards_consumed.toLocaleString("en") + " of " + plural(d.num_shards, "shard", "shards");
 }
 
+function stepTimes(t) {
+  const parts = [["forward", t.forward], ["backward", t.backward], ["optimiser", t.optimizer], ["data", t.data], ["hand-over", t.handover]];
+  const all = parts.reduce((sum, [, part]) => sum + part, 0);
+  return all ? parts.map(([name, part]) => name + " " + (100 * part / all).toFixed(0) + " %").join(", ") : "–";
+}
+
 function showNode(s) {
   pill($("phase"), s.phase);
   const [what, more] = doing(s);
@@ -99,6 +105,8 @@ function showNode(s) {
     ["Speed", known(s.tokens_per_second) ? count(s.tokens_per_second) + " tokens/s" : "–"],
     ["Contributed", count(s.tokens_total) + " tokens"],
     ["Training loss", loss(s.loss)],
+    ...(known(s.bits_per_byte) ? [["Training bits per byte", loss(s.bits_per_byte)]] : []),
+    ...(known(s.mfu) ? [["Utilisation (MFU)", (100 * s.mfu).toFixed(1) + " %"]] : []),
     ["Up", seconds(s.uptime_seconds)],
     ["Sent", bytes(s.bytes_sent_total)],
     ["Received", bytes(s.bytes_received_total)],
@@ -107,6 +115,7 @@ function showNode(s) {
     ["Bandwidth", c && known(c.bandwidth_bytes_per_second) ? bytes(c.bandwidth_bytes_per_second) + "/s" : "–"],
     ["Reach", s.reach_text || "–", "whole"],
     ["Trained", work(s.work), "whole"],
+    ...(known(s.step_times) ? [["A step's time", stepTimes(s.step_times), "whole"]] : []),
     ["Device", c ? c.device + " · " + bytes(c.device_memory_bytes) : "–", "whole"],
     ["Confinement", s.confinement || "–", "whole"],
     ...(known(s.rolled_back_to) ? [["Rolled back", "by the founder: the run went on after round " + s.rolled_back_to.toLocaleString("en"), "whole"]] : []),
@@ -124,6 +133,7 @@ function showSwarm(s) {
     ["Speed", speeds.length ? count(speed) + " tokens/s" : "–"],
     ["Trained on", count(s.swarm_tokens_total) + (s.final_tokens ? " of " + count(s.final_tokens) : "") + " tokens"],
     ["Held-out loss", loss(s.heldout_loss)],
+    ...(known(s.heldout_bits_per_byte) ? [["Held-out bits per byte", loss(s.heldout_bits_per_byte)]] : []),
     ["Model", known(s.num_parameters) ? count(s.num_parameters) + " parameters" : "–"],
     ["Connected here", plural(connected, "peer", "peers")],
     ["Head", s.head ? s.head.slice(0, 10) : "–"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from gossamer.node.app.run_logs import RunLogs
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.telemetry.metrics import Metrics
@@ -16,13 +17,19 @@ class TrainerEvents:
     """A `TrainerListener` that knows the whole node."""
 
     def __init__(
-        self, participant: Participant, hardware: Hardware, metrics: Metrics, log_steps: int
+        self,
+        participant: Participant,
+        hardware: Hardware,
+        metrics: Metrics,
+        log_steps: int,
+        run_logs: RunLogs,
     ) -> None:
         self._participant = participant
         self._context = participant.context
         self._hardware = hardware
         self._metrics = metrics
         self._log_steps = log_steps
+        self._run_logs = run_logs
 
     def configured(self, configured: messages.Configured) -> None:
         if (gpu := self._hardware.missed_gpu(configured)) is not None:
@@ -31,6 +38,7 @@ class TrainerEvents:
                 fields={"event": "the trainer does not find a GPU", "gpu": gpu},
             )
         self._hardware.trainer_configured(configured)
+        self._context.speed.configured(configured)
         log.info(
             f"training on {configured.device_name}",
             precision=configured.precision,
@@ -45,6 +53,7 @@ class TrainerEvents:
     def stepped(self, step: messages.Step) -> None:
         self._context.speed.step(step)
         self._participant.stepped(step)
+        self._run_logs.stepped(step)
         if self._log_steps and self._participant.progress.inner_step % self._log_steps == 0:
             log.debug("step", round=step.round, step=step.step, loss=round(step.loss, 3))
 

@@ -54,6 +54,7 @@ OWN_NETWORKS_MAX = 16
 Switch = Literal["on", "off"]
 RelayMode = Literal["on", "introduce", "off"]
 LogFormat = Literal["text", "json"]
+LogPlace = Literal["tensorboard", "wandb:offline"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -289,6 +290,19 @@ def _is_webhook(text: str) -> bool:
     return parts.scheme in ("http", "https") and has_port and is_plain and host
 
 
+def _log_to(value: GivenValue) -> tuple[str, ...]:
+    allowed = get_args(LogPlace)
+    for place in _texts(value):
+        if place not in allowed:
+            raise ValueError(
+                f"{place!r} is not one of {', '.join(allowed)}; `wandb sync` sends what "
+                "wandb:offline wrote"
+                if place.startswith("wandb")
+                else f"{place!r} is not one of {', '.join(allowed)}"
+            )
+    return tuple(dict.fromkeys(_texts(value)))
+
+
 def _duration(value: GivenValue) -> str:
     text = str(value).strip().lower()
     parse_serve_after(text)
@@ -348,6 +362,8 @@ PARSERS: dict[str, Parser] = {
     "log_format": _choice(get_args(LogFormat)),
     "log_level": _choice(get_args(LogLevel)),
     "log_steps": _integer(0, LOG_STEPS_MAX),
+    "log_to": _log_to,
+    "log_folder": lambda value: str(_path(value)) if value else "",
     "bootstrap": _bootstrap,
     "wait_for_peers": _integer(0, limits.RING_MEMBERS_MAX - 1),
     "serve_after": _duration,

@@ -150,6 +150,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: LogLevel = "info"
     log_steps: int = 10
     """Inner steps between two log lines; 0 logs no step."""
+    log_to: tuple[str, ...] = ()
+    """Where the curves of the run go besides the page: `tensorboard`, `wandb:offline`, or both.
+    Each takes its extra, such as `gossamer[tensorboard]`. Nothing leaves this machine."""
+    log_folder: str = ""
+    """Folder for these curves; empty means `logs` in the state directory."""
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers to try besides those of known peers."""
     wait_for_peers: int = 0
@@ -160,6 +165,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     notices: tuple[str, ...] = ()
     """Where the owner is told that the node failed, that the disk takes nothing, or that the run is
     finished: `desktop`, and addresses of webhooks (`https://...`), which get a POST with JSON."""
+
+    @property
+    def log_folder_path(self) -> Path:
+        """The folder for curves of the run."""
+        return Path(self.log_folder) if self.log_folder else self.state_dir / "logs"
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,6 +116,11 @@ class NodeOptions(StateOptions):
     """Format of log lines: text or json."""
     log_level: Annotated[str | None, _default(_DEFAULTS.log_level)] = None
     """Least level of log lines: debug, info, warning or error."""
+    log_to: Annotated[tuple[str, ...], _default("none")] = ()
+    """Where to write curves of the run: tensorboard or wandb:offline; repeatable. It takes the
+    extra gossamer[tensorboard] or gossamer[wandb]."""
+    log_folder: Annotated[Path | None, _default("logs in the state directory")] = None
+    """Folder for these curves."""
 
 
 State = Annotated[StateOptions | None, Parameter(name="*")]

@@ -24,17 +24,14 @@ import structlog
 import trio
 
 from gossamer.node.base.settings import Settings
+from gossamer.node.machine.run_files import frozen_paths, tokenizer_path
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
-from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.frozen_weights import decode_list
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
@@ -76,6 +73,7 @@ class TrainerClient:
         self.loaded_momentum: messages.Place | None = None
         self.save_seconds = 0.0
         self.failure: str | None = None
+        blocks = StateDir(settings.state_dir).blocks_path
         self._configure = messages.Configure(
             model=manifest.model,
             inner=manifest.inner,
@@ -91,8 +89,10 @@ class TrainerClient:
             moments=settings.moments,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
+            tokenizer=manifest.data.tokenizer,
+            tokenizer_path=tokenizer_path(manifest, blocks),
         )
-        self._frozen = partial(_frozen_paths, manifest, StateDir(settings.state_dir).blocks_path)
+        self._frozen = partial(frozen_paths, manifest, blocks)
         self.is_up = False
         self._changed = trio.Event()
         """The event of the next change of `is_up` or `failure`. It is replaced at each change."""
@@ -379,19 +379,6 @@ class TrainerClient:
 
     async def is_saved(self) -> None:
         await self._saved.wait()
-
-
-def _frozen_paths(manifest: Manifest, blocks: Path) -> tuple[str, ...]:
-    """Returns the files of the weights that adapters leave as they are; none if their list cannot
-    be read, which the worker tells when it is to use them."""
-    assert manifest.data.frozen_digest
-    path = path_of(blocks, Digest(manifest.data.frozen_digest))
-    try:
-        digests = decode_list(path.read_bytes(), manifest.model)
-    except (OSError, MalformedError) as error:
-        log.error("the list of the run's frozen weights cannot be read", error=str(error))
-        return ()
-    return tuple(str(path_of(blocks, digest)) for digest in digests)
 
 
 def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:

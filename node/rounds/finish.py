@@ -20,7 +20,6 @@ from gossamer.node.rounds.following import RETRY_SECONDS, Follower
 from gossamer.node.rounds.round_end import HeldoutLoss, WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.node.storage.committed import CommittedState
-from gossamer.node.telemetry.status import LossPoint
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.wire.statements import Phase
@@ -106,10 +105,7 @@ class FinishedRun:
         """The loss of the final state, where the trainer is still there to compute it."""
         progress, entry = self._follower.phases.progress, self._committed.entry
         if self._trainings.trainer.is_up and await self._heldout.evaluate_now():
-            loss = self._heldout.take_fresh()
-            progress.history.add(
-                LossPoint(round=entry.round, loss=progress.loss, heldout_loss=loss)
-            )
+            progress.add_point(self._heldout.point(entry.round))
 
     async def _write(self) -> None:
         """Writes the final state as a whole: newcomers get it without older rounds."""

@@ -237,7 +237,7 @@ class Participant:
         self.progress.inner_step += 1
         self.context.work.stepped(step.tokens)
         if step.tokens:
-            self.progress.loss = step.loss
+            self.progress.loss, self.progress.bits_per_byte = step.loss, step.bits_per_byte
         elif step.skipped and not self._has_skipped:  # of many in a row the first is enough
             log.warning(
                 "an inner step is skipped: its loss, gradient or momentum is out of range; the "
@@ -281,6 +281,11 @@ class Participant:
         self.progress.history, self.progress.heldout_loss = history, heldout_loss
         if heldout_loss is not None:
             self.context.metrics.heldout_loss.set(heldout_loss)
+            points = [p for p in history.points() if p.heldout_loss == heldout_loss]
+            bits = points[-1].heldout_bits_per_byte if points else None
+            self.progress.heldout_bits_per_byte = bits
+            if bits is not None:
+                self.context.metrics.heldout_text_loss.set(bits)
 
     async def _save_losses(self) -> None:
         losses, heldout_loss = self.context.losses, self.progress.heldout_loss

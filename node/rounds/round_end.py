@@ -104,11 +104,20 @@ class HeldoutLoss:
         if evaluated is not None and math.isfinite(evaluated.loss):
             self._progress.heldout_loss = self._fresh_loss = evaluated.loss
             self._metrics.heldout_loss.set(evaluated.loss)
+            bits = self._progress.heldout_bits_per_byte = evaluated.bits_per_byte
+            self._metrics.heldout_text_loss.set(math.nan if bits is None else bits)
 
-    def take_fresh(self) -> float | None:
-        """The loss of an evaluation since the last call, for the curve; None without one."""
+    def point(self, round_number: int) -> LossPoint:
+        """The curve's point of a round, with the loss of an evaluation since the last call."""
+        progress = self._progress
         loss, self._fresh_loss = self._fresh_loss, None
-        return loss
+        return LossPoint(
+            round=round_number,
+            loss=progress.loss,
+            heldout_loss=loss,
+            bits_per_byte=progress.bits_per_byte,
+            heldout_bits_per_byte=None if loss is None else progress.heldout_bits_per_byte,
+        )
 
 
 class WorkSaver:
@@ -265,10 +274,7 @@ class RoundEnd:
             outcome=result,
         )
         self.metrics.end_round(result, len(members))
-        heldout_loss = self._heldout.take_fresh()
-        progress.history.add(
-            LossPoint(round=machine.number, loss=progress.loss, heldout_loss=heldout_loss)
-        )
+        progress.add_point(self._heldout.point(machine.number))
         log.info(
             f"round {machine.number} {result}",
             peers=len(members),

@@ -61,10 +61,12 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     },
     "corpus": {
         "paths": "Files, folders and patterns (*) of text, .jsonl (both also .gz or .zst) and "
-        ".parquet, relative to this file. Empty: the sources of Python's standard library.",
+        ".parquet or .arrow, relative to this file. Empty: the sources of Python's standard "
+        "library.",
         "sources": "Instead of paths: several sources, and the share of the text that each gets by "
         "its weight.",
-        "text_field": "Field of a .jsonl line, or column of a .parquet file, that holds the text.",
+        "text_field": "Field of a .jsonl line, or column of a .parquet or .arrow file, that "
+        "holds the text.",
         "format": '"text", or "messages": a .jsonl line is {"messages": [{"role", "content"}, '
         "...]}, written with the chat template of --init-from; only the assistant's tokens are "
         "learnt.",

@@ -95,11 +95,14 @@ def page(
         "tokens": format_count(credits.tokens_total),
         "members that gave tokens": f"{len(credits.rows):,}",
         "parameters": f"{manifest.model.num_parameters:,}",
-        "held-out loss": _newest_heldout(points),
+        "held-out loss": _newest(point.heldout_loss for point in points),
         "run": manifest.run_id.hex(),
         "founder": manifest.founder,
         "head": credits.head.hex(),
     }
+    bits = [point.heldout_bits_per_byte for point in points]
+    if any(each is not None for each in bits):
+        facts["held-out bits per byte"] = _newest(bits)
     parts = [
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{MARK}',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -141,9 +144,9 @@ def _facts(facts: dict[str, str]) -> str:
     )
 
 
-def _newest_heldout(points: Sequence[LossPoint]) -> str:
-    values = [point.heldout_loss for point in points if point.heldout_loss is not None]
-    return f"{values[-1]:.4f}" if values else "not known"
+def _newest(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{known[-1]:.4f}" if known else "not known"
 
 
 def _members(credits: Credits, names: Mapping[str, MemberName]) -> str:

@@ -30,6 +30,7 @@ RUN_NAMES = (
         "extension",
         "format",
         "head",
+        "logs",
         "losses",
         "manifest.msgpack",
         "names",

@@ -11,6 +11,7 @@
     noticed            the run of which the owner was told that it is finished (`notices`)
     limits             the limits that the owner set on the running node (`limits_file`)
     losses             the curve of losses that the owner sees (`loss_file`)
+    logs/              curves for TensorBoard and wandb       (`log_places`)
     samples            texts of the model that the owner sees (`samples_file`)
     names              the names of members that were seen    (`names_file`)
     manifest.msgpack   the `SignedManifest` of the run

@@ -29,6 +29,8 @@ from gossamer.node.telemetry.status import (
 from gossamer.node.telemetry.use_metrics import UseMetrics
 from gossamer.protocol.wire.statements import Phase
 
+STEP_PARTS = ("data", "forward", "backward", "optimizer", "handover")
+"""Fields of `StepTimes`."""
 RESTART_REASONS = ("failed", "killed", "hung")
 PEER_PATHS = ("direct", "crossed", "relayed")
 DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
@@ -194,6 +196,13 @@ class Metrics:
         self.step_duration_seconds = add.histogram(
             "step_duration_seconds", "Time of an inner step.", _STEP_BUCKETS
         )
+        self.step_part_seconds = add.counters(
+            "step_part_seconds_total",
+            "Time of inner steps by what it went into; handover: taking over states, and handing "
+            "over the work, between them. None where the device's clock is not read.",
+            "part",
+            STEP_PARTS,
+        )
         self.trainer_waiting_seconds = add.counter(
             "trainer_waiting_seconds_total",
             "Time in which the trainer waited for its daemon.",
@@ -201,6 +210,14 @@ class Metrics:
         self.loss = add.gauge("loss", "Training loss of the newest inner step, nats per token.")
         self.heldout_loss = add.gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."
+        )
+        self.text_loss = add.gauge(
+            "text_loss",
+            "Training loss of the newest inner step in bits for each byte of text; NaN if the "
+            "tokenizer's tokens have no certain length.",
+        )
+        self.heldout_text_loss = add.gauge(
+            "heldout_text_loss", "The newest held-out loss in bits for each byte of text."
         )
         self.gradient_norm = add.gauge(
             "gradient_norm", "Norm of the newest inner step's gradient, before clipping."
@@ -210,6 +227,17 @@ class Metrics:
             "Floating point operations that training takes for a token, without what is computed "
             "twice. Times tokens a second, by those that the device can do: its utilisation (MFU).",
         )
+        self.mfu_ratio = add.gauge(
+            "mfu_ratio",
+            "Part of the card's operations that training uses (MFU), while it trains; NaN if its "
+            "maker's figure is not known here.",
+        )
+        self.trainer_device_memory_bytes = add.gauge(
+            "trainer_device_memory_bytes",
+            "The most memory of the card that the trainer's tensors took in the newest inner step.",
+        )
+        for unknown in (self.text_loss, self.heldout_text_loss, self.mfu_ratio):
+            unknown.set(math.nan)
         self.loss.set(math.nan)
         self.heldout_loss.set(math.nan)
         self.gradient_norm.set(math.nan)

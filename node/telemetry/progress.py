@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.node.telemetry.status import LastRound, LossHistory
+from gossamer.node.telemetry.status import LastRound, LossHistory, LossPoint
 from gossamer.protocol.wire.statements import Phase
 
 
@@ -24,7 +25,18 @@ class Progress:
     """Training loss: of the newest step, or the mean over the newest finished round."""
     heldout_loss: float | None = None
     """Loss of the newest evaluation on held-out text."""
+    bits_per_byte: float | None = None
+    """`loss` in bits for each byte of text; None if that is not known."""
+    heldout_bits_per_byte: float | None = None
+    """`heldout_loss` likewise."""
     confinement: str | None = None
     """What the newest trainer's process cannot do, for people."""
     last_round: LastRound | None = None
     history: LossHistory = field(default_factory=LossHistory)
+    on_point: Callable[[LossPoint], None] = lambda point: None
+    """Is told of each new point of the curve."""
+
+    def add_point(self, point: LossPoint) -> None:
+        """Adds a round to the curve."""
+        self.history.add(point)
+        self.on_point(point)

@@ -15,6 +15,7 @@ import msgspec
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.printable import printable_json
 from gossamer.protocol.wire.statements import Capacity, Phase
+from gossamer.trainer.ipc.measures import StepTimes
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Outcome = Literal["committed", "missed", "abandoned"]
@@ -110,6 +111,9 @@ class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     loss: float | None = None
     heldout_loss: float | None = None
+    bits_per_byte: float | None = None
+    """The training loss in bits for each byte of text; None if that is not known."""
+    heldout_bits_per_byte: float | None = None
 
 
 class WorkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +264,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Mean training loss of this node's newest steps."""
     heldout_loss: float | None = None
     """Loss of the newest evaluated state on held-out text."""
+    bits_per_byte: float | None = None
+    """`loss` in bits for each byte of text, which runs with other tokenizers can be compared by;
+    None where the tokenizer's tokens have no certain length."""
+    heldout_bits_per_byte: float | None = None
+    """`heldout_loss` likewise."""
+    mfu: float | None = None
+    """Part of the card's operations that training uses, while it trains; None if its maker's figure
+    is not known here."""
+    step_times: StepTimes | None = None
+    """Where the seconds of this node's newest steps went; None if that is not known."""
     sampled_round: int | None = None
     """Round after which the state is that wrote the newest samples; None: there are none."""
     num_parameters: int | None = None

@@ -207,6 +207,7 @@ class LocalTraining:
             work.trained(head, number, finished.tokens, feed.consumed(finished.spans))
         if finished.tokens and math.isfinite(finished.loss_mean):
             self._of.progress.loss = finished.loss_mean
+            self._of.progress.bits_per_byte = finished.bits_per_byte
         pending = trainer.pending
         if not await self._of.run_in_thread(lambda: is_usable(pending)):
             await self._of.drop_out_of_range()

@@ -53,6 +53,7 @@ from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.measures import StepTimes
 from tests.support import builders
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
@@ -192,6 +193,8 @@ class NumbersTrainer:
                     learning_rate=0.1,
                     skipped=False,
                     waited_seconds=self._waited_seconds,
+                    text_bytes=2 * (wanted - left),
+                    times=StepTimes(forward=0.03, backward=0.05, optimizer=0.01),
                 )
             )
             self._waited_seconds = 0.0
@@ -207,6 +210,7 @@ class NumbersTrainer:
             spans=tuple(spans),
             loss_mean=1.0 if tokens else math.nan,
             seconds=done * self.step_seconds,
+            text_bytes=2 * tokens,
         )
 
     async def _share(self, round_number: int, deadline: float) -> None:
@@ -256,7 +260,7 @@ class NumbersTrainer:
         self, paths: Sequence[str], tokens_max: int, seconds_max: float
     ) -> messages.Evaluated | None:
         loss = float(np.square(self.base, dtype=np.float64).mean())
-        return messages.Evaluated(loss=loss, tokens=1)
+        return messages.Evaluated(loss=loss, tokens=1, text_bytes=2)
 
     async def sample(self, task: messages.Sample) -> messages.Sampled | None:
         return messages.Sampled(texts=tuple(f"{prompt}!" for prompt in task.prompts))

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from gossamer.trainer.inner_step.optimizer import gradient_norm
+from gossamer.trainer.inner_step.step_clock import Part, StepClock
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device, is_out_of_memory
 from gossamer.trainer.resources.passes import Passes
@@ -70,11 +71,18 @@ class Gradients:
         context: int,
         passes: Passes,
         on_progress: Callable[[], None],
+        clock: StepClock | None = None,
     ) -> None:
-        """`context`: targets of a sequence. `on_progress` is called after every micro-batch."""
+        """
+        Args:
+            context: targets of a sequence.
+            on_progress: is called after every micro-batch.
+            clock: is told what begins; None: nobody measures.
+        """
         self._decoder, self._device, self._context = decoder, device, context
         self._parameters = list(decoder.parameters())
         self._on_progress = on_progress
+        self._clock = clock
         self.passes = passes
         self._scale = LossScale()
         """In use if the device needs one."""
@@ -94,11 +102,13 @@ class Gradients:
     def take_part(self, sequences: NDArray[np.int64], targets: int) -> tuple[float, float]:
         """As `take`, of some sequences of a step with so many targets: their part of the mean loss,
         and the norm of their part of the gradient."""
+        self._begins("forward")
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
         while True:
             self.passes.begins()
             try:
                 loss = self._add_up(on_device, targets)
+                self._begins("optimizer")
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
                 self.passes.worked()
@@ -119,8 +129,10 @@ class Gradients:
         scale = self._scale.value if self._device.needs_loss_scale else 1.0
         loss = torch.zeros((), device=sequences.device)
         for micro_batch in torch.split(sequences, size.sequences):
+            self._begins("forward")
             with self._device.autocast():
                 part = self._decoder.loss_sum(micro_batch) / targets
+            self._begins("backward")
             scaled = part if scale == 1.0 else part * scale
             scaled.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
@@ -129,6 +141,10 @@ class Gradients:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1.0 / scale)
         return loss
+
+    def _begins(self, part: Part) -> None:
+        if self._clock is not None:
+            self._clock.begins(part)
 
     def _is_in_range(self, loss: float, norm: float) -> bool:
         """False if the batch is to be taken again, with a smaller scale of the loss.

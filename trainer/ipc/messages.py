@@ -38,6 +38,7 @@ import msgspec
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
+from gossamer.trainer.ipc.measures import StepTimes, bits_per_byte
 
 # Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
 # the largest preset are 8,127 shards of a corpus of 0.25 billion tokens, and half of these are left
@@ -101,6 +102,10 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     frozen_paths: tuple[str, ...] = ()
     """Files with the weights that a run of adapters leaves as they are, in order: blocks, named by
     their digests. Empty in any other run, and where only Genesis is asked for."""
+    tokenizer: Literal["", "bytes", "bpe", "files"] = ""
+    """The run's tokenizer, by which the bytes of the text are counted; empty: they are not."""
+    tokenizer_path: str = ""
+    """File of the run's tokenizer; empty for plain bytes."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are the peer's own."""
 
@@ -283,6 +288,13 @@ class Evaluated(_FromWorker, frozen=True, kw_only=True):
     loss: float
     """Nats per token."""
     tokens: int
+    text_bytes: int = 0
+    """Bytes of the text that these tokens stand for; 0: not known."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """See `bits_per_byte`."""
+        return bits_per_byte(self.loss, self.tokens, self.text_bytes)
 
 
 class Sampled(_FromWorker, frozen=True, kw_only=True):
@@ -329,6 +341,18 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     waited_seconds: float = 0.0
     """Time since the step before in which the worker had nothing to do but to wait for a message.
     Time for taking over a state or evaluating one is not included."""
+    text_bytes: int = 0
+    """Bytes of the text that the trained tokens stand for; 0: not known, or nothing was trained."""
+    times: StepTimes | None = None
+    """None on a device whose clock is not read."""
+    device_memory_bytes: int = 0
+    """The most memory that the trainer's tensors took on the card since the step before; 0 on a
+    CPU."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """See `bits_per_byte`."""
+        return bits_per_byte(self.loss, self.tokens, self.text_bytes)
 
 
 class Shared(_FromWorker, frozen=True, kw_only=True):
@@ -360,6 +384,13 @@ class Finished(_FromWorker, frozen=True, kw_only=True):
     loss_mean: float
     """Mean over the tokens trained; NaN if there are none."""
     seconds: float
+    text_bytes: int = 0
+    """Bytes of the text that the trained tokens stand for; 0: not known, or nothing was trained."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """See `bits_per_byte`."""
+        return bits_per_byte(self.loss_mean, self.tokens, self.text_bytes)
 
 
 class Failed(_FromWorker, frozen=True, kw_only=True):

@@ -166,6 +166,15 @@ class Device:
         self.release_memory()
         return vector.detach().to("cpu", copy=True)
 
+    def take_peak_bytes(self) -> int:
+        """Returns the most memory that tensors took on a card since the last call; 0 on another
+        device."""
+        if self.torch_device.type != "cuda":
+            return 0
+        most = int(torch.cuda.max_memory_allocated(self.torch_device))
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        return most
+
     def release_memory(self) -> None:
         """Gives cached memory back after an allocation failed."""
         accelerator.release_memory(self.torch_device)

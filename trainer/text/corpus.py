@@ -1,7 +1,7 @@
 """The text of a run: noting where its documents are, and reading those in any order.
 
-- `corpus_files` finds the files, and `documents` cuts them. Compressed files and Parquet are
-  unpacked once into a `Spool`, because a stream cannot be read in random order.
+- `corpus_files` finds the files, and `documents` cuts them. Compressed files, Parquet and
+  Arrow are unpacked once into a `Spool`, because a stream cannot be read in random order.
 - `scan_corpus` reads everything once and keeps 28 bytes a document, not the text. A document's
   `key` is a hash of the seed and of its text: sorted by key, documents are in random order, and
   neither the files' names nor their order on the command line play a part. Equal documents have
@@ -39,8 +39,8 @@ from gossamer.trainer.text.documents import (
     refuse,
     text_pieces,
 )
-from gossamer.trainer.text.parquet import parquet_bytes, parquet_texts
 from gossamer.trainer.text.spool import Spool
+from gossamer.trainer.text.tables import table_bytes, table_texts
 from gossamer.trainer.text.unpacking import Form, form_of, open_unpacked, unpacked_bytes
 
 Progress = Callable[[str, int, int], None]
@@ -188,8 +188,8 @@ class _Scan:
                         "does not hold JSON lines, and conversations are read from .jsonl files "
                         "(also .gz or .zst); leave it out or convert it"
                     )
-                if form.content == "parquet":
-                    num_bytes = parquet_bytes(path, self._text_field)
+                if form.content in ("parquet", "arrow"):
+                    num_bytes = table_bytes(path, form.content, self._text_field)
                 else:
                     num_bytes = unpacked_bytes(path, form.packing)
             except OSError as error:
@@ -267,8 +267,9 @@ class _Scan:
 
     def _take(self, path: Path, form: Form, size: int) -> Iterator[int]:
         """Notes the documents of a file, and yields after each how much of the file is done."""
-        if form.content == "parquet":
-            for part, text in parquet_texts(path, self._text_field, self._on_bad(path)):
+        if form.content in ("parquet", "arrow"):
+            on_bad = self._on_bad(path)
+            for part, text in table_texts(path, form.content, self._text_field, on_bad):
                 self._note_packed(text)
                 yield round(part * size)
             return

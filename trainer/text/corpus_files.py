@@ -1,7 +1,9 @@
 """Finding the files of a corpus.
 
 A folder is walked in sorted order; hidden files and folders (``.git``) and links to folders are
-passed over, empty files too. A path with ``*``, ``?`` or ``[`` that does not exist is a pattern.
+passed over, empty files too. Of a folder that `datasets` saved (`save_to_disk`) only the tables
+that it names are taken, and not what lies beside them. A path with ``*``, ``?`` or ``[`` that does
+not exist is a pattern.
 """
 
 from __future__ import annotations
@@ -13,14 +15,36 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError, Skipped, reason_of
 
 # The default corpus leaves out the standard library's tests unless it would be smaller than this.
 DEFAULT_CORPUS_BYTES_MIN = 4 * MIB
 
+_STATE_NAME, _SPLITS_NAME = "state.json", "dataset_dict.json"
+"""Files of `datasets` that say which tables belong to a dataset, and which splits there are."""
+
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+class _SavedTable(msgspec.Struct):
+    filename: str
+
+
+class _SavedState(msgspec.Struct):
+    """What counts of a `state.json`."""
+
+    tables: list[_SavedTable] = msgspec.field(name="_data_files")
+    indices: list[msgspec.Raw] | None = msgspec.field(name="_indices_data_files", default=None)
+
+
+class _SavedSplits(msgspec.Struct):
+    """A `dataset_dict.json`."""
+
+    splits: list[str]
 
 
 def expanded(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -121,12 +145,17 @@ def _walk(folder: Path, problems: list[str], without: frozenset[str] = frozenset
 
     files: list[Path] = []
     for place, folders, names in os.walk(folder, onerror=unreadable):
+        if (tables := saved_tables(Path(place), names)) is not None:
+            folders.clear()
+            files += [path for path in tables if _is_there(path, problems)]
+            continue
+        is_saved = has_one_split(Path(place), names)
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in without
         )
         for name in sorted(names):
             path = Path(place, name)
-            if name.startswith("."):
+            if name.startswith(".") or (name == _SPLITS_NAME and is_saved):
                 continue
             try:
                 status = path.stat()
@@ -139,6 +168,67 @@ def _walk(folder: Path, problems: list[str], without: frozenset[str] = frozenset
             if stat.S_ISREG(status.st_mode) and status.st_size:
                 files.append(path)
     return files
+
+
+def saved_tables(folder: Path, names: Sequence[str]) -> list[Path] | None:
+    """Returns the tables of a dataset that `datasets` saved in a folder, in its own order; None for
+    any other folder.
+
+    Args:
+        names: of the files in the folder.
+
+    Raises:
+        CorpusError: an old version of `datasets` saved it with a list of rows besides.
+    """
+    if _STATE_NAME not in names:
+        return None
+    try:
+        state = msgspec.json.decode((folder / _STATE_NAME).read_bytes(), type=_SavedState)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # another program's file
+    if state.indices:
+        raise CorpusError(
+            [
+                f"corpus folder {folder} has a list of rows beside its tables, as old versions of "
+                "`datasets` save a selection: load it, call flatten_indices() and save it again"
+            ]
+        )
+    # A name with a folder in it would lead out of this one.
+    return [folder / Path(table.filename).name for table in state.tables]
+
+
+def has_one_split(folder: Path, names: Sequence[str]) -> bool:
+    """Returns whether a folder has the only split of a saved dataset.
+
+    Raises:
+        CorpusError: it has several: to train on the split for tests is hardly meant.
+    """
+    if _SPLITS_NAME not in names:
+        return False
+    try:
+        splits = msgspec.json.decode((folder / _SPLITS_NAME).read_bytes(), type=_SavedSplits).splits
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if len(splits) > 1:
+        raise CorpusError(
+            [
+                f"corpus folder {folder} has several splits ({', '.join(splits[:8])}); name those "
+                f"to train on, such as {folder / splits[0]}"
+            ]
+        )
+    return True
+
+
+def _is_there(path: Path, problems: list[str]) -> bool:
+    """Returns whether a table of a saved dataset can be looked at, and notes why not."""
+    try:
+        return path.stat().st_size > 0
+    except OSError as error:
+        problems.append(
+            f"corpus file {path}: {reason_of(error)}; the dataset's {_STATE_NAME} names it: save "
+            "the dataset again, or leave it out"
+        )
+        return False
 
 
 def _is_text(path: Path) -> bool:

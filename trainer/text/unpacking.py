@@ -20,11 +20,11 @@ from gossamer.protocol.limits import MIB
 from gossamer.trainer.text.corpus_errors import BadDocumentError
 
 Packing = Literal["", "gzip", "zstd"]
-Content = Literal["text", "lines", "parquet"]
+Content = Literal["text", "lines", "parquet", "arrow"]
 
 PACKING_SUFFIXES: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
-PARQUET_SUFFIX = ".parquet"
+TABLE_SUFFIXES: dict[str, Content] = {".parquet": "parquet", ".arrow": "arrow"}
 
 # Text packs to a third or a tenth, and the most repetitive logs to a fiftieth.
 UNPACKED_RATIO_MAX = 100
@@ -49,7 +49,7 @@ class Form(NamedTuple):
     @property
     def is_packed(self) -> bool:
         """Whether its documents cannot be read where they lie."""
-        return bool(self.packing) or self.content == "parquet"
+        return bool(self.packing) or self.content in ("parquet", "arrow")
 
 
 def form_of(path: Path) -> Form:
@@ -59,7 +59,7 @@ def form_of(path: Path) -> Form:
     suffix = Path(name.stem).suffix if packing else name.suffix
     if suffix in JSON_LINES_SUFFIXES:
         return Form(packing, "lines")
-    return Form(packing, "parquet" if suffix == PARQUET_SUFFIX and not packing else "text")
+    return Form(packing, "text" if packing else TABLE_SUFFIXES.get(suffix, "text"))
 
 
 def unpacked_bytes(path: Path, packing: Packing) -> int:

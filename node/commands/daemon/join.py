@@ -48,7 +48,7 @@ def join(
         Folders, files and patterns of text of your own, which stays on this machine. A run in which
         every peer trains on its own text needs it once; other runs have no use for it.
     text_field
-        Field of a .jsonl line, or column of a .parquet file, that holds the text of the corpus.
+        Field of a .jsonl line, or column of a .parquet or .arrow file, that holds the corpus.
     skip_bad
         Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
     """

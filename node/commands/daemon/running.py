@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from gossamer.node.base.settings import Role, Settings
+from gossamer.node.telemetry.log_places import require_packages
 from gossamer.node.telemetry.logs import configure_logs
 
 
@@ -15,7 +16,11 @@ def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int
 
     Args:
         ignored: flags that have no effect, because the state directory holds a run already.
+
+    Raises:
+        ConfigError: `log_to` names a place whose package is not installed.
     """
+    require_packages(settings.log_to)
     # The daemon brings libp2p, which takes seconds: a mistake in the options is told before that.
     from gossamer.node.app.daemon import run
 

@@ -57,7 +57,7 @@ def start(
     manifest
         TOML file from `gossamer init`.
     corpus
-        Folders, files and patterns of text, JSONL (also .gz or .zst) and Parquet to train on.
+        Folders, files and patterns of text, JSONL (also .gz or .zst), Parquet and Arrow.
     init_from
         Folder of a Hugging Face model (Llama, SmolLM2, Mistral, Qwen 2.5 or 3, OLMo 2) whose
         weights and tokenizer the run begins with. Of the model in a manifest only the context

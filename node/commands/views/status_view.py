@@ -19,6 +19,7 @@ from gossamer.node.telemetry.status import (
     Status,
     WorkStatus,
 )
+from gossamer.trainer.ipc.measures import StepTimes
 
 _PHASE_STYLES = {
     "training": "green",
@@ -89,6 +90,9 @@ def _render_node(status: Status) -> Table:
         row("rolled back", f"by the founder: the run went on after round {status.rolled_back_to}")
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
     row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
+    if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:
+        held_out = _loss(status.heldout_bits_per_byte)
+        row("bits a byte", f"{_loss(status.bits_per_byte)} training, {held_out} held-out")
     row(
         "tokens",
         f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,}"
@@ -99,7 +103,10 @@ def _render_node(status: Status) -> Table:
     if status.data is not None:
         row("data", _data(status.data))
     if status.tokens_per_second is not None:
-        row("speed", f"{status.tokens_per_second:,.0f} tokens/s")
+        mfu = "" if status.mfu is None else f", {status.mfu:.1%} of the card's operations (MFU)"
+        row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}")
+    if status.step_times is not None:
+        row("step", _step_times(status.step_times))
     capacity = status.capacity
     if capacity is not None:
         memory = format_bytes(capacity.device_memory_bytes)
@@ -208,6 +215,21 @@ def _data(data: DataStatus) -> str:
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
         f"{data.num_shards:,} shards consumed"
     )
+
+
+def _step_times(times: StepTimes) -> str:
+    """Returns a line with the share of each part of a step's time."""
+    parts = {
+        "forward": times.forward,
+        "backward": times.backward,
+        "optimiser": times.optimizer,
+        "data": times.data,
+        "hand-over": times.handover,
+    }
+    total = sum(parts.values())
+    if not total:
+        return _DASH
+    return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
 
 
 def _phase(phase: str) -> Text:

@@ -29,6 +29,7 @@ from gossamer.node.telemetry.status import (
     Status,
     WorkStatus,
 )
+from gossamer.trainer.ipc.measures import StepTimes
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4610/p2p/{PEER}"
@@ -45,6 +46,11 @@ STATUS = Status(
     inner_step=3,
     inner_steps=20,
     loss=2.5,
+    bits_per_byte=0.9,
+    heldout_bits_per_byte=1.1,
+    tokens_per_second=1000.0,
+    mfu=0.385,
+    step_times=StepTimes(forward=1.0, backward=2.0, optimizer=0.5, data=0.25, handover=0.25),
     work=WorkStatus(trained=9000, committed_on_time=7000, committed_late=800, lost=200,
                     carried=1000),
     data=DataStatus(epoch=1, tokens_consumed=250, num_tokens=1000, shards_consumed=3,
@@ -249,6 +255,33 @@ def test_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "kitchen" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["start", "join"])
+@pytest.mark.parametrize(
+    ("place", "extra"), [("tensorboard", "tensorboard"), ("wandb:offline", "wandb")]
+)
+def test_a_log_whose_package_is_missing_says_what_to_install(
+    command: str,
+    place: str,
+    extra: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    link = [f"{ADDRESS}#{RUN_ID}"] if command == "join" else []
+    assert run_command([command, *link, "--state-dir", str(tmp_path / "s"), "--log-to", place]) == 2
+    assert f"pip install 'gossamer[{extra}]'" in errors(capsys)[0]
+    assert not (tmp_path / "s").exists()
+
+
+def test_wandb_that_would_send_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ["--state-dir", str(tmp_path / "s")]
+    assert run_command(["start", *state, "--log-to", "wandb"]) == 2
+    assert "--log-to: 'wandb' is not one of tensorboard, wandb:offline" in errors(capsys)[0]
+
+
 def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     console = Console(width=120, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
@@ -261,6 +294,9 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert "12 committed: 1 of 2 contributed, 1.5 s, 1.5 kB sent" in text
     assert "momentum 0.46, learning rate 1.00" in text
     assert "12 of 90" in text
+    assert "0.9000 training, 1.1000 held-out" in text
+    assert "1,000 tokens/s, 38.5% of the card's operations (MFU)" in text
+    assert "forward 25%, backward 50%, optimiser 12%, data 6%, hand-over 6%" in text
     assert "[red]GPU\\x1b[2J" in text
     assert "1,234" in text
     assert "\x1b" not in text

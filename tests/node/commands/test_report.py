@@ -23,7 +23,15 @@ from tests.support.chains import OTHERS, commit_rounds, run_in
 
 A, B, *_ = (each.peer_id for each in OTHERS)
 ATTACK = "<script>alert(1)</script>\"'&\x1b[2J\u202e"
-POINTS = [LossPoint(round=number, loss=6 / number, heldout_loss=5 / number) for number in (1, 2, 3)]
+POINTS = [
+    LossPoint(
+        round=number,
+        loss=6 / number,
+        heldout_loss=5 / number,
+        heldout_bits_per_byte=2.4 / number,
+    )
+    for number in (1, 2, 3)
+]
 
 
 class Tags(HTMLParser):
@@ -78,6 +86,7 @@ def test_the_page_has_curve_and_members_and_loads_nothing(state: StateDir, tmp_p
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
     assert policy is not None
+    assert "<dt>held-out bits per byte</dt><dd>0.8000</dd>" in text
     assert style is not None
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
     assert policy[1].startswith(f"default-src 'none'; style-src 'sha256-{digest}'")
@@ -155,6 +164,7 @@ def test_a_run_without_rounds_or_curve(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     run_in(state_dir)
     text = page(read_credits(state_dir), [LossPoint(round=1, loss=float("nan"))], [], 0.0)
+    assert "bits per byte" not in text, "a number that is not known is absent"
     assert "There is no curve yet" in text
     assert "No round has been committed yet" in text
 

@@ -107,7 +107,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 def manifest() -> Manifest:
     """The default preset's manifest, with as much as a trainer needs."""
     draft = draft_of_preset(DEFAULT_PRESET)
-    data = SimpleNamespace(token_bytes=2)
+    data = SimpleNamespace(token_bytes=2, tokenizer="bytes", tokenizer_digest=b"")
     partial = SimpleNamespace(
         model=draft.model,
         inner=draft.inner,
@@ -542,3 +542,20 @@ def test_a_round_that_is_stopped_before_it_begins_does_not_begin(
         assert (await train(trainer, 2)).steps > 0
 
     act(story, manifest, monkeypatch, Told())
+
+
+def test_the_worker_is_told_the_runs_tokenizer(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it no loss is told in bits per byte."""
+    process = TrainerProcess(NUM_PARAMETERS)
+    monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, **_options: process)
+    data = SimpleNamespace(token_bytes=2, tokenizer="bpe", tokenizer_digest=bytes(range(32)))
+    manifest.data = data  # type: ignore[misc, assignment]
+    try:
+        configure = TrainerClient(manifest, Settings(state_dir=tmp_path), "unused")._configure
+        path = Path(configure.tokenizer_path)
+        assert configure.tokenizer == "bpe"
+        assert (path.parent.name, path.name) == ("00", bytes(range(32)).hex())
+    finally:
+        process.release()

@@ -6,11 +6,13 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gossamer.node.machine.card_rates import peak_operations
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import DataStatus, OuterStep, WorkStatus
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.measures import StepTimes
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -104,6 +106,57 @@ def test_a_step_shows_the_norm_of_its_gradient() -> None:
     )
     SpeedMeter(metrics).step(step)
     assert sample(metrics, "gradient_norm") == 1.5
+    assert math.isnan(sample(metrics, "text_loss") or 0.0), "not known"
+    assert math.isnan(sample(metrics, "mfu_ratio") or 0.0)
+    assert sample(metrics, "step_part_seconds_total", part="forward") == 0
+
+
+def test_a_step_shows_where_its_time_went_and_how_well_the_card_was_used() -> None:
+    metrics = Metrics()
+    meter = SpeedMeter(metrics, operations_per_token=1e9)
+    meter.configured(
+        messages.Configured(
+            device="cuda:0", device_name="NVIDIA H100 80GB HBM3", num_parameters=1,
+            precision="bf16", optimizer_steps=0,
+        )
+    )  # fmt: skip
+    step = messages.Step(
+        round=1, step=1, loss=2.0, tokens=494_500, seconds=1.0, gradient_norm=1.5,
+        learning_rate=1e-3, skipped=False, text_bytes=989_000, device_memory_bytes=7,
+        times=StepTimes(data=0.1, forward=0.3, backward=0.5, optimizer=0.05, handover=2.0),
+    )  # fmt: skip
+    meter.step(step)
+    meter.step(step)
+    assert meter.mfu == pytest.approx(0.5)
+    assert sample(metrics, "mfu_ratio") == pytest.approx(0.5)
+    assert sample(metrics, "text_loss") == pytest.approx(1 / math.log(2))
+    assert sample(metrics, "trainer_device_memory_bytes") == 7
+    assert sample(metrics, "step_part_seconds_total", part="backward") == 1.0
+    assert sample(metrics, "step_part_seconds_total", part="handover") == 4.0
+    assert meter.times == step.times
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "rate"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165e12),
+        ("NVIDIA GeForce RTX 4090 D", "bf16", None),
+        ("NVIDIA GeForce RTX 3080 Ti", "bf16", None),
+        ("NVIDIA GeForce RTX 4080 Laptop GPU", "bf16", None),
+        ("Tesla T4", "fp16", 65e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L40", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "fp32", None),
+        ("AMD EPYC 9654", "bf16", None),
+    ],
+)
+def test_utilisation_is_told_only_where_the_makers_figure_is_known(
+    name: str, precision: str, rate: float | None
+) -> None:
+    assert peak_operations(name, precision) == rate
 
 
 def test_build_info_names_the_versions_without_importing_torch() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.trainer.text import parquet as parquet_module
+from gossamer.trainer.text import tables as tables_module
 from gossamer.trainer.text import unpacking
 from gossamer.trainer.text.corpus import scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError
@@ -87,7 +87,7 @@ def test_a_table_that_is_a_bomb_is_refused(
     path = write(tmp_path / "a.parquet", arrow, text=["x" * 10_000] * 2_000)
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES_FREE", 2**20)
     assert "a decompression bomb?" in problem_of(path)
-    monkeypatch.setattr(parquet_module, "GROUP_BYTES_MAX", 1_000)
+    monkeypatch.setattr(tables_module, "GROUP_BYTES_MAX", 1_000)
     assert "smaller row groups" in problem_of(path)
 
 
