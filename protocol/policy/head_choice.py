@@ -284,9 +284,13 @@ def is_most_of(num_signers: int, num_members: int) -> bool:
     return num_signers > 1 and 2 * num_signers > num_members - 1
 
 
+_INVERTED = bytes(range(255, -1, -1))
+"""255 - n in the place of each byte n."""
+
+
 def _low_first(head: Digest) -> bytes:
     """Returns a key by which the lower digest is the greater one."""
-    return bytes(255 - byte for byte in head)
+    return head.translate(_INVERTED)
 
 
 def _forget_old(memory: OrderedDict) -> None:  # type: ignore[type-arg]

@@ -240,9 +240,10 @@ class Gatherer:
     ) -> None:
         """The living other peers that work on this head, and those that will come to it."""
         expected = frozenset((*peers, *trailing))
+        if expected != self._expected:
+            self._gone = (self._gone | self._expected) - expected
+            self._expected = expected
         self._trailing |= frozenset(trailing)
-        self._gone = (self._gone | self._expected) - expected
-        self._expected = expected
         self._note_complete(now)
 
     def begin_again(
@@ -282,7 +283,7 @@ class Gatherer:
         )
 
     def _note_complete(self, now: float) -> None:
-        if not is_complete(self._gathering()):
+        if self._me not in self._ready or not is_complete(self._gathering()):
             self._complete_seconds = None
         elif self._complete_seconds is None:
             self._complete_seconds = max(now, self._not_before_seconds)

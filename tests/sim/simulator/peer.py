@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,8 @@ class Peer:
         self._stops: list[tuple[float, float]] = []
         """On its own clock, when it was stopped in this life and when it went on."""
         self.connections: dict[PeerId, int] = {}
+        self._living: tuple[float, Mapping[PeerId, Announce]] | None = None
+        """The answer of `living` and the world's time of it; None: something has changed since."""
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self.heads = Heads(self)
         self.work = Work(self)
@@ -89,6 +91,8 @@ class Peer:
 
     def awake_since(self, seconds: float) -> float:
         """Seconds for which it has run since a time of its own clock."""
+        if not self._stops:
+            return self.now - seconds
         stops = [(max(began, seconds), ended) for began, ended in self._stops]
         stopped_seconds = sum(ended - began for began, ended in stops if ended > began)
         return self.now - seconds - stopped_seconds
@@ -143,6 +147,7 @@ class Peer:
         self.statement_store = StatementStore()
         self.membership = Membership(self.peer_id)
         self.connections = {}
+        self._living = None
         self.phase: Phase = "syncing"
         self._sequence = 0
         self._said: dict[PeerId, tuple[bytes, Phase]] = {}
@@ -177,6 +182,7 @@ class Peer:
         for link in world.links.of(self):
             link.close()
         self.connections = {}
+        self._living = None
         self._backlog = []
         if silently:
             self.vanished_seconds = world.now
@@ -210,6 +216,7 @@ class Peer:
         assert self.frozen_seconds is not None
         self._stops.append((self.frozen_seconds + self.machine.clock_ahead_seconds, self.now))
         self.frozen_seconds = None
+        self._living = None
         backlog, self._backlog = self._backlog, []
         if self.world.random.random() < 0.5:
             backlog.sort(key=lambda entry: entry[0])
@@ -222,6 +229,7 @@ class Peer:
 
     def connected(self, other: Peer, number: int) -> None:
         self.connections[other.peer_id] = number
+        self._living = None
         self.announce()
 
     def disconnected(self, other: Peer, number: int) -> None:
@@ -230,6 +238,7 @@ class Peer:
             return
         del self.connections[other.peer_id]
         self.membership.disconnected(other.peer_id)
+        self._living = None
         self._said.pop(other.peer_id, None)
         # Links that the other one has opened since it noticed are of a newer connection.
         if other.connections.get(self.peer_id) == number:
@@ -242,13 +251,17 @@ class Peer:
         self.members_changed()
         self.world.network.closed_by(self, other)
 
-    def living(self) -> dict[PeerId, Announce]:
-        """Living, connected others."""
-        return {
-            peer: announce
-            for peer, announce in self.membership.living(self.awake_since(0.0)).items()
-            if peer in self.connections
-        }
+    def living(self) -> Mapping[PeerId, Announce]:
+        """Living, connected others. One event asks for them several times."""
+        now = self.world.now
+        if self._living is None or self._living[0] != now:
+            living = self.membership.living(self.awake_since(0.0))
+            connected = self.connections
+            self._living = (
+                now,
+                {peer: announce for peer, announce in living.items() if peer in connected},
+            )
+        return self._living[1]
 
     def expected(self) -> Awaited:
         """Others that a round waits for."""
@@ -341,6 +354,7 @@ class Peer:
             return
         if isinstance(statement, Announce):
             author = PeerId(signed.author)
+            self._living = None
             if self.membership.announced(
                 self.awake_since(0.0), author, statement, self.connections
             ):
