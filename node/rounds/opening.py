@@ -15,6 +15,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Contested, Removed
+from gossamer.protocol.rounds.accusations import BASELESS
 from gossamer.protocol.rounds.attempt import SLOW
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -137,6 +138,7 @@ class NodeHost:
             is_slow=SLOW in (removed.reason, removed.answers),
             is_gone=not swarm.is_connected(removed.peer),
             is_answer=removed.answers is not None,
+            is_reply=removed.peer == self._context.me and removed.reason == BASELESS,
             alone_of=removed.alone_of,
         )
 

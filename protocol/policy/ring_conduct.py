@@ -29,7 +29,9 @@ Rules
   put it out as well within `MEMORY_ROUNDS` rounds, its accuser is doubted for so long: what it
   says against a member counts only if that one does not answer (`rounds.accusations`). So a peer
   has one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
-- An answer is a mark for the one that it answers. If the two are not neighbours, it sits out.
+- An answer is a mark for the one that it answers. If the two are not neighbours, it sits out. The
+  one that is answered holds nothing against the other one: it spoke first. Otherwise it would leave
+  that one out of the rings that it organises.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
@@ -110,6 +112,7 @@ class RingConduct:
         is_slow: bool = False,
         is_gone: bool = False,
         is_answer: bool = False,
+        is_reply: bool = False,
         alone_of: int = 0,
     ) -> None:
         """A member is newly out of a ring of this round.
@@ -120,6 +123,7 @@ class RingConduct:
             is_slow: whether its line is said to be far slower than the others'.
             is_gone: whether this peer has no connection to it any more.
             is_answer: whether it had accused its accuser, perhaps as slow, and this peer doubts it.
+            is_reply: whether its accuser only says that this peer accused it without a cause.
             alone_of: members of the ring, if the accuser alone has put out all others; else 0.
         """
         if alone_of >= MEMBERS_MIN and accuser != self._me:
@@ -150,6 +154,8 @@ class RingConduct:
                 self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS
             elif accuser == self._me and not is_gone:
                 record.found_until = round_number + MEMORY_ROUNDS
+            return
+        if is_reply:
             return
         record = self._record(accuser)
         record.wrong.append(round_number)

@@ -125,6 +125,16 @@ def test_an_answer_is_a_mark_among_neighbours_and_makes_others_sit_out() -> None
     assert mine.sits_out(3, B)
 
 
+def test_what_a_member_replies_to_this_peer_is_not_held_against_it() -> None:
+    mine = conduct()
+    for number in range(1, 2 * WRONG_MAX + 1):
+        mine.put_out(number, C, ME, ORDER, is_voting=False, is_reply=True)
+        assert not mine.sits_out(number + 1, C)
+    mine.put_out(9, C, ME, ORDER, is_voting=False)
+    mine.put_out(10, C, ME, ORDER, is_voting=False)
+    assert mine.sits_out(11, C), "this peer had said nothing against it"
+
+
 def test_an_answer_to_a_neighbour_that_found_a_line_slow_is_no_mark() -> None:
     mine = conduct()
     for accuser in (A, C):
