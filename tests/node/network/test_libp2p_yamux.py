@@ -13,8 +13,9 @@ from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import TICK_SECONDS, AwakeClock
 from gossamer.node.base.rate_limit import NO_LIMIT
+from gossamer.node.network.over_libp2p.liveness import SILENCE_SECONDS_MAX, Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux import SILENCE_SECONDS_MAX, YamuxConnection
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import ACK, HEADER, PING, SYN
 from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS
@@ -25,6 +26,8 @@ class Channel:
 
     is_initiator = True
     has_room = True
+    has_unsent = False
+    is_writable = True
     limit = NO_LIMIT
 
     def __init__(self) -> None:
@@ -53,8 +56,16 @@ class Channel:
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    def try_send(self, data: bytes) -> bool:
+        self.seal(data)
+        return True
+
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
+
+
+def connection_over(channel: Channel, liveness: Liveness) -> YamuxConnection:
+    return YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), liveness=liveness)
 
 
 def test_our_own_stop_is_not_the_peers_silence() -> None:
@@ -71,9 +82,11 @@ def test_our_own_stop_is_not_the_peers_silence() -> None:
     async def main() -> None:
         channel = Channel()
         awake = AwakeClock()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), awake=awake)
+        liveness = Liveness(awake)
+        connection = connection_over(channel, liveness)
         async with trio.open_nursery() as nursery:
             await nursery.start(awake.run)
+            nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(3):
@@ -113,12 +126,14 @@ def probe(
     async def main() -> None:
         nonlocal rtt
         channel = Channel()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
 
         async def ask() -> None:
             found.append(await connection.answers_within(seconds))
 
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.sleep(0.01)
             async with trio.open_nursery() as probes:
@@ -166,8 +181,10 @@ def test_a_peer_that_answered_nothing_for_long_is_found_alive_when_it_answers_ag
 
     async def main() -> None:
         channel = Channel()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.sleep(0.01)
             for _ in range(2 * PINGS_MAX):
