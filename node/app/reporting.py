@@ -127,7 +127,9 @@ class Reporter:
                 reach.reach, reach.num_confirmed, addresses[0] if addresses else "", peers
             ),
             phase=progress.phase,
-            problem=progress.problem or self._health.problem or node.feed.problem,
+            problem=(
+                progress.problem or self._health.problem or node.feed.problem or self._parted()
+            ),
             paused_reason=progress.paused_reason,
             resumes_at=iso_moment(resumes_at(holds), self._zone) if is_paused else None,
             pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
@@ -199,6 +201,17 @@ class Reporter:
             return None
         rate, momentum, scale = tuned
         return OuterStep(learning_rate=rate, momentum=momentum, average_scale=scale)
+
+    def _parted(self) -> str | None:
+        """The problem of a node whose history is another one than that of the members around."""
+        parted_after = self._participant.parted_after
+        if parted_after is None:
+            return None
+        return (
+            f"the other members' history is not this node's since round {parted_after}, and more "
+            f"than {UNDO_ROUNDS_MAX} rounds of this node's own are never undone without its owner: "
+            "to go on with the others, stop this node, then `gossamer reset` and `gossamer join`"
+        )
 
     def _peers(self) -> tuple[PeerStatus, ...]:
         living = self._participant.context.swarm.living_anywhere()

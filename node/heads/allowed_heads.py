@@ -6,6 +6,8 @@ over has no later rounds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.ids import Digest
@@ -91,3 +93,23 @@ class AllowedHeads:
         mine = self._committed.head
         is_past = self._choice.fork_of(head, mine) == head
         return not is_past and self._choice.may_undo(mine, head)
+
+    def parted_after(self, heads: Iterable[Digest]) -> int | None:
+        """Returns the round after which the way to one of some heads left this node's own chain, if
+        this head would win but too many rounds would be undone; None if there is no such head.
+
+        Such a node stays by itself although it is connected: only its owner can bring it back.
+        """
+        chain, choice, mine = self._committed.chain, self._choice, self._committed.head
+        if not self.own():
+            return None
+        rounds = [
+            chain.entry(choice.fork_of(head, mine)).round
+            for head in sorted(set(heads))
+            if chain.is_whole(head)
+            and self.may_stand(head)
+            and not self.is_beyond_end(head)
+            and not choice.may_undo(mine, head)
+            and choice.best([mine, head]) == head
+        ]
+        return min(rounds, default=None)

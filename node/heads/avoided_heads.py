@@ -11,6 +11,10 @@ from gossamer.protocol.ids import Digest, PeerId
 AVOID_SECONDS = 20.0
 """A head that could not be reached is avoided this long."""
 
+UNASKED_SECONDS = 2.0
+"""A head is avoided this long if no peer that holds it could be asked: a connection to one may
+come at any moment, and until then no more than this is asked of the others."""
+
 FAILURES_MAX = 4
 """Heads in a row of a peer with standing that could not be reached, before all its heads are
 avoided. Where rounds are quick, the blocks of the first ones may be gone before they are fetched.
@@ -53,10 +57,17 @@ class AvoidedHeads:
             each is not None and each.until_seconds > now for each in failures
         )
 
-    def failed(self, now: float, head: Digest, signers: Collection[PeerId]) -> None:
-        """A head could not be reached."""
+    def failed(
+        self, now: float, head: Digest, signers: Collection[PeerId], *, was_asked: bool = True
+    ) -> None:
+        """A head could not be reached.
+
+        Args:
+            signers: those of its signers that could be asked for it.
+            was_asked: whether a peer could be asked that signed the head or says that it is there.
+        """
         self._heads = {each: until for each, until in self._heads.items() if until > now}
-        self._heads[head] = now + AVOID_SECONDS
+        self._heads[head] = now + (AVOID_SECONDS if was_asked else UNASKED_SECONDS)
         if len(self._failures) >= SIGNERS_KEPT:
             self._failures.clear()
         for peer in sorted(signers):

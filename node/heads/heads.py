@@ -327,14 +327,21 @@ class Heads:
         return True
 
     def avoid(self, head: Digest) -> None:
-        """Avoids a head. A peer that announces it without helping others to it breaks the rules."""
+        """Avoids a head. A peer that announces it without helping others to it breaks the rules.
+
+        Only peers that this node can ask for blocks are blamed. A peer behind a router may be known
+        by its word alone for a while, until the two have crossed their routers.
+        """
         self._counting.discard(head)
-        self._avoided.failed(trio.current_time(), head, self.signers_of(head))
         swarm = self._swarm
-        for peer, announce in swarm.living().items():
-            if announce.head == head:
-                error = UnprovenError(f"at head {short(head)}, which cannot be reached")
-                swarm.offence(peer, error)
+        sources, living = set(swarm.sources()), swarm.living()
+        signers = self.signers_of(head) & sources
+        holders = sources & {peer for peer, announce in living.items() if announce.head == head}
+        was_asked = bool(signers | holders)
+        self._avoided.failed(trio.current_time(), head, signers, was_asked=was_asked)
+        for peer in sorted(holders):
+            error = UnprovenError(f"at head {short(head)}, which cannot be reached")
+            swarm.offence(peer, error)
 
     async def _take_over(self, head: Digest) -> None:
         committed = self._committed

@@ -203,6 +203,15 @@ class Participant:
         """Returns whether this node has the final state of the run."""
         return self._heads.allowed.is_finished
 
+    @property
+    def parted_after(self) -> int | None:
+        """The round after which the others went a way that this node does not go by itself; see
+        `AllowedHeads.parted_after`."""
+        living = self.context.swarm.living().keys()
+        tips = self.context.committed.chain.tips()
+        heads = [head for head in tips if self._heads.signers_of(head) & living]
+        return self._heads.allowed.parted_after(heads)
+
     def leave(self) -> None:
         """Leaves in order: `run` returns when that is done."""
         self._orders.leave = True

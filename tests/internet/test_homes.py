@@ -87,7 +87,7 @@ def test_members_behind_routers_are_in_every_round(
                     PATIENCE_SECONDS,
                     "a round of all",
                 )
-            rounds = homes.watch(homes.homes[0], MEASURED_SECONDS)
+            rounds = homes.watch(homes.homes[0], MEASURED_SECONDS, ROUNDS_MIN)
             statuses = [home.status() for home in homes.homes]
             logs = "".join(home.log_path.read_text(errors="replace") for home in homes.homes)
     except NamespacesUnavailable as reason:
@@ -242,7 +242,7 @@ def test_two_members_of_one_home_meet_inside_it(has_hairpin: bool, tmp_path: Pat
             first.options = (*first.options, "--announce", announced)
             _swarm(homes, tmp_path)
             _wait_for_round_of_all(homes.homes[0], len(machines))
-            rounds = homes.watch(homes.homes[0], MEASURED_SECONDS)
+            rounds = homes.watch(homes.homes[0], MEASURED_SECONDS, ROUNDS_MIN)
             status = second.wait_for(
                 lambda status: first.peer_id in {peer.peer_id for peer in status.peers},
                 PATIENCE_SECONDS,
@@ -273,7 +273,7 @@ def test_members_that_cannot_be_dialled_meet_through_one_that_only_introduces(
                 other.start("join", rendezvous.public_address)
             for other in others:
                 _wait_for_round_of_all(other, len(others))
-            rounds = homes.watch(others[0], MEASURED_SECONDS)
+            rounds = homes.watch(others[0], MEASURED_SECONDS, ROUNDS_MIN)
             statuses = [other.status() for other in others]
     except NamespacesUnavailable as reason:
         pytest.skip(str(reason))
@@ -325,7 +325,7 @@ def test_a_member_with_ipv6_alone_is_in_every_round(tmp_path: Path) -> None:
             old.start("join", founder.public_address)
             for home in homes.homes:
                 _wait_for_round_of_all(home, len(machines))
-            rounds = homes.watch(founder, MEASURED_SECONDS)
+            rounds = homes.watch(founder, MEASURED_SECONDS, ROUNDS_MIN)
     except NamespacesUnavailable as reason:
         pytest.skip(str(reason))
     assert len(rounds.num_members) >= ROUNDS_MIN

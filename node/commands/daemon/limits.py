@@ -47,7 +47,7 @@ def change(words: tuple[str, ...], options: State) -> None:
     """
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
-    wanted = _pairs(words)
+    wanted = pairs_of(words)
     changed({}, wanted)
     try:
         change_limits(state_dir, wanted)
@@ -64,7 +64,12 @@ def change(words: tuple[str, ...], options: State) -> None:
     print("It holds from now on, and after a restart.")
 
 
-def _pairs(changes: tuple[str, ...]) -> dict[str, str]:
+def pairs_of(changes: Sequence[str]) -> dict[str, str]:
+    """Returns the name and the new value of each change.
+
+    Raises:
+        ConfigError: one is not written as NAME=VALUE.
+    """
     wanted = {}
     for change in changes:
         name, sign, text = change.partition("=")

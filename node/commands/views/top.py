@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import sys
 import termios
 import tty
@@ -14,11 +15,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
-from gossamer.node.base.owner_limits import OFF
+from gossamer.node.app.client import ClientError, Order, change_limits, fetch_status, give_order
+from gossamer.node.base.owner_limits import OFF, changed
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.daemon.limits import pairs_of
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.commands.views.status_view import render_status
 from gossamer.node.storage.state_dir import StateDir
@@ -31,7 +33,14 @@ CURVE_COLUMNS = 60
 """Width of the curve: it fits into a terminal of 80 columns beside its numbers."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-_KEYS = "p pause   h for an hour   f after this round   r resume   x finish and exit   q quit"
+TYPED_MAX = 200
+"""Characters of a line that can be typed: more than every limit at once."""
+
+_KEYS = (
+    "p pause   h for an hour   f after this round   r resume   l limit   x finish and exit   q quit"
+)
+_ASKED = "A limit or a rule, such as upload=10 or work_hours=22:00-07:00 (Escape: none): "
+_HOLDS = "It holds from now on, and after a restart."
 _ORDERS: Mapping[str, tuple[Order, Mapping[str, int], str]] = {
     "p": ("pause", {}, "The node ends its step, hands over its round and pauses."),
     "f": ("pause", {"after_round": 1}, "The node pauses when its present round ends."),
@@ -49,24 +58,32 @@ def top(*, options: State = None) -> int:
     """Watch the node in this terminal, and steer it with a key.
 
     It shows what `gossamer status` shows, the curve of losses, and the limits and the schedule that
-    hold, every two seconds.
+    hold, every two seconds. `l` asks for a limit or a rule, as `gossamer limits set` and
+    `gossamer schedule set` take it.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(["`gossamer top` needs a terminal; `gossamer status` does not"])
     state_dir = StateDir(settings_of(options).state_dir)
     status = fetch_status(state_dir)
-    said = ""
+    said, line = "", TypedLine()
     with (
         _single_keys() as descriptor,
         contextlib.suppress(KeyboardInterrupt),
         Live(console=open_console(), screen=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(_screen(status, said), refresh=True)
+            live.update(_screen(status, line.shown or said), refresh=True)
             key = _key(descriptor)
-            if key == "q":
+            if line.is_open:
+                if (typed := line.take(key)) is not None:
+                    said = _change(state_dir, typed)
+                if key:
+                    continue
+            elif key == "q":
                 break
-            if key:
+            elif key == "l":
+                line.open()
+            elif key:
                 said = _give(state_dir, key)
             try:
                 status = fetch_status(state_dir)
@@ -93,6 +110,56 @@ def _key(descriptor: int) -> str:
     if not ready:
         return ""
     return os.read(descriptor, 1).decode("ascii", errors="replace") or "q"  # a closed terminal
+
+
+class TypedLine:
+    """A line that the owner types, key by key."""
+
+    def __init__(self) -> None:
+        self._typed: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether keys belong to the line."""
+        return self._typed is not None
+
+    @property
+    def shown(self) -> str:
+        """The question and what is typed so far; empty while no line is typed."""
+        return "" if self._typed is None else f"{_ASKED}{self._typed}_"
+
+    def open(self) -> None:
+        """Begins an empty line."""
+        self._typed = ""
+
+    def take(self, key: str) -> str | None:
+        """Takes a key, and returns the line once it is complete. Escape drops the line."""
+        typed = self._typed or ""
+        if key in ("\r", "\n"):
+            self._typed = None
+            return typed
+        if key == "\x1b":
+            self._typed = None
+        elif key in ("\x7f", "\b"):
+            self._typed = typed[:-1]
+        elif key.isprintable():
+            self._typed = (typed + key)[:TYPED_MAX]
+        return None
+
+
+def _change(state_dir: StateDir, typed: str) -> str:
+    """Changes the limits and rules of a line, and returns what to tell."""
+    try:
+        wanted = pairs_of(shlex.split(typed))
+        if not wanted:
+            return ""
+        changed({}, wanted)
+        change_limits(state_dir, wanted)
+    except (ConfigError, ClientError) as error:
+        return str(error)
+    except ValueError:  # of shlex
+        return f"{typed}: a quotation mark is missing"
+    return _HOLDS
 
 
 def _give(state_dir: StateDir, key: str) -> str:

@@ -3,9 +3,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gossamer.node.app.client import ClientError
 from gossamer.node.cli import run_command
 from gossamer.node.commands.views import top
-from gossamer.node.commands.views.top import _owner_line, curve
+from gossamer.node.commands.views.top import TYPED_MAX, TypedLine, _owner_line, curve
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus, Status
 
@@ -43,6 +44,48 @@ def test_keys_are_orders_of_the_node(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ("resume", {}),
         ("finish", {}),
     ]
+
+
+def test_a_line_is_typed_key_by_key() -> None:
+    line = TypedLine()
+    assert (line.is_open, line.shown) == (False, "")
+    line.open()
+    assert [line.take(key) for key in "uplaa\x7f\x7foad=10"] == [None] * 13
+    assert line.shown.endswith(" upload=10_")
+    assert line.take("") is None, "a refresh changes nothing"
+    assert line.take("\n") == "upload=10"
+    assert not line.is_open
+    line.open()
+    line.take("x")
+    line.take("\x1b")
+    assert not line.is_open
+    line.open()
+    for _ in range(2 * TYPED_MAX):
+        line.take("x")
+    assert line.take("\r") == "x" * TYPED_MAX
+
+
+def test_a_typed_line_changes_limits_and_rules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, str]] = []
+    monkeypatch.setattr(top, "change_limits", lambda _, wanted: asked.append(wanted))
+    said = top._change(StateDir(tmp_path), "upload=10 work_hours='mon-fri 22:00-07:00'")
+    assert asked == [{"upload": "10", "work_hours": "mon-fri 22:00-07:00"}]
+    assert "from now on" in said
+    assert top._change(StateDir(tmp_path), "") == ""
+    assert "upload=10" in top._change(StateDir(tmp_path), "upload")
+    assert "uplod" in top._change(StateDir(tmp_path), "uplod=1")
+    assert "quotation" in top._change(StateDir(tmp_path), "upload='1")
+    assert len(asked) == 1
+
+
+def test_what_the_node_refuses_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(_state_dir: StateDir, _wanted: dict[str, str]) -> None:
+        raise ClientError("memory: 100 MiB is less than the run needs")
+
+    monkeypatch.setattr(top, "change_limits", refuse)
+    assert "less than the run needs" in top._change(StateDir(tmp_path), "memory=100MiB")
 
 
 def test_it_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
