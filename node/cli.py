@@ -20,12 +20,16 @@ from gossamer.node.service.units import LAUNCHD_VARIABLE
 COMMANDS = (
     ("init", "founder.init", "Write a commented manifest to edit."),
     ("start", "daemon.start", "Found a run here, or go on with the one in the state directory."),
-    ("id", "members.show_id", "Show the id of this node, which a founder needs to admit it."),
+    (
+        "id",
+        "members.identity:show_id",
+        "Show the id of this node, which a founder needs to admit it.",
+    ),
     ("join", "daemon.join", "Join the run of a peer, or go on with it."),
     ("status", "views.show_status:status", "Show what the node does and what the swarm does."),
     ("top", "views.top", "Watch the node in this terminal, and steer it with a key."),
     ("watch", "views.watch", "Look at a run from outside, without joining it."),
-    ("page", "views.show_page:page", "Print the link of the page that steers this node."),
+    ("page", "views.show_status:page", "Print the link of the page that steers this node."),
     ("peers", "views.peers", "Show what each member has given: tokens, rank, share of the run."),
     ("report", "views.report", "Write a static page of the run: curve, members, samples."),
     (
@@ -35,7 +39,7 @@ COMMANDS = (
     ),
     ("resume", "daemon.orders:resume", "Go on after a pause, or after the trainer failed."),
     ("limits", "daemon.limits", "Show the limits of this machine beside their use, or set them."),
-    ("schedule", "daemon.schedule", "Show when this machine works, or change it."),
+    ("schedule", "daemon.limits:schedule", "Show when this machine works, or change it."),
     ("finish", "daemon.orders:finish", "Finish the present round, then leave and exit."),
     (
         "leave",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
@@ -38,10 +39,7 @@ def encode_index(index: ShardIndex) -> bytes:
 
 def decode_index(data: bytes) -> ShardIndex:
     """Raises MalformedError if the bytes are not a valid shard index."""
-    try:
-        index = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a shard index: {error}") from error
+    index = decoded(_decoder, data, "a shard index")
     if len(index.shards) + len(index.heldout) > limits.SHARDS_MAX:
         raise OversizedError(f"shard index of more than {limits.SHARDS_MAX} shards")
     for shard in (*index.shards, *index.heldout):

@@ -11,22 +11,26 @@ import trio
 from gossamer.node.app.owner_limits import Check, OwnerLimits
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.runtime import Runtime
-from gossamer.node.base.setting_values import CACHE_BYTES_MIN
+from gossamer.node.base.setting_values import CACHE_BYTES_MIN, gpu_memory_bytes
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.machine.capacity import device_memory, trains_on_host
+from gossamer.node.machine.capacity import device_memory, training_gpu, trains_on_host
 from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.power_limit import PowerLimit
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.machine.worker_limits import worker_limits
 from gossamer.node.runs.least_limits import least_problems
+from gossamer.node.runs.needs import DAEMON_BYTES, DAEMON_BYTES_PER_PARAMETER
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.ipc import messages
 
 RESTORE_SECONDS_MAX = 5.0
 """Limit of the wait, at the end of the node, for a driver that is asked to put the power back."""
+
+TRAINER_BYTES_MIN = 64 * 1024**2
+"""A trainer with less than this cannot say why it ends."""
 
 log = structlog.get_logger("node")
 
@@ -156,3 +160,25 @@ class LimitParts:
         if problem and problem != self._limits.notes.get("gpu_power"):
             log.warning("the limit of the card's power does not hold", problem=problem)
         self._limits.notes["gpu_power"] = problem
+
+
+def worker_limits(settings: Settings, manifest: Manifest, gpus: Gpus) -> messages.Limits:
+    """Returns the limits of a worker. It blocks while the driver of the card is asked.
+
+    The owner's limit of memory is for daemon and trainer together: the trainer gets what the daemon
+    does not take.
+    """
+    memory_bytes = 0
+    if settings.memory_max:
+        daemon = DAEMON_BYTES + DAEMON_BYTES_PER_PARAMETER * manifest.model.num_parameters
+        memory_bytes = max(TRAINER_BYTES_MIN, settings.memory_max - daemon)
+    card_bytes = 0
+    if settings.gpu_memory:
+        gpu = training_gpu(settings.device, gpus.read())
+        if gpu is not None:
+            card_bytes = gpu_memory_bytes(settings.gpu_memory, gpu.memory_total_bytes)
+        elif "%" not in settings.gpu_memory:
+            card_bytes = gpu_memory_bytes(settings.gpu_memory, 0)
+    return messages.Limits(
+        threads=settings.threads, memory_bytes=memory_bytes, gpu_memory_bytes=card_bytes
+    )

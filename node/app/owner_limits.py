@@ -21,6 +21,7 @@ from gossamer.node.base.owner_limits import (
     changed,
     rule_text,
     setting_of,
+    source_of,
     with_limits,
 )
 from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, rate_limit_of
@@ -188,7 +189,7 @@ class OwnerLimits:
                 limit=self._limit_of(name),
                 text=_text_of(getattr(self.settings, setting)),
                 used=self._uses.get(name),
-                source="limits set" if name in self._kept else "settings",
+                source=source_of(name, self._kept),
                 note=self.notes.get(name, ""),
             )
             for name, setting in SETTING_OF.items()
@@ -200,7 +201,7 @@ class OwnerLimits:
             RuleStatus(
                 name=name,
                 text=rule_text(self.settings, name),
-                source="schedule set" if name in self._kept else "settings",
+                source=source_of(name, self._kept),
             )
             for name in SCHEDULE
         )

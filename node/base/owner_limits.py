@@ -7,7 +7,7 @@ before flags, variables and the file, until the owner says `default`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -58,6 +58,21 @@ def setting_of(name: str) -> str:
     return _SETTINGS[name]
 
 
+def pairs_of(changes: Sequence[str]) -> dict[str, str]:
+    """Returns the name and the new value of each change.
+
+    Raises:
+        ConfigError: one is not written as NAME=VALUE.
+    """
+    wanted = {}
+    for change in changes:
+        name, sign, text = change.partition("=")
+        if not sign or not text:
+            raise ConfigError([f"{change}: write NAME=VALUE, such as upload=10"])
+        wanted[name.strip().replace("-", "_")] = text.strip()
+    return wanted
+
+
 def check_change(name: str, text: str) -> None:
     """Checks a name and a value as a person writes them.
 
@@ -96,6 +111,18 @@ def with_limits(settings: Settings, kept: Mapping[str, str]) -> Settings:
         check_change(name, text)
         values[_SETTINGS[name]] = _parse(name, text)
     return msgspec.structs.replace(settings, **values)
+
+
+def source_of(name: str, kept: Mapping[str, str]) -> str:
+    """Returns what a limit or a part of the schedule comes from, in a word for people."""
+    if name not in kept:
+        return "settings"
+    return "schedule set" if name in SCHEDULE else "limits set"
+
+
+def overridden(kept: Mapping[str, str]) -> dict[str, str]:
+    """Returns the command that set what is kept, by the name of the setting."""
+    return {setting_of(name): f"gossamer {source_of(name, kept)}" for name in kept}
 
 
 def rule_text(settings: Settings, name: str) -> str:

@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 import psutil
@@ -25,7 +25,6 @@ from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
 
 DeviceKind = Literal["cuda", "rocm", "mps", "cpu"]
-DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 
 def measure_capacity(device: str, gpus: list[Gpu]) -> Capacity:

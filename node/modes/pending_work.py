@@ -1,4 +1,5 @@
-"""Rounds that average work which was finished before the ring: dense and sparse steps.
+"""Rounds that average work which was finished before the ring: dense and sparse steps, and signed
+records of either. They differ in their `MakeContribution` alone.
 
 A round trains, adds the result to `pending`, and hands `pending` to the ring. Work that the ring
 did not take stays there and belongs to the next offer.
@@ -16,19 +17,25 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gossamer.node.modes.contribution import Contribution
 from gossamer.node.modes.sync_mode import (
+    Contribution,
     Promise,
     RingDuration,
     RoundOutcome,
     RoundWork,
     Spawn,
     StopSignal,
+    SyncMode,
 )
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol.codecs.inner_products import norm_of
+from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.record_tree import RecordTree
+from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.ring_parts import RecordPart, SetPart, SumPart, tree_of
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -224,3 +231,112 @@ class _PendingRound:
         is_whole = self._sync_set is self._mode.committed.sync_sets.whole
         if not is_whole and self._may_go_on and not self.is_ahead and not self._is_last:
             self._mode.ahead = self._begin(self._machine.number + 1, "local", self._new)
+
+
+class _Finished:
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """See `Contribution`: the work was finished before the ring."""
+
+
+class _FinishedSum(_Finished, SumPart):
+    pass
+
+
+class DenseContributions:
+    """Makes this node's parts in dense rings (`sync = "diloco"`), where a chunk on its way is a
+    weighted sum of the members' work."""
+
+    def __init__(self, payloads: SumPayloads) -> None:
+        self._payloads = payloads
+
+    def __call__(
+        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
+    ) -> Contribution:
+        """See `MakeContribution`."""
+        tokens = [ring.weights[member] for member in ring.members]
+        position = ring.members.index(me)
+        return _FinishedSum(pending, plan, self._payloads.coder, tokens, position)
+
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """See `MakeContribution`: members trust each other's sums."""
+        return b""
+
+
+def dense_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
+    """See `MakeMode`."""
+    payloads = committed.payloads
+    assert isinstance(payloads, SumPayloads)
+    return PendingWork(me, committed, trainings, DenseContributions(payloads))
+
+
+class _FinishedSet(_Finished, SetPart):
+    pass
+
+
+class SparseContributions:
+    """Makes this node's parts in sparse rings (`sync = "sparse"`), where a chunk on its way is a
+    set of the members' largest values."""
+
+    def __init__(self, payloads: SetPayloads, error_decay: float) -> None:
+        """`error_decay`: part of what was not sent that is carried on, see `SetPart`."""
+        self._payloads = payloads
+        self._error_decay = error_decay
+
+    def __call__(
+        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
+    ) -> Contribution:
+        """See `MakeContribution`."""
+        position = ring.members.index(me)
+        return _FinishedSet(pending, plan, self._payloads.coder, position, self._error_decay)
+
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """See `MakeContribution`: members trust each other's sets."""
+        return b""
+
+
+def sparse_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
+    """See `MakeMode`."""
+    payloads = committed.payloads
+    assert isinstance(payloads, SetPayloads)
+    contributions = SparseContributions(payloads, trainings.manifest.outer.error_decay)
+    return PendingWork(me, committed, trainings, contributions)
+
+
+class _FinishedRecords(_Finished, RecordPart):
+    pass
+
+
+class RecordContributions:
+    """Makes this node's parts in rings of members who do not trust each other (`trust = "open"`),
+    where a chunk on its way is a set of signed records, with every codec."""
+
+    def __init__(self, payloads: RecordPayloads, error_decay: float) -> None:
+        """`error_decay`: part of what a sparse record left out that is carried on."""
+        self._payloads = payloads
+        self._error_decay = error_decay
+        self._tree: RecordTree | None = None
+        """Of the work of the newest `Ready`. A ring that names another one is not followed."""
+
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """See `MakeContribution`. It encodes all work once: seconds for a large model."""
+        self._tree = tree_of(pending, plan, self._payloads)
+        return self._tree.root
+
+    def __call__(
+        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
+    ) -> Contribution:
+        """See `MakeContribution`."""
+        position = ring.members.index(me)
+        if self._tree is None or self._tree.root != ring.ready[position].root:
+            raise LocalProtocolError("a ring that names this node with other work than it signed")
+        return _FinishedRecords(
+            pending, plan, self._payloads, self._tree, position, self._error_decay
+        )
+
+
+def record_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
+    """See `MakeMode`."""
+    payloads = committed.payloads
+    assert isinstance(payloads, RecordPayloads)
+    contributions = RecordContributions(payloads, trainings.manifest.outer.error_decay)
+    return PendingWork(me, committed, trainings, contributions)

@@ -14,9 +14,9 @@ commit at this node count as dropped (`missed`).
 from __future__ import annotations
 
 from gossamer.node.modes.carried_momentum import CarriedMomentum
-from gossamer.node.modes.contribution import Contribution
 from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
 from gossamer.node.modes.sync_mode import (
+    Contribution,
     Promise,
     RingDuration,
     RoundOutcome,

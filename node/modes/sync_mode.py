@@ -13,16 +13,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from gossamer.node.modes.contribution import Contribution
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.rounds.ring_parts import RingPart
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Place, Shared
+
+
+class Contribution(RingPart, Protocol):
+    """The arithmetic of one peer in one ring, and when its part of each chunk is there."""
+
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """Returns when this peer's part of a chunk is there.
+
+        Args:
+            is_first: whether this peer begins the chunk: no partial sum came for it.
+        """
+
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Runs a task that may outlive the round; the node's nursery owns it."""

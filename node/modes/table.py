@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gossamer.node.modes.dense import dense_mode
-from gossamer.node.modes.records import record_mode
+from gossamer.node.modes.pending_work import dense_mode, record_mode, sparse_mode
 from gossamer.node.modes.shared import shared_mode
-from gossamer.node.modes.sparse import sparse_mode
 from gossamer.node.modes.sync_mode import MakeMode
 from gossamer.protocol.manifest import Manifest, Trust
 from gossamer.protocol.manifest import SyncMode as SyncModeName

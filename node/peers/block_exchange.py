@@ -73,11 +73,11 @@ class BlockService:
 
     Attributes:
         blocks_served, bytes_served: whole blocks sent, since the start.
-        blocks_fetched, bytes_fetched: blocks received, checked and stored.
+        blocks_fetched: blocks received, checked and stored.
         verify_failures: blocks received that did not have their digest.
         not_found: requests for blocks that were not here (or damaged).
 
-    It has more than 12 attributes: six of them are sums that the metrics read.
+    It has more than 12 attributes: five of them are sums.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class BlockService:
         self.blocks_served = 0
         self.bytes_served = 0
         self.blocks_fetched = 0
-        self.bytes_fetched = 0
         self.verify_failures = 0
         self.not_found = 0
         self._transport = transport
@@ -118,15 +117,13 @@ class BlockService:
         self,
         digests: Iterable[Digest],
         sources: Callable[[], Sequence[PeerId]],
-        on_block: Callable[[Digest], None] | None = None,
         *,
         passes: int | None = None,
     ) -> None:
         """Get the blocks that are not in the store yet, from several peers at once.
 
         `sources` is called whenever a new peer may be asked; the peers should be connected.
-        `on_block` is called once for each digest when its block is in the store, also for those
-        that were there before. A block that another fetch is getting already is waited for, not
+        A block that another fetch is getting already is waited for, not
         downloaded twice. The blocks are pinned until the call is back: pin them yourself, before,
         to keep them longer. `passes`: how often everybody is asked without any success before it
         gives up, if not as often as the limits of this service say.
@@ -141,11 +138,10 @@ class BlockService:
         wanted = list(dict.fromkeys(digests))
         if self.spares_line() and (missing := self._store.missing(wanted)):
             raise FetchError(missing, len(wanted), "this node's line is metered")
-        report = on_block or (lambda _: None)
         pin_name = f"fetch {next(self._fetch_numbers)}"
         self._store.pin(pin_name, wanted)
         try:
-            await self._fetch(wanted, sources, report, passes or self._fetch_limits.passes)
+            await self._fetch(wanted, sources, passes or self._fetch_limits.passes)
         finally:
             self._store.unpin(pin_name)
 
@@ -177,21 +173,16 @@ class BlockService:
         self,
         wanted: list[Digest],
         sources: Callable[[], Sequence[PeerId]],
-        report: Callable[[Digest], None],
         passes: int,
     ) -> None:
         pending = dict.fromkeys(wanted)
         failed: list[Digest] = []
         why = ""
         while pending:
-            missing = dict.fromkeys(self._store.missing(pending))
-            for digest in pending:
-                if digest not in missing:
-                    report(digest)
-            pending = missing
+            pending = dict.fromkeys(self._store.missing(pending))
             ours = [digest for digest in pending if digest not in self._fetching]
             if ours:
-                not_found, problem = await self._download(ours, sources, report, passes)
+                not_found, problem = await self._download(ours, sources, passes)
                 if not_found:
                     failed += not_found
                     why = problem
@@ -201,9 +192,6 @@ class BlockService:
                 if (event := self._fetching.get(digest)) is not None:
                     await event.wait()
         still_missing = self._store.missing(failed)  # another fetch may have found one since
-        for digest in failed:
-            if digest not in still_missing:
-                report(digest)
         if still_missing:
             raise FetchError(still_missing, len(wanted), why)
 
@@ -211,16 +199,13 @@ class BlockService:
         self,
         digests: list[Digest],
         sources: Callable[[], Sequence[PeerId]],
-        report: Callable[[Digest], None],
         passes: int,
     ) -> tuple[list[Digest], str]:
         """Returns (what is still missing, why)."""
 
         def stored(digest: Digest, num_bytes: int) -> None:
             self.blocks_fetched += 1
-            self.bytes_fetched += num_bytes
             self._fetching.pop(digest).set()
-            report(digest)
 
         self._fetching.update((digest, trio.Event()) for digest in digests)
         download = Download(

@@ -69,8 +69,6 @@ class ChainSync:
         self.kept_states: Callable[[], Collection[Digest]] = tuple
         """Returns heads whose whole state is kept by the nodes that come to them, besides the
         regular checkpoints."""
-        self.blocks_wanted = 0
-        self.blocks_fetched = 0
 
     def report_to(self, listener: ReplayListener) -> None:
         """Sets the listener, which hears of every round that is taken over from now on."""
@@ -255,14 +253,10 @@ class ChainSync:
     def _getter(self, sources: Callable[[], Sequence[PeerId]]) -> _Get:
         """Gets blocks that are held until the state is taken over."""
 
-        def arrived(_digest: Digest) -> None:
-            self.blocks_fetched += 1
-
         async def get(digests: list[Digest]) -> None:
             self._committed.blocks.hold(digests)
-            self.blocks_wanted += len(digests)
             # Asked once: where rounds are quick, averages that no peer has any more are given up
             # at once, for a newer head.
-            await self._blocks.fetch(digests, sources, arrived, passes=1)
+            await self._blocks.fetch(digests, sources, passes=1)
 
         return get

@@ -29,6 +29,7 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
 from gossamer.node.peers.gossip_listener import GossipListener
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.gossip_quota import OWN_RATE
@@ -118,10 +119,7 @@ def decode_statement_store(message: bytes | bytearray) -> list[Signed]:
     Raises:
         MalformedError: it is not a reply.
     """
-    try:
-        return _reply_decoder.decode(message)[:STATEMENTS_MAX]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a list of statements: {error}") from error
+    return decoded(_reply_decoder, message, "a list of statements")[:STATEMENTS_MAX]
 
 
 class Gossip:

@@ -1,7 +1,7 @@
 """The shards of which this node is a keeper, kept up to date as peers come and go.
 
 A node is a keeper of a shard if fewer than so many living peers have a lower rank for it than the
-node itself (rendezvous hashing, Thaler and Ravishankar 1998; `ledger.keepers`). So it is enough to
+node itself (rendezvous hashing, Thaler and Ravishankar 1998; `keeper_rank`). So it is enough to
 count these peers for each shard. A peer that comes takes one hash for each shard, one that goes
 takes none, and all others stay as they are. Hashes are computed in slices, between which the event
 loop runs other tasks.

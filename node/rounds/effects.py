@@ -1,14 +1,18 @@
-"""The effects of a `RoundDispatcher`: the interface that a node and the simulator implement."""
+"""The interfaces of a round: the effects of a `RoundDispatcher`, which a node and the simulator
+implement, and the node around a driver."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Committed, Contested, Removed
-from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.wire.statements import Signed, Statement
@@ -59,7 +63,24 @@ class OuterStepOrder:
     members: tuple[Member, ...]
 
 
-class Effects(Protocol):
+class Observer(Protocol):
+    """What both a dispatcher and its driver ask, and tell, of the peers of a round."""
+
+    def awake_since(self, seconds: float) -> float:
+        """Seconds for which this process has run since a local time. A stop of this process is no
+        silence of others."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+
+    def removed(self, removed: Removed) -> None:
+        """A member is out of the ring."""
+
+    def contested(self, contested: Contested) -> None:
+        """A member that one other alone put out of the ring is at work."""
+
+
+class Effects(Observer, Protocol):
     """The effects of a dispatcher. No method waits."""
 
     def publish(self, signed: Signed, statement: Statement) -> None:
@@ -83,19 +104,6 @@ class Effects(Protocol):
     def heard_seconds(self, peer: PeerId) -> float | None:
         """Local time at which something last came from a peer; None without a connection."""
 
-    def awake_since(self, seconds: float) -> float:
-        """Seconds for which this process has run since a local time. A stop of this process is no
-        silence of others."""
-
-    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """A peer broke the protocol."""
-
-    def removed(self, removed: Removed) -> None:
-        """A member is out of the ring."""
-
-    def contested(self, contested: Contested) -> None:
-        """A member that one other alone put out of the ring is at work."""
-
     def notify_committed(self, committed: Committed) -> None:
         """The round is committed here. Links live on until `notify_delivered` or `ends_seconds`."""
 
@@ -104,3 +112,43 @@ class Effects(Protocol):
 
     def notify_changed(self) -> None:
         """The machine may have changed."""
+
+
+class RoundHost(Observer, Protocol):
+    """The node around one round, which its driver asks."""
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """A ring begins: this peer's part in it."""
+
+    def outer_step(
+        self,
+        parent: Digest,
+        averages: Sequence[Payload],
+        masks: Sequence[int],
+        members: Sequence[Member],
+        is_wanted: Callable[[], bool],
+    ) -> Digest | None:
+        """The state that follows a parent; None for a step that was dropped. Runs in a thread. The
+        state takes one step at a time.
+
+        Args:
+            averages: of all chunks.
+            masks: of each average, by ring position.
+            is_wanted: whether the step is still the newest one.
+        """
+
+    def awaited(self) -> Awaited:
+        """Living peers for which the round waits."""
+
+    async def reach(self, peer: PeerId) -> None:
+        """Returns when there is a connection to a peer. Raises TransportError."""
+
+    def transferred(self, num_bytes: int, seconds: float) -> None:
+        """A link was busy for that time and transferred so many bytes."""
+
+    def upload_limit(self) -> float:
+        """The owner's present limit of all that this node sends, in bytes per second; inf for
+        none."""
+
+    def changed(self) -> None:
+        """The machine of the round may have changed."""

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import trio
 
 from gossamer.node.heads.heads import Heads
-from gossamer.node.modes.contribution import Contribution
-from gossamer.node.modes.sync_mode import Promise, RoundWork, Spawn, SyncMode
+from gossamer.node.modes.sync_mode import Contribution, Promise, RoundWork, Spawn, SyncMode
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext

@@ -39,8 +39,7 @@ from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
-from gossamer.node.training.local_training import LocalTrainings
-from gossamer.node.training.round_places import RoundPlaces
+from gossamer.node.training.local_training import LocalTrainings, RoundPlaces
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import rounds_between
 from gossamer.protocol.rounds.round_rules import RoundHints

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
@@ -45,8 +44,6 @@ volunteer has. A process or line that is dead altogether shows earlier, by its s
 WATCH_SECONDS = 0.25
 """Interval at which a link reports its rate: several times before a rate is judged
 (`link_rates`)."""
-
-log = structlog.get_logger("ring")
 
 
 class LinkFailed(Exception):

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
@@ -19,10 +19,10 @@ from gossamer.node.rounds.effects import (
     LinkTarget,
     OuterStepOrder,
     OutgoingLink,
+    RoundHost,
 )
 from gossamer.node.rounds.ring_link import LinkFailed, LinkMeasure, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
-from gossamer.node.rounds.round_host import RoundHost
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short

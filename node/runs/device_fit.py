@@ -69,14 +69,10 @@ def device_fit(
     most = max(1, min(num_sequences, GPU_TOKENS_MAX // context))
     few = min(num_sequences, -(-GPU_FEW_TOKENS // context))
     free = memory.free_bytes - DRIVER_BYTES
-    if run.sync == "distro":
-        training = smallest = Training(
-            run.model, half=True, moment_elements=run.model.num_parameters
-        )
-    else:
-        training = Training(
-            run.model, half=True, moment_elements=moment_elements(run.model, run.inner)
-        )
+    shares_steps = run.sync == "distro"
+    elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
+    training = smallest = Training(run.model, half=True, moment_elements=elements)
+    if not shares_steps:  # the momentum of shared steps is always in fp32
         chosen = moments
         if chosen == "auto":
             chosen = fitting_moments(training, free, num_sequences, few)

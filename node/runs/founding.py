@@ -7,7 +7,7 @@ a thread. The stored blocks are content-addressed, so an interrupted founding ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,6 @@ from gossamer.protocol.manifest import (
     signing_bytes,
 )
 from gossamer.protocol.manifest_checks import require_valid
-from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
@@ -34,9 +33,6 @@ from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
-
-InitGenesis = Callable[[ModelConfig, int], FloatVector]
-"""Maps (model, seed) to the flat initial parameters, shape (num_parameters,)."""
 
 
 class Signer(Protocol):
@@ -67,32 +63,6 @@ class FoundedRun:
     signed: SignedManifest
     manifest: Manifest
     index: ShardIndex
-
-
-def found_run(
-    draft: Draft,
-    corpus: Sequence[Path],
-    *,
-    identity: Signer,
-    put: Put,
-    init_genesis: InitGenesis,
-    progress: Progress = no_progress,
-    created_unix_seconds: int | None = None,
-) -> FoundedRun:
-    """Founds a run from text: `prepare_data`, the initial weights, then `sign_manifest`.
-
-    Args:
-        corpus: files and folders. Empty means those of the draft, or else Python's library.
-
-    Raises:
-        ManifestError: values of the draft are not allowed.
-        CorpusError: the text cannot be read, or there is too little of it.
-    """
-    data = prepare_data(draft, corpus, put=put, progress=progress)
-    parameters = init_genesis(draft.model, draft.seed)
-    return sign_manifest(
-        draft, data, parameters, identity=identity, created_unix_seconds=created_unix_seconds
-    )
 
 
 def prepare_data(

@@ -30,8 +30,11 @@ from gossamer.trainer.resources.memory_estimate import (
 DAEMON_BYTES_PER_PARAMETER = 28
 """Five fp32 vectors, and the chunks of a ring. Measured: 22 to 28, by the way of averaging."""
 
-PROCESS_BYTES = 400 * 1000**2
-"""A daemon and a trainer without a model: 130 and 250 MB resident (measured)."""
+DAEMON_BYTES = 150 * 1000**2
+"""A daemon without a model: 130 MB resident (measured)."""
+
+PROCESS_BYTES = DAEMON_BYTES + 250 * 1000**2
+"""A daemon and a trainer without a model: the trainer has 250 MB resident (measured)."""
 
 STATE_BYTES_PER_PARAMETER = 8
 """Parameters and momentum of a checkpoint, in fp32."""
@@ -82,8 +85,9 @@ def needs_of(
     records = _records_bytes(run)
     # Parameters, gradient, what the optimiser keeps, and weights that adapters leave as they are,
     # in half precision on cards alone; activations come on top.
-    elements = moment_elements(run.model, run.inner)
-    kept = moment_bytes(elements, "fp32" if moments == "auto" else moments)
+    shares_steps = run.sync == "distro"
+    elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
+    kept = moment_bytes(elements, "fp32" if moments == "auto" or shares_steps else moments)
     trainer = FLOAT_BYTES * 2 * parameters + kept
     trainer += Training(run.model, half=not trains_on_host).frozen_bytes
     return Needs(

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from gossamer.node.base.disk_health import DiskFullError, disk_error, remove_quietly, sync_directory
+from gossamer.node.base.disk_health import DiskFullError, disk_error, remove_quietly
 from gossamer.node.storage.block_files import (
     CorruptBlockError,
     MissingBlockError,
@@ -57,7 +57,6 @@ class BlockStore:
 
     Attributes:
         verify_failures: number of blocks found damaged since the start.
-        evictions: number of blocks evicted since the start, for the quota or a full disk.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class BlockStore:
         """Bytes of pinned blocks for which there is room beside the quota: what every node of the
         run has to have for good."""
         self.verify_failures = 0
-        self.evictions = 0
         self._index = BlockIndex()
         self._moving = threading.Lock()
         """Lock that is held while one file of a block is renamed or removed and the index follows.
@@ -129,12 +127,11 @@ class BlockStore:
         """Number of blocks here that are pinned."""
         return self._index.num_pinned()
 
-    def put(self, data: Buffer, *, expected: Digest | None = None, durable: bool = False) -> Digest:
+    def put(self, data: Buffer, *, expected: Digest | None = None) -> Digest:
         """Stores a block, and evicts others if the quota is passed. A block that is here stays.
 
-        Args:
-            durable: the block survives a power cut once the call returns (fsync of the file and its
-                folder). Otherwise it survives the process.
+        A block survives the process, and not every power cut: what a power cut damages is found
+        when it is read.
 
         Raises:
             ForgedError: the content does not have the `expected` digest; nothing was written.
@@ -149,15 +146,15 @@ class BlockStore:
         digest = digest_of(data)
         if expected is not None and digest != expected:
             raise ForgedError(f"block {short(expected)} has the digest {short(digest)}")
-        if self._index.touch(digest) and not durable:
+        if self._index.touch(digest):
             return digest
         try:
-            self._write(digest, data, durable=durable)
+            self._write(digest, data)
         except DiskFullError:
             # Blocks without pins are a cache: a checkpoint takes precedence.
             if not self._evict_bytes(num_bytes):
                 raise
-            self._write(digest, data, durable=durable)
+            self._write(digest, data)
         self._evict_bytes(self.cached_bytes() - self.quota_bytes, keep=digest)
         return digest
 
@@ -197,12 +194,6 @@ class BlockStore:
     def check(self, digest: Digest) -> None:
         """Reads the block without keeping it. Raises as `get` does."""
         self.open_block(digest).close()
-
-    def delete(self, digest: Digest) -> None:
-        """Removes a block, pinned or not. Nothing happens if it is not here."""
-        num_bytes = self._index.forget(digest)
-        if num_bytes is not None:
-            self._remove(digest, num_bytes)
 
     def pin(self, name: str, digests: Iterable[Digest]) -> None:
         """Keeps these blocks from eviction until `unpin(name)`, instead of those that the name
@@ -262,25 +253,25 @@ class BlockStore:
         for _, digest, num_bytes in sorted(found):
             self._index.add(digest, num_bytes)
 
-    def _write(self, digest: Digest, data: Buffer, *, durable: bool) -> None:
+    def _write(self, digest: Digest, data: Buffer) -> None:
         """Writes and renames a file. A DiskError leaves nothing behind."""
         target = self.path(digest)
         num_bytes = memoryview(data).nbytes
         try:
-            self._write_file(target, digest, data, durable=durable)
+            self._write_file(target, digest, data)
         except FileNotFoundError:
             # The folder of blocks was deleted, perhaps to make room.
             self._check_place()
             try:
                 self.root.mkdir(exist_ok=True)
                 self._tmp.mkdir(exist_ok=True)
-                self._write_file(target, digest, data, durable=durable)
+                self._write_file(target, digest, data)
             except OSError as error:
                 raise disk_error(target, num_bytes, error) from error
         except OSError as error:
             raise disk_error(target, num_bytes, error) from error
 
-    def _write_file(self, target: Path, digest: Digest, data: Buffer, *, durable: bool) -> None:
+    def _write_file(self, target: Path, digest: Digest, data: Buffer) -> None:
         """Raises OSError."""
         temporary = self._tmp / str(next(self._tmp_names))
         num_bytes = memoryview(data).nbytes
@@ -289,8 +280,6 @@ class BlockStore:
                 rest = memoryview(data).cast("B")
                 while rest:
                     rest = rest[file.write(rest) :]
-                if durable:
-                    os.fsync(file.fileno())
             target.parent.mkdir(exist_ok=True)
             with self._moving:
                 os.replace(temporary, target)
@@ -298,9 +287,6 @@ class BlockStore:
         except BaseException:
             remove_quietly(temporary)
             raise
-        if durable:
-            sync_directory(target.parent)
-            sync_directory(self.root)
 
     def _evict_bytes(self, num_bytes: int, keep: Digest | None = None) -> int:
         """Frees at least `num_bytes` if pins (and `keep`) allow.
@@ -312,8 +298,6 @@ class BlockStore:
             return 0
         victims = self._index.forget_oldest(num_bytes, keep)
         removed = [digest for digest, size in victims.items() if self._remove(digest, size)]
-        with self._moving:
-            self.evictions += len(removed)
         return sum(victims.values()) if len(removed) == len(victims) else 0
 
     def _remove(self, digest: Digest, num_bytes: int) -> bool:

@@ -32,8 +32,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     power_watts: float | None = None
     power_limit_watts: float | None = None
     power_limit_min_watts: float | None = None
-    power_limit_max_watts: float | None = None
-    power_limit_default_watts: float | None = None
 
 
 class Gpus:
@@ -91,9 +89,9 @@ class Gpus:
             return float(getattr(answer, "gpu", answer))
 
         try:
-            lowest, highest = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+            lowest, _ = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
         except nvml.NVMLError:
-            lowest = highest = None
+            lowest = None
         utilization = value("nvmlDeviceGetUtilizationRates")
         power = value("nvmlDeviceGetPowerUsage")
         return Gpu(
@@ -107,8 +105,6 @@ class Gpus:
             power_watts=_watts(power),
             power_limit_watts=_watts(value("nvmlDeviceGetPowerManagementLimit")),
             power_limit_min_watts=_watts(lowest),
-            power_limit_max_watts=_watts(highest),
-            power_limit_default_watts=_watts(value("nvmlDeviceGetPowerManagementDefaultLimit")),
         )
 
 

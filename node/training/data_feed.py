@@ -20,8 +20,7 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.training.claims import HeldPartitions, Piece
-from gossamer.node.training.feed import ROUNDS_AHEAD, Queue
-from gossamer.node.training.queue_level import QueueLevel
+from gossamer.node.training.feed import ROUNDS_AHEAD, Queue, QueueLevel
 from gossamer.protocol.accounting.ledger import EpochProgress, Ledger, epoch_progress
 from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.ids import Digest, PeerId

@@ -17,8 +17,7 @@ import trio
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.own_data import OwnData
-from gossamer.node.training.feed import ROUNDS_AHEAD, Queue
-from gossamer.node.training.queue_level import QueueLevel
+from gossamer.node.training.feed import ROUNDS_AHEAD, Queue, QueueLevel
 from gossamer.protocol.accounting.ledger import EpochProgress
 from gossamer.protocol.wire.statements import Span
 

@@ -19,6 +19,7 @@ import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.partitions import Partitions
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Span
@@ -61,10 +62,7 @@ def encode_ledger(ledger: Ledger) -> bytes:
 
 def decode_ledger(data: bytes) -> Ledger:
     """Raises MalformedError if the bytes are not a ledger in canonical form."""
-    try:
-        ledger = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a ledger: {error}") from error
+    ledger = decoded(_decoder, data, "a ledger")
     partitions = [partition for partition, _ in ledger.positions]
     if partitions != sorted(set(partitions)) or len(partitions) > limits.SHARDS_MAX:
         raise MalformedError("ledger that is not sorted or too long")
@@ -195,12 +193,3 @@ def keeper_rank(shard: int, peer_id: PeerId | str) -> bytes:
     """Returns a peer's rank for a shard: the living peers with the lowest ranks keep a copy of it
     for all peers."""
     return digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer_id.encode())
-
-
-def keepers(shard: int, peers: Collection[PeerId], num_copies: int) -> list[PeerId]:
-    """The peers that keep a copy of a shard for everybody: the first by rank.
-
-    When a peer comes or goes only its own shards change their keepers (rendezvous hashing). A node
-    asks `node.peers.keeper_ranks`, which does not compute all ranks anew.
-    """
-    return sorted(peers, key=lambda peer: keeper_rank(shard, peer))[:num_copies]

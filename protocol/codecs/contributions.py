@@ -16,6 +16,7 @@ place is in a contribution once, so no scatter has an order that could vary.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,9 +48,33 @@ class Record:
     """The encoded contribution; empty if the member abstains."""
 
 
-def encoded_bytes(block_bytes: Sequence[int]) -> int:
-    """Length of a payload with blocks of these lengths."""
-    return sum(RECORD_PREFIX_BYTES + length for length in block_bytes)
+class ListPayloads(ABC):
+    """What all lists of contributions have in common as a `payloads.Payloads`."""
+
+    are_steps = False
+    are_signed = False
+
+    @abstractmethod
+    def part_bytes(self, num_elements: int) -> int:
+        """Size of one member's part of a chunk."""
+
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        """See `Payloads`."""
+        return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        """See `Payloads`."""
+        # One member's part goes over the first link, all but the last one's over the last; and the
+        # average, with all, over as many links.
+        return 3 * num_members * self.part_bytes(num_elements) // 4
+
+    def members_max(self, num_elements: int) -> int:
+        """See `Payloads`."""
+        return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // self.part_bytes(num_elements))
+
+    def contributors(self, payload: Buffer, mask: int) -> int:
+        """See `Payloads`."""
+        return mask
 
 
 def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
-from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, reduce, split
+from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, ListPayloads, reduce, split
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
@@ -142,27 +142,16 @@ class SumPayloads:
         return self.coder.decode(payload, num_elements)
 
 
-class SetPayloads:
+class SetPayloads(ListPayloads):
     """Lists of sparse contributions."""
 
     name = SPARSE
-    are_steps = False
-    are_signed = False
 
     def __init__(self, coder: SparseCodec) -> None:
         self.coder = coder
 
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
-
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
-        return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
-
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        return _mean_of_set(num_members, self.part_bytes(num_elements))
-
-    def members_max(self, num_elements: int) -> int:
-        return _members_of_set(self.part_bytes(num_elements))
 
     def check(
         self,
@@ -177,9 +166,6 @@ class SetPayloads:
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
 
-    def contributors(self, payload: Buffer, mask: int) -> int:
-        return mask
-
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
@@ -193,12 +179,11 @@ class SetPayloads:
         return reduce(records, weights, num_elements, self.coder.decode).average
 
 
-class SignPayloads:
+class SignPayloads(ListPayloads):
     """Lists of sign updates, a list a shared step. Chunks are steps, and have no elements."""
 
     name = DISTRO
     are_steps = True
-    are_signed = False
 
     def __init__(self, coder: SignCodec) -> None:
         self.coder = coder
@@ -212,12 +197,6 @@ class SignPayloads:
         return blocks in range(
             0, num_members * self.coder.encoded_bytes + 1, self.coder.encoded_bytes
         )
-
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        return _mean_of_set(num_members, self.part_bytes(num_elements))
-
-    def members_max(self, num_elements: int) -> int:
-        return _members_of_set(self.part_bytes(num_elements))
 
     def check(
         self,
@@ -243,16 +222,6 @@ class SignPayloads:
         """
         records = split(payload, mask, self.coder.encoded_bytes)
         return [self.coder.decode(record.block) for record in records if len(record.block)]
-
-
-def _mean_of_set(num_members: int, part_bytes: int) -> int:
-    # One member's part goes over the first link, all but the last one's over the last; and the
-    # average, with all, over as many links.
-    return 3 * num_members * part_bytes // 4
-
-
-def _members_of_set(part_bytes: int) -> int:
-    return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // part_bytes)
 
 
 AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads

@@ -15,7 +15,7 @@ import numpy as np
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
-from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, Record, split
+from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, ListPayloads, Record, split
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
@@ -24,10 +24,9 @@ from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.standing import Standing
 
 
-class RecordPayloads:
+class RecordPayloads(ListPayloads):
     """Lists of records that their members have signed (a `Payloads`)."""
 
-    are_steps = False
     are_signed = True
 
     def __init__(self, name: str, coder: TensorCodec | SparseCodec) -> None:
@@ -45,15 +44,6 @@ class RecordPayloads:
 
     def _block_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements) + PATH_BYTES
-
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
-        return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
-
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        return 3 * num_members * self.part_bytes(num_elements) // 4  # as of every set
-
-    def members_max(self, num_elements: int) -> int:
-        return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // self.part_bytes(num_elements))
 
     def elements_max(self, num_members: int) -> int:
         """The most elements of a chunk, a multiple of 1024, of which so many members' records fit
@@ -99,9 +89,6 @@ class RecordPayloads:
                     f"a record of chunk {chunk} that member {record.position} did not sign"
                 )
             self.coder.decode(block, num_elements)
-
-    def contributors(self, payload: Buffer, mask: int) -> int:
-        return mask
 
     def average(
         self,

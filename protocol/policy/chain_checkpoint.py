@@ -32,6 +32,7 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import (
     ForgedError,
     MalformedError,
@@ -148,10 +149,7 @@ def decode_checkpoint(data: bytes | bytearray, run_id: Digest) -> ChainCheckpoin
     Raises:
         MalformedError: the bytes are no checkpoint of this run, or a value is out of range.
     """
-    try:
-        checkpoint = _checkpoint_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a chain checkpoint: {error}") from error
+    checkpoint = decoded(_checkpoint_decoder, data, "a chain checkpoint")
     names = [each.peer_id for each in checkpoint.stakes]
     if encode_checkpoint(checkpoint) != data or names != sorted(set(names)):
         raise MalformedError("chain checkpoint that is not in canonical form")

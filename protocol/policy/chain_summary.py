@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.state.chain import Header, credits_of
@@ -115,10 +116,7 @@ def decode_summary(data: bytes | bytearray) -> ChainSummary:
     Raises:
         MalformedError: the bytes are no summary, or a value is out of range.
     """
-    try:
-        summary = _summary_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a summary of a chain: {error}") from error
+    summary = decoded(_summary_decoder, data, "a summary of a chain")
     names = [row.peer_id for row in summary.rows]
     if encode_summary(summary) != data or names != sorted(set(names)):
         raise MalformedError("summary of a chain that is not in canonical form")

@@ -27,8 +27,8 @@ Rules
   is slow to the next neighbour as well, and then it is in rings again next to everybody.
 - A member that a single other one put out may say that it is at work all the same. Unless others
   put it out as well within `MEMORY_ROUNDS` rounds, its accuser is doubted for so long: what it
-  says against a member counts only if that one does not answer (`rounds.doubts`). So a peer has
-  one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
+  says against a member counts only if that one does not answer (`rounds.accusations`). So a peer
+  has one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
 - An answer is a mark for the one that it answers. If the two are not neighbours, it sits out.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a

@@ -3,8 +3,8 @@
 This is the only place that decides who is out. `ring.RingReduce` keeps the living members that
 follow from it, in ring order.
 
-Rules
------
+Rules of accusations
+--------------------
 - A member is out for good once a member that is not out accuses it, or once it accuses itself.
 - An accusation by a member that is out does not count. So a machine that lost its network, and
   accuses all members when it is back, does no harm.
@@ -18,13 +18,31 @@ Rules
 So two members that believe each other living come to exclude the same members. For a proof take the
 first removal on which they differ. The accuser is living for one of them, and this one repeats or
 relays the accusation, which the other has to accept.
+
+Rules of doubts
+---------------
+A ring believes every accusation, because it cannot go on with two members that do not reach each
+other. So one member could keep the same other one out of every ring. This peer doubts some members:
+those that lately put out a member which was at work all the same (`policy.ring_conduct`).
+
+- An accusation by a doubted member is held for `ANSWER_SECONDS`. Then it counts as any other does.
+- A member that a doubted one accuses answers: it accuses the accuser in turn, with the reason
+  `BASELESS`. A member that has died or is frozen cannot answer.
+- An answer counts before the accusation that it answers, so its author stays in and the accuser is
+  out. An answer that comes before its accusation is held for `ANSWER_SECONDS` as well.
+
+To hold an accusation is the same as to hear it later, and an answer is an accusation like any
+other. So members that doubt different peers still come to exclude the same members. If they do not
+agree, both members may be out in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.actions import Contested, Removed
 
 
 class Accusations:
@@ -65,3 +83,116 @@ class Accusations:
             and self._me not in accusers
             and (accusers <= self.out or accused in self._unaware)
         ]
+
+
+ANSWER_SECONDS = 2.0
+"""Time for the accused to hear the accusation and to be heard itself. Gossip takes a second at
+most. An accusation of a dead member comes into effect so much later, if its author is doubted."""
+
+BASELESS = "accuses without a cause"
+"""The reason of an answer."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An accusation of one member by another one."""
+
+    author: PeerId
+    accused: PeerId
+    reason: str
+    answers: str | None = None
+    """The reason of the accusation that this one answers; None: it answers none."""
+
+
+class Doubts:
+    """The accusations that one member holds in one ring, at most one of each pair of members."""
+
+    def __init__(self, doubted: Collection[PeerId] = ()) -> None:
+        self._doubted = frozenset(doubted)
+        self._held: dict[tuple[PeerId, PeerId], tuple[float, Heard]] = {}
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._doubted
+
+    def heard(self, now: float, heard: Heard) -> list[Heard]:
+        """Takes an accusation. Returns those that count now, in this order."""
+        if heard.author == heard.accused:
+            return [heard]
+        _, other = self._held.get((heard.accused, heard.author), (0.0, None))
+        if other is not None and heard.accused in self and heard.reason == BASELESS:
+            return self._answered(heard, other)
+        if other is not None and heard.author in self and other.reason == BASELESS:
+            return self._answered(other, heard)
+        if heard.author in self or (heard.accused in self and heard.reason == BASELESS):
+            self._held.setdefault((heard.author, heard.accused), (now + ANSWER_SECONDS, heard))
+            return []
+        return [heard]
+
+    def due(self, now: float) -> list[Heard]:
+        """Returns the accusations that nobody answered in time."""
+        due = [key for key, (due_seconds, _) in self._held.items() if now >= due_seconds]
+        return [self._held.pop(key)[1] for key in due]
+
+    def _answered(self, answer: Heard, accusation: Heard) -> list[Heard]:
+        for each in (answer, accusation):
+            self._held.pop((each.author, each.accused), None)
+        return [replace(answer, answers=accusation.reason), accusation]
+
+
+REPEATED = "is out"
+"""The reason of an accusation that a member repeats (`Accusations.to_repeat`)."""
+
+ACCUSED_BY = "accused by"
+"""The reason of a member that leaves because another one accuses it begins so."""
+
+
+class Exclusions:
+    """What one member knows of how others came to be out of one ring."""
+
+    def __init__(self) -> None:
+        self._removed_by: dict[PeerId, Removed] = {}
+
+    def note(
+        self,
+        heard: Heard,
+        detail: str,
+        members: tuple[PeerId, ...],
+        order: tuple[PeerId, ...],
+        *,
+        is_voting: bool,
+    ) -> Removed:
+        """A member is newly out.
+
+        Args:
+            heard: the accusation that put it out.
+            detail: why this peer believes it.
+            members: all members of the ring.
+            order: those that were in until now, in ring order.
+            is_voting: whether this peer has all averages.
+        """
+        accusers = {heard.author, *(each.accuser for each in self._removed_by.values())}
+        alone_of = len(members) if len(order) == 2 and len(accusers) == 1 else 0
+        removed = Removed(
+            heard.accused, heard.reason, detail, heard.author, order, is_voting, heard.answers,
+            alone_of,
+        )  # fmt: skip
+        self._removed_by[heard.accused] = removed
+        return removed
+
+    def contested(self, heard: Heard, accusations: Accusations) -> list[Contested]:
+        """What a member that is out says of itself: that it is at work, and who accused it.
+
+        Only one that was put out by a single member contests that, while chunks went round. A
+        member that delays the votes is accused by many at once.
+        """
+        removed = self._removed_by.get(heard.accused)
+        if (
+            heard.author != heard.accused
+            or not heard.reason.startswith(ACCUSED_BY)
+            or removed is None
+            or removed.is_voting
+            or removed.reason == REPEATED
+            or accusations.accusers_of(heard.accused) != {removed.accuser}
+        ):
+            return []
+        return [Contested(removed.accuser, heard.accused, len(removed.order))]

@@ -73,7 +73,7 @@ class Removed:
     is_voting: bool = False
     """Whether this peer had all averages."""
     answers: str | None = None
-    """The reason for which this member had accused its accuser; None: it had not (`doubts`)."""
+    """The reason for which this member had accused its accuser; None: it had not."""
     alone_of: int = 0
     """The number of members of the ring, if its accuser alone has put out all others by now; else
     0."""

@@ -35,7 +35,15 @@ from collections.abc import Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.accusations import (
+    ACCUSED_BY,
+    BASELESS,
+    REPEATED,
+    Accusations,
+    Doubts,
+    Exclusions,
+    Heard,
+)
 from gossamer.protocol.rounds.actions import (
     Action,
     Committed,
@@ -44,8 +52,6 @@ from gossamer.protocol.rounds.actions import (
     Self,
 )
 from gossamer.protocol.rounds.commit import Commitment
-from gossamer.protocol.rounds.doubts import BASELESS, Doubts, Heard
-from gossamer.protocol.rounds.exclusions import ACCUSED_BY, REPEATED, Exclusions
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
 from gossamer.protocol.rounds.ring import Average, RingReduce
@@ -277,7 +283,7 @@ class Attempt:
         return self._self.seal(Accusation(self.ring.ring_id, accused, reason))
 
     def _heard(self, now: float, heard: Heard) -> list[Action]:
-        """A member accuses a member: this peer answers, or takes what counts now (`doubts`)."""
+        """A member accuses a member: this peer answers, or takes what counts now."""
         are_both_in = not {heard.author, heard.accused} & self.removed
         if heard.accused == self._me and heard.author in self._doubts and are_both_in:
             answer = Heard(self._me, heard.author, BASELESS, heard.reason)

@@ -66,17 +66,13 @@ class Commitment:
         self._header: bytes | None = None
         self._digest: Digest | None = None
         self._voted_seconds: float | None = None
+        """Local time of this peer's first vote."""
         self._reconciled: set[tuple[PeerId, bytes, bytes]] = set()
 
     @property
     def header(self) -> bytes | None:
         """The header that this peer computed last; None before its first vote."""
         return self._header
-
-    @property
-    def voted_seconds(self) -> float | None:
-        """Local time of this peer's first vote."""
-        return self._voted_seconds
 
     def propose(self, now: float, header: bytes, removed: frozenset[PeerId]) -> Vote:
         """This peer's vote for a header, to be signed, published and given to `vote_received`."""

@@ -50,10 +50,9 @@ from typing import TypeAlias
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.inventory import Held, Inventory
-from gossamer.protocol.rounds.ring_chunk import Average as Average
-from gossamer.protocol.rounds.ring_chunk import Chunk, worth
-from gossamer.protocol.rounds.ring_chunk import Payload as Payload
+from gossamer.protocol.rounds.inventory import Average as Average
+from gossamer.protocol.rounds.inventory import Chunk, Held, Inventory, worth
+from gossamer.protocol.rounds.inventory import Payload as Payload
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from gossamer.protocol.codecs.chunk_values import (
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
-from gossamer.protocol.rounds.record_part import ring_of_records
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.token_caps import capped_tokens
 
@@ -215,6 +215,79 @@ class SetPart:
         return error
 
 
+def tree_of(pending: Float32Array, plan: ChunkPlan, payloads: RecordPayloads) -> RecordTree:
+    """The tree of a member's records.
+
+    Args:
+        pending: (plan.num_elements,), the work that the member offers.
+
+    Raises:
+        ValueError: the work has a value that cannot be used.
+    """
+    return RecordTree(
+        [
+            leaf_of(chunk, payloads.encode(_usable(pending[plan.range_of(chunk)])))
+            for chunk in range(plan.num_chunks)
+        ]
+    )
+
+
+class RecordPart:
+    """A member's part of a ring of signed records (`trust = "open"`).
+
+    The records are encoded before the ring, since the member signs their root in its `Ready`. They
+    are encoded again when the ring asks for them, so that nobody has to keep them: the same work
+    has the same bytes. Work that changed meanwhile is not what was signed, and is not sent.
+    """
+
+    def __init__(
+        self,
+        pending: Float32Array,
+        plan: ChunkPlan,
+        payloads: RecordPayloads,
+        tree: RecordTree,
+        position: int,
+        error_decay: float,
+    ) -> None:
+        """
+        Args:
+            pending: (plan.num_elements,), this member's work.
+            tree: of its records; its root is in the ring.
+            position: in the ring.
+            error_decay: part of what a sparse record left out that is carried on.
+        """
+        self._pending, self._plan, self._payloads = pending, plan, payloads
+        self._tree, self._position = tree, position
+        is_sparse = isinstance(payloads.coder, SparseCodec)
+        self._error_decay = np.float32(error_decay if is_sparse else 1.0)
+        self._sent: set[int] = set()
+
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        """See `RingPart`. The records in the payload were checked when they came.
+
+        Raises:
+            ValueError: the work is not the work that was signed.
+        """
+        block = self._payloads.encode(_usable(self._pending[self._plan.range_of(chunk)]))
+        if leaf_of(chunk, block) != self._tree.leaf(chunk):
+            raise ValueError(f"own work in chunk {chunk} has changed since it was signed")
+        self._sent.add(chunk)
+        return add_record(payload, self._position, block + self._tree.path(chunk))
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        """See `RingPart`: every peer averages the records for itself."""
+        return payload
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """See `RingPart`: what the codec left out of this member's record."""
+        if chunk not in self._sent or self._payloads.is_exact:
+            return None
+        values = self._pending[self._plan.range_of(chunk)]
+        error = values - self._payloads.decode(self._payloads.encode(values), values.size)
+        error *= self._error_decay
+        return error
+
+
 def ring_average(
     pendings: Sequence[Float32Array],
     tokens: Sequence[int],
@@ -231,16 +304,18 @@ def ring_average(
         pendings: (plan.num_elements,) of each member, in ring order. Afterwards they hold what each
             member carries on.
         tokens: of each member.
-        error_decay: of sparse parts, see `SetPart`.
+        error_decay: of sparse parts and records, see `SetPart`.
     """
-    if isinstance(payloads, RecordPayloads):
-        return ring_of_records(pendings, tokens, plan, payloads, error_decay)
-    parts: list[RingPart] = [
-        SetPart(pending, plan, payloads.coder, position, error_decay)
-        if isinstance(payloads, SetPayloads)
-        else SumPart(pending, plan, payloads.coder, tokens, position)
-        for position, pending in enumerate(pendings)
-    ]
+
+    def part_of(pending: Float32Array, position: int) -> RingPart:
+        if isinstance(payloads, RecordPayloads):
+            tree = tree_of(pending, plan, payloads)
+            return RecordPart(pending, plan, payloads, tree, position, error_decay)
+        if isinstance(payloads, SetPayloads):
+            return SetPart(pending, plan, payloads.coder, position, error_decay)
+        return SumPart(pending, plan, payloads.coder, tokens, position)
+
+    parts = [part_of(pending, position) for position, pending in enumerate(pendings)]
     num_members = len(parts)
     everybody = (1 << num_members) - 1
     average = np.empty(plan.num_elements, np.float32)

@@ -11,7 +11,7 @@ Rules
   followed. This machine decides which ring that is, and holds what is true for one head only. Its
   states are those of `states.ROUND`.
 - A roster may not name this peer. Then this peer waits for the commit of that ring as long as the
-  ring is at work (`rings_elsewhere`). The same holds for a roster that names it with a `Ready` of
+  ring is at work (`gathering`). The same holds for a roster that names it with a `Ready` of
   its life before a restart, whose work is gone. In that case it says that it is out of the ring.
 - A peer that leaves a ring for a preferred one says that it is out of the first ring.
 - Statements about a ring that is not followed (yet) are kept, up to `EARLY_STATEMENTS_MAX`, and
@@ -34,9 +34,9 @@ from collections.abc import Collection
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.accusations import Doubts
 from gossamer.protocol.rounds.actions import Action, BeginRing
 from gossamer.protocol.rounds.attempt import Attempt
-from gossamer.protocol.rounds.doubts import Doubts
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference

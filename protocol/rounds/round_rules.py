@@ -46,7 +46,7 @@ class RoundHints(NamedTuple):
     replay_seconds: float = 0.0
     """Time that a peer needs to fetch such a round instead."""
     doubted: frozenset[PeerId] = frozenset()
-    """Members whose accusations the accused may answer (`doubts`)."""
+    """Members whose accusations the accused may answer (`accusations`)."""
 
 
 NO_HINTS = RoundHints()

@@ -105,7 +105,7 @@ GATHERING: Table[GatheringState, GatheringEvent] = Table(
         ("awaiting commit", "no commit"): "open",
     },
 )
-"""Whether a peer may organise a ring or waits for another one (`rings_elsewhere`)."""
+"""Whether a peer may organise a ring or waits for another one (`gathering`)."""
 
 
 SumState = Literal["absent", "adding", "passed on", "finishing", "released"]

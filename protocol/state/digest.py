@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -44,10 +45,7 @@ def decode_state_index(data: bytes, plan: ChunkPlan) -> StateIndex:
     Raises:
         MalformedError: the bytes are not the index of a state cut by `plan`.
     """
-    try:
-        index = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a state index: {error}") from error
+    index = decoded(_decoder, data, "a state index")
     for digests in (index.parameters, index.momentum):
         if len(digests) != plan.num_chunks or any(len(d) != DIGEST_BYTES for d in digests):
             raise MalformedError(f"state index that does not have {plan.num_chunks} chunks")

@@ -15,6 +15,7 @@ import numpy as np
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.bfloat16 import from_bfloat16, to_bfloat16
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 from gossamer.protocol.lora import LoraConfig
@@ -36,10 +37,7 @@ def decode_list(data: bytes, model: ModelConfig) -> tuple[Digest, ...]:
     Raises:
         MalformedError: the bytes are not the list of the weights of this model.
     """
-    try:
-        digests = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a list of weights: {error}") from error
+    digests = decoded(_decoder, data, "a list of weights")
     num_blocks = -(-model.frozen_bytes // limits.BLOCK_BYTES_MAX)
     if len(digests) != num_blocks or any(len(digest) != DIGEST_BYTES for digest in digests):
         raise MalformedError(f"a list of weights that does not name {num_blocks} blocks")

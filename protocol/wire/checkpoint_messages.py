@@ -13,6 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
@@ -89,10 +90,7 @@ def decode_checkpoint_request(message: bytes | bytearray) -> CheckpointRequest:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        request = _request_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a request for chain checkpoints: {error}") from error
+    request = decoded(_request_decoder, message, "a request for chain checkpoints")
     if not isinstance(request, PathRequest) and len(request.digest) != DIGEST_BYTES:
         raise MalformedError("request for a chain checkpoint by something that is no digest")
     return request
@@ -126,10 +124,7 @@ def decode_path(message: bytes | bytearray) -> list[SignedCheckpoint]:
     Raises:
         MalformedError: anything else, or too many.
     """
-    try:
-        path = _path_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not chain checkpoints: {error}") from error
+    path = decoded(_path_decoder, message, "chain checkpoints")
     if len(path) > PATH_MAX:
         raise MalformedError(f"{len(path)} chain checkpoints in one reply")
     return path
@@ -141,10 +136,7 @@ def decode_signatures(message: bytes | bytearray) -> list[CheckpointSignature]:
     Raises:
         MalformedError: anything else, or too many.
     """
-    try:
-        signatures = _signatures_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not signatures of a chain checkpoint: {error}") from error
+    signatures = decoded(_signatures_decoder, message, "signatures of a chain checkpoint")
     if len(signatures) > limits.MEMBERS_MAX:
         raise MalformedError(f"{len(signatures)} signatures in one reply")
     return signatures
@@ -156,7 +148,4 @@ def decode_summary_reply(message: bytes | bytearray) -> bytes:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        return _summary_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a summary of a chain: {error}") from error
+    return decoded(_summary_decoder, message, "a summary of a chain")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 
 DIAL_BACK_PROTOCOL = "/gossamer/dial-back/1"
@@ -56,10 +57,7 @@ def decode_dial_back(data: bytes | bytearray) -> DialBackMessage:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        message = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a message of a dial-back: {error}") from error
+    message = decoded(_decoder, data, "a message of a dial-back")
     match message:
         case DialBack():
             is_valid = 0 < len(message.ports) <= PORTS_MAX and all(

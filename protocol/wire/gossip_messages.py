@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.envelopes import encode_statement
@@ -60,10 +61,7 @@ def decode_own(author: PeerId, data: bytes) -> Signed:
     Raises:
         MalformedError: it is no envelope.
     """
-    try:
-        own = _own_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not an envelope of its author: {error}") from error
+    own = decoded(_own_decoder, data, "an envelope of its author")
     return Signed(author, own.payload, own.signature)
 
 
@@ -88,10 +86,7 @@ def decode_compact(data: bytes) -> CompactRoster:
     Raises:
         MalformedError: it is no compact roster, or one of too many members.
     """
-    try:
-        compact = _compact_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a compact roster: {error}") from error
+    compact = decoded(_compact_decoder, data, "a compact roster")
     num_members, rest = divmod(len(compact.tags), TAG_BYTES)
     if rest or not 1 <= num_members <= limits.RING_MEMBERS_MAX:
         raise MalformedError(f"compact roster with tags of {len(compact.tags)} bytes")

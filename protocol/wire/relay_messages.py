@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, public_key_of
 
@@ -77,10 +78,7 @@ def decode_relay_message(data: bytes | bytearray) -> RelayMessage:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        message = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a relay message: {error}") from error
+    message = decoded(_decoder, data, "a relay message")
     match message:
         case RelayRequest():
             public_key_of(PeerId(message.target))

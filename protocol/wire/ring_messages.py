@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.wire.statements import Signed
 
 RING_PROTOCOL = "/gossamer/ring/1"
@@ -73,10 +73,7 @@ def decode_to_receiver(message: bytes | bytearray) -> Hello | ChunkMessage:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        return _to_receiver.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a ring message: {error}") from error
+    return decoded(_to_receiver, message, "a ring message")
 
 
 def decode_to_sender(message: bytes | bytearray) -> HeldChunks | Ack:
@@ -85,7 +82,4 @@ def decode_to_sender(message: bytes | bytearray) -> HeldChunks | Ack:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        return _to_sender.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not an answer of a ring member: {error}") from error
+    return decoded(_to_sender, message, "an answer of a ring member")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import SignedManifest
 
@@ -52,10 +52,7 @@ def decode_signed_manifest(data: bytes | bytearray) -> SignedManifest:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a manifest: {error}") from error
+    return decoded(_decoder, data, "a manifest")
 
 
 def encode_admitted(admitted: Admitted) -> bytes:
@@ -69,7 +66,4 @@ def decode_admitted(data: bytes | bytearray) -> Admitted:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        return _admitted_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not an answer about admission: {error}") from error
+    return decoded(_admitted_decoder, data, "an answer about admission")

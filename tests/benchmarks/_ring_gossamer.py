@@ -17,8 +17,8 @@ import numpy as np
 import trio
 
 from gossamer.node.app.daemon import limit_malloc_arenas
-from gossamer.node.modes.contribution import Contribution
-from gossamer.node.modes.records import RecordContributions
+from gossamer.node.modes.pending_work import RecordContributions
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.runs.needs import DAEMON_BYTES_PER_PARAMETER
-from gossamer.trainer.presets.table import preset_of
+from gossamer.trainer.presets.table import PRESETS
 
 ASK_SECONDS = 0.05
 FIXED_BYTES = 250e6
@@ -70,7 +70,7 @@ def _watch(
 
 
 def _print(preset: str, latencies: list[float], peaks: list[float], num_rounds: int) -> None:
-    num_parameters = preset_of(preset).model.num_parameters
+    num_parameters = PRESETS[preset].model.num_parameters
     state_bytes = 8 * num_parameters
     bound = DAEMON_BYTES_PER_PARAMETER * num_parameters + FIXED_BYTES
     table = Table(title=f"{preset}: {num_parameters:,} parameters, {num_rounds} rounds meanwhile")

@@ -325,7 +325,9 @@ def test_clients(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPa
 
     async def run() -> None:
         node = Node(tmp_path_factory.getbasetemp() / "clients", answer)
-        node.store.delete(digest_of(BLOCK))
+        node.store.quota_bytes = 0
+        node.store.evict()
+        node.store.quota_bytes = 10**6
         with contextlib.suppress(
             StreamClosed, RemoteProtocolError, BehindError, FetchError, JoinError
         ):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from gossamer.node.modes.contribution import Contribution
-from gossamer.node.modes.dense import DenseContributions
-from gossamer.node.modes.records import RecordContributions
-from gossamer.node.modes.sparse import SparseContributions
+from gossamer.node.modes.pending_work import (
+    DenseContributions,
+    RecordContributions,
+    SparseContributions,
+)
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import PeerId

@@ -7,12 +7,12 @@ from typing import Any
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
-from gossamer.node.runs.founding import found_run
 from gossamer.node.runs.importing import draft_for, write_genesis
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.model_config import Family
 from gossamer.trainer.pretrained.folder import open_pretrained
+from tests.support.founded_runs import found_run
 from tests.support.model_folders import config_of_family, make_folder
 
 

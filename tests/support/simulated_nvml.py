@@ -72,9 +72,6 @@ class SimulatedNvml(ModuleType):
     def nvmlDeviceGetPowerManagementLimit(self, card: Card) -> float:
         return card.power_limit_watts * 1000
 
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, _card: Card) -> float:
-        raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-
     def nvmlDeviceGetPowerManagementLimitConstraints(self, card: Card) -> tuple[float, float]:
         return card.power_limit_min_watts * 1000, 600_000.0
 

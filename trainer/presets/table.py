@@ -122,15 +122,6 @@ from gossamer.trainer.text.tokens import BYTES_VOCABULARY
 DEFAULT_PRESET = "tiny"
 
 
-def preset_of(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
-    return PRESETS[name]
-
-
 class _Sparse(NamedTuple):
     """The settings that only `sync = "sparse"` has."""
 

@@ -193,8 +193,14 @@ def fitting_moments(
     return formats[-1]
 
 
-def moment_elements(model: ModelConfig, inner: InnerConfig) -> int:
-    """Elements that the optimiser keeps: two for a parameter of AdamW, one for one of Muon."""
+def moment_elements(model: ModelConfig, inner: InnerConfig, *, shares_steps: bool = False) -> int:
+    """Elements that the optimiser keeps: two for a parameter of AdamW, one for one of Muon.
+
+    Args:
+        shares_steps: whether peers share every step (`distro`). A trainer then keeps one momentum.
+    """
+    if shares_steps:
+        return model.num_parameters
     return 2 * model.num_parameters - (model.hidden_matrices if inner.uses_muon else 0)
 
 

@@ -1,19 +1,27 @@
-"""`gossamer limits`: the owner's limits beside the use, and orders to change them, which
-`gossamer schedule` has as well."""
+"""`gossamer limits` and `gossamer schedule`: what holds on this machine, and changes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gossamer.node.app.client import NotRunningError, StartingError, change_limits, fetch_status
-from gossamer.node.base.owner_limits import SETTING_OF, UNITS, changed, with_limits
+from gossamer.node.base.owner_limits import (
+    SCHEDULE,
+    SETTING_OF,
+    UNITS,
+    changed,
+    pairs_of,
+    rule_text,
+    source_of,
+    with_limits,
+)
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.storage.limits_file import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.status import LimitStatus
+from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
 
 def limits(*words: str, options: State = None) -> int:
@@ -28,26 +36,45 @@ def limits(*words: str, options: State = None) -> int:
         gpu_temperature (degrees C). NAME=off takes a limit away, and NAME=default goes back to the
         settings.
     """
-    if not words:
-        return _show(options)
-    if words[0] != "set" or not words[1:]:
-        raise ConfigError(["write `gossamer limits`, or `gossamer limits set upload=10`"])
-    change(words[1:], options)
+    if words:
+        _change("limits", "upload=10", words, options)
+    else:
+        _show_limits(options)
     return 0
 
 
-def change(words: tuple[str, ...], options: State) -> None:
+def schedule(*words: str, options: State = None) -> int:
+    """Show when this machine works, or change it.
+
+    Parameters
+    ----------
+    words
+        Nothing, which shows the schedule; or set work_hours=22:00-07:00 only_when_idle=5min, which
+        holds at once on a running node, and over restarts. The others are on_battery and on_metered
+        (on or off), and pause_for (names of programs, with commas between them). NAME=off takes one
+        away, and NAME=default goes back to the settings.
+    """
+    if words:
+        _change("schedule", "work_hours=22:00-07:00", words, options)
+    else:
+        _show_schedule(options)
+    return 0
+
+
+def _change(command: str, example: str, words: tuple[str, ...], options: State) -> None:
     """Changes limits or the schedule of the node that runs, or of the next one, and says so.
 
     Args:
-        words: NAME=VALUE each.
+        words: `set`, and then NAME=VALUE each.
 
     Raises:
         ConfigError: a change is none, or the node refuses it.
     """
+    if words[0] != "set" or not words[1:]:
+        raise ConfigError([f"write `gossamer {command}`, or `gossamer {command} set {example}`"])
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
-    wanted = pairs_of(words)
+    wanted = pairs_of(words[1:])
     changed({}, wanted)
     try:
         change_limits(state_dir, wanted)
@@ -64,47 +91,49 @@ def change(words: tuple[str, ...], options: State) -> None:
     print("It holds from now on, and after a restart.")
 
 
-def pairs_of(changes: Sequence[str]) -> dict[str, str]:
-    """Returns the name and the new value of each change.
-
-    Raises:
-        ConfigError: one is not written as NAME=VALUE.
-    """
-    wanted = {}
-    for change in changes:
-        name, sign, text = change.partition("=")
-        if not sign or not text:
-            raise ConfigError([f"{change}: write NAME=VALUE, such as upload=10"])
-        wanted[name.strip().replace("-", "_")] = text.strip()
-    return wanted
-
-
-def _show(options: State) -> int:
+def _show_limits(options: State) -> None:
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
     try:
         found = fetch_status(state_dir).limits
     except NotRunningError:
-        settings = with_limits(settings, read_limits(state_dir.limits_path))
+        kept = read_limits(state_dir.limits_path)
+        settings = with_limits(settings, kept)
         found = tuple(
             LimitStatus(
                 name=name,
                 setting=setting,
                 unit=UNITS[name],
                 text=_written(getattr(settings, setting)),
+                source=source_of(name, kept),
             )
             for name, setting in SETTING_OF.items()
         )
     rows = [("LIMIT", "HOLDS", "USED", "FROM")]
     rows += [(row.name, _limit(row), _number(row.used, row.unit), _source(row)) for row in found]
-    print_rows(rows)
+    _print_rows(rows)
     for row in found:
         if row.note:
             print(printable(f"{row.name} does not hold: {row.note}"))
-    return 0
 
 
-def print_rows(rows: Sequence[tuple[str, ...]]) -> None:
+def _show_schedule(options: State) -> None:
+    settings = settings_of(options)
+    state_dir = StateDir(settings.state_dir)
+    try:
+        found = fetch_status(state_dir).schedule
+    except NotRunningError:
+        kept = read_limits(state_dir.limits_path)
+        settings = with_limits(settings, kept)
+        found = tuple(
+            RuleStatus(name=name, text=rule_text(settings, name), source=source_of(name, kept))
+            for name in SCHEDULE
+        )
+    rows = [("SETTING", "HOLDS", "FROM"), *((row.name, row.text, row.source) for row in found)]
+    _print_rows(rows)
+
+
+def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
     """Prints rows whose cells stand below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.config_text import shown, toml_value
+from gossamer.node.base.owner_limits import overridden, with_limits
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import (
     ConfigError,
@@ -20,6 +21,8 @@ from gossamer.node.base.settings import (
     unknown_variables,
 )
 from gossamer.node.commands.options import State, flags_of
+from gossamer.node.storage.limits_file import read_limits
+from gossamer.node.storage.state_dir import StateDir
 
 _DEFAULT = "default"
 
@@ -28,7 +31,9 @@ def show(*, changed: bool = False, json: bool = False, options: State = None) ->
     """Show each setting, its value and its source.
 
     The lines are those of a config file, with the source as a comment; those with the default stand
-    behind a #. Of the address of a webhook only the host is shown: the rest is often a secret.
+    behind a #. What `gossamer limits set` and `gossamer schedule set` have set goes before the
+    other sources, and is shown in their place. Of the address of a webhook only the host is shown:
+    the rest is often a secret.
 
     Parameters
     ----------
@@ -38,7 +43,12 @@ def show(*, changed: bool = False, json: bool = False, options: State = None) ->
         Print JSON: a list of objects with setting, value and source.
     """
     config = options.config if options is not None else None
-    settings, places = source_settings(flags_of(options), os.environ, config)
+    given, given_places = source_settings(flags_of(options), os.environ, config)
+    kept = read_limits(StateDir(given.state_dir).limits_path)
+    settings, places = with_limits(given, kept), dict(given_places)
+    for name, command in overridden(kept).items():
+        instead = f", instead of {places[name]}" if name in places else ""
+        places[name] = f"{command}{instead}"
     rows = [
         (name, shown(name, getattr(settings, name)), places.get(name, _DEFAULT))
         for name in Settings.__struct_fields__

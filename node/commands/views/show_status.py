@@ -1,10 +1,12 @@
-"""`gossamer status`."""
+"""`gossamer status`, and `gossamer page`."""
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
-from gossamer.node.app.client import StartingError, fetch_status
+from gossamer.node.app.client import StartingError, fetch_status, page_link
 from gossamer.node.base.printable import printable
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
@@ -35,4 +37,19 @@ def status(*, json: bool = False, options: State = None) -> int:
         )
 
         print_status(answer, open_console())
+    return 0
+
+
+def page(*, options: State = None) -> int:
+    """Print the link of the page that steers this node.
+
+    The link holds the node's secret for orders. Open it in a browser on this machine. Without the
+    secret the same page only shows.
+    """
+    print(page_link(StateDir(settings_of(options).state_dir)))
+    if sys.stdout.isatty():
+        print(
+            "Open it on this machine, and keep it to yourself: it steers the node.",
+            file=sys.stderr,
+        )
     return 0

@@ -16,11 +16,10 @@ from rich.live import Live
 from rich.text import Text
 
 from gossamer.node.app.client import ClientError, Order, change_limits, fetch_status, give_order
-from gossamer.node.base.owner_limits import OFF, changed
+from gossamer.node.base.owner_limits import OFF, changed, pairs_of
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
-from gossamer.node.commands.daemon.limits import pairs_of
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.commands.views.status_view import render_status
 from gossamer.node.storage.state_dir import StateDir

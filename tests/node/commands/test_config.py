@@ -20,6 +20,8 @@ from gossamer.node.base.settings import (
     source_settings,
 )
 from gossamer.node.cli import app, run_command
+from gossamer.node.storage.limits_file import write_limits
+from gossamer.node.storage.state_dir import StateDir
 
 
 @pytest.fixture
@@ -114,6 +116,34 @@ def test_show_has_value_and_source_of_every_setting(
     assert load_settings({}, {}, shown) == load_settings({}, {"GOSSAMER_THREADS": "5"})
     assert run_command(["config", "show", "--changed"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_show_has_what_the_owner_set_on_the_node_before_the_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_config(f'state_dir = "{home}"\nthreads = 3\nup_limit = "50"\n')
+    write_limits(
+        StateDir(home).limits_path, {"threads": "7", "work_hours": "22:00-07:00", "upload": "off"}
+    )
+    assert run_command(["config", "show", "--json"]) == 0
+    rows = {each["setting"]: each for each in json.loads(capsys.readouterr().out)}
+    by_limits = f"gossamer limits set, instead of {file}: "
+    assert (rows["threads"]["value"], rows["threads"]["source"]) == (7, by_limits + "threads")
+    assert (rows["up_limit"]["value"], rows["up_limit"]["source"]) == ([], by_limits + "up_limit")
+    assert rows["work_hours"]["value"] == "22:00-07:00"
+    assert rows["work_hours"]["source"] == "gossamer schedule set"
+    assert run_command(["config", "show", "--changed"]) == 0
+    assert "threads = 7 " in capsys.readouterr().out
+
+
+def test_show_names_a_file_of_limits_that_cannot_be_used(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(f'state_dir = "{home}"\n')
+    path = StateDir(home).limits_path
+    path.write_text("no JSON")
+    assert run_command(["config", "show"]) == 2
+    assert f"{path} with the limits" in capsys.readouterr().err
 
 
 def test_show_hides_the_secret_of_a_webhook(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands import user_errors
-from gossamer.node.commands.daemon.nearby import only_run
+from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.commands.user_errors import exit_status, explain
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import ListenError

@@ -90,9 +90,6 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:
         return self._sensor(handle, 300_000)
 
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: int) -> int:
-        return self._sensor(handle, 350_000)
-
     def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> tuple[int, int]:
         return self._sensor(handle, 100_000), self._sensor(handle, 400_000)
 

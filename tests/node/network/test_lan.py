@@ -7,7 +7,7 @@ import trio
 from zeroconf import ServiceInfo
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.daemon.nearby import only_run
+from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.network import lan
 from gossamer.node.network.lan import LanNeighbours, Neighbour, info_of, look_around, neighbour_of
 from gossamer.node.network.reachability import Endpoint

@@ -3,7 +3,7 @@ changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -16,13 +16,18 @@ from hypothesis import strategies as st
 from gossamer.node.peers import keeper_ranks, replication
 from gossamer.node.peers.keeper_ranks import HASHES_PER_SLICE, KeeperRanks
 from gossamer.protocol.accounting import ledger
-from gossamer.protocol.accounting.ledger import keeper_rank, keepers
+from gossamer.protocol.accounting.ledger import keeper_rank
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 
 ME = PeerId("me")
 PEERS = [PeerId(f"peer {number}") for number in range(12)]
 COPIES = 3
+
+
+def keepers(shard: int, peers: Collection[PeerId], num_copies: int) -> list[PeerId]:
+    """The peers that keep a copy of a shard for everybody, with all ranks computed anew."""
+    return sorted(peers, key=lambda peer: keeper_rank(shard, peer))[:num_copies]
 
 
 class Hashes:

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.round_driver import RoundDriver

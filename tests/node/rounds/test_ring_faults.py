@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import trio
 
-from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip

@@ -13,7 +13,7 @@ import zstandard
 from gossamer.node.base.settings import Found
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.founding import FoundedRun, found_run, risk_of
+from gossamer.node.runs.founding import FoundedRun, risk_of
 from gossamer.node.runs.starting import _draft_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
@@ -24,6 +24,7 @@ from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.tokens import load_tokenizer
+from tests.support.founded_runs import found_run
 
 IDENTITY = Identity.from_seed(bytes(32))
 replace = msgspec.structs.replace

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft, problems_of_draft
-from gossamer.node.runs.founding import FoundedRun, found_run, prepare_data
+from gossamer.node.runs.founding import FoundedRun, prepare_data
 from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
 from gossamer.node.runs.manifest_file import parse_manifest_file, render
 from gossamer.node.storage.blocks import BlockStore
@@ -26,6 +26,7 @@ from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.folder import Pretrained, open_pretrained
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.text.data import load_shard
+from tests.support.founded_runs import found_run
 from tests.support.model_folders import config_of_family, make_folder
 
 CACHE_BYTES = 10**9

@@ -5,14 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from gossamer.node.app.limit_parts import TRAINER_BYTES_MIN, worker_limits
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine.capacity import DeviceMemory
-from gossamer.node.machine.worker_limits import DAEMON_BYTES, TRAINER_BYTES_MIN, worker_limits
 from gossamer.node.runs.least_limits import least_line_mbit, least_problems
-from gossamer.node.runs.needs import PEERS_SUPPOSED, describe_limits, needs_of
+from gossamer.node.runs.needs import (
+    DAEMON_BYTES,
+    PEERS_SUPPOSED,
+    PROCESS_BYTES,
+    describe_limits,
+    needs_of,
+)
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.telemetry.gpus import Gpus
+from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.rounds.link_rates import LIMIT_PATIENCE_FRACTION
 from tests.support.builders import manifest
 from tests.support.simulated_nvml import Card, SimulatedNvml
@@ -82,9 +90,20 @@ def test_the_trainer_gets_what_the_daemon_leaves() -> None:
     none = Gpus(SimulatedNvml([]))
     given = worker_limits(settings(threads=3, memory_max=4 * GIB), RUN, none)
     assert given.threads == 3
-    assert given.memory_bytes == 4 * GIB - DAEMON_BYTES - 32 * RUN.model.num_parameters
+    assert given.memory_bytes == 4 * GIB - DAEMON_BYTES - 28 * RUN.model.num_parameters
     assert worker_limits(settings(memory_max=1), RUN, none).memory_bytes == TRAINER_BYTES_MIN
     assert worker_limits(settings(), RUN, none).memory_bytes == 0
+
+
+@pytest.mark.parametrize("sync", ["diloco", "distro"])
+def test_what_a_run_is_said_to_need_is_what_its_processes_get(sync: SyncMode) -> None:
+    """A limit of memory at the least of the run leaves the trainer's own needs to the trainer."""
+    run = replace(RUN, sync=sync)
+    needs = needs_of(run, trains_on_host=True, cache_bytes=0).memory
+    given = worker_limits(settings(memory_max=needs), run, Gpus(SimulatedNvml([])))
+    vectors = {"diloco": 4, "distro": 3}[sync]  # parameters, gradient, and moments or a momentum
+    own = PROCESS_BYTES - DAEMON_BYTES + 4 * vectors * run.model.num_parameters
+    assert given.memory_bytes == own
 
 
 def test_a_share_of_the_card_is_turned_into_bytes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from gossamer.node.runs.needs import (
     require_memory,
 )
 from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.ipc.messages import MomentChoice
 from tests.support.builders import manifest
 from tests.support.measured import measured
 
@@ -75,6 +77,16 @@ def test_the_records_of_a_round_are_counted_where_members_sign_them() -> None:
     records = PEERS_SUPPOSED * 1.13 * run.model.num_parameters  # a path of 480 bytes to each 4,096
     assert needs[1].memory - needs[0].memory == pytest.approx(records, rel=0.01)
     assert needs[1].disk > needs[0].disk
+
+
+def test_shared_steps_keep_one_momentum_in_fp32() -> None:
+    run = replace(large_manifest(), sync="distro")
+    parameters = run.model.num_parameters
+    for moments in get_args(MomentChoice):
+        host = needs_of(run, trains_on_host=True, cache_bytes=0, moments=moments)
+        card = needs_of(run, trains_on_host=False, cache_bytes=0, moments=moments)
+        assert host.memory == PROCESS_BYTES + (28 + 12) * parameters
+        assert card.device_memory == 12 * parameters
 
 
 def test_a_device_with_memory_of_its_own_holds_the_trainer() -> None:

@@ -12,7 +12,7 @@ import pytest
 import trio
 import zstandard
 
-from gossamer.node.app.own_data import open_own_data
+from gossamer.node.app.data_parts import open_own_data
 from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_preset
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.importing import with_pretrained

@@ -51,8 +51,8 @@ def test_the_layout_on_disk_is_the_documented_one(store: BlockStore, tmp_path: P
 
 
 def test_a_block_is_stored_once(store: BlockStore) -> None:
-    for durable in (False, True, False):
-        store.put(b"twice", durable=durable)
+    for _ in range(3):
+        store.put(b"twice")
     assert (store.num_blocks(), store.used_bytes()) == (1, 5)
 
 
@@ -89,7 +89,7 @@ def test_a_block_has_a_size(store: BlockStore, data: bytes) -> None:
 def test_the_largest_block(tmp_path: Path) -> None:
     store = BlockStore(tmp_path, limits.BLOCK_BYTES_MAX)
     data = os.urandom(limits.BLOCK_BYTES_MAX)
-    assert store.get(store.put(data, durable=True)) == data
+    assert store.get(store.put(data)) == data
 
 
 def test_unexpected_content_is_not_stored(store: BlockStore, tmp_path: Path) -> None:
@@ -134,7 +134,9 @@ def test_a_block_replaced_while_its_damage_was_found_stays(
     raise_damaged = store._raise_damaged
 
     def replace_and_raise(*args: Any) -> None:
-        store.put(block(1), durable=True)
+        store.path(digest).unlink()
+        store.forget_lost()
+        store.put(block(1))
         raise_damaged(*args)
 
     monkeypatch.setattr(store, "_raise_damaged", replace_and_raise)
@@ -173,8 +175,9 @@ def test_a_block_the_disk_cannot_read_counts_as_damaged(
 
 def test_a_file_stays_readable_while_its_block_is_evicted(store: BlockStore) -> None:
     digest = store.put(block(1))
+    store.quota_bytes = 0
     with store.open_block(digest) as file:
-        store.delete(digest)
+        assert store.evict() == 100
         assert file.read() == block(1)
 
 
@@ -203,7 +206,6 @@ def test_the_least_recently_used_blocks_make_room(store: BlockStore) -> None:
     newest = [store.put(block(number)) for number in (10, 11)]
     assert store.missing([*digests, *newest]) == digests[3:5]
     assert store.used_bytes() == QUOTA_BYTES
-    assert store.evictions == 2
     assert not store.path(digests[3]).exists()
 
 
@@ -363,11 +365,9 @@ def test_blocks_are_read_from_a_read_only_disk(
         with pytest.raises(CorruptBlockError):
             store.get(bad)
         assert not store.has(bad)
-        store.delete(good)
-        assert store.has(good), "it cannot be deleted now, and is as good as ever"
         store.quota_bytes = 0
         assert store.evict() == 0
-        assert store.evictions == 0
+        assert store.has(good), "it cannot be removed now, and is as good as ever"
     store.quota_bytes = QUOTA_BYTES
     assert store.put(block(2)) == bad
     assert store.get(bad) == block(2)
@@ -448,7 +448,9 @@ def test_a_block_that_comes_back_while_its_file_is_missed_is_not_forgotten(
 
     def open_too_early(*_arguments: object, **_others: object) -> None:
         monkeypatch.undo()
-        store.delete(digest)
+        store.quota_bytes = 0
+        store.evict()
+        store.quota_bytes = QUOTA_BYTES
         store.put(block(1))
         raise FileNotFoundError
 
@@ -478,7 +480,7 @@ def test_a_block_that_comes_back_while_lost_ones_are_counted_is_not_forgotten(
     assert (store.num_blocks(), store.used_bytes()) == (1, 100)
 
 
-@pytest.mark.parametrize("removal", ["discard", "evict", "delete"])
+@pytest.mark.parametrize("removal", ["discard", "evict"])
 def test_the_event_loop_does_not_wait_for_a_disk_that_removes(
     store: BlockStore, monkeypatch: pytest.MonkeyPatch, removal: str
 ) -> None:
@@ -499,7 +501,6 @@ def test_the_event_loop_does_not_wait_for_a_disk_that_removes(
     remove: dict[str, Callable[[], Any]] = {
         "discard": lambda: store.discard("round"),
         "evict": store.evict,
-        "delete": lambda: store.delete(digests[0]),
     }
     remover = threading.Thread(target=remove[removal])
     remover.start()
@@ -547,13 +548,16 @@ def test_a_block_that_the_disk_keeps_is_still_here_and_goes_first(
 ) -> None:
     kept, *others = [store.put(block(number)) for number in range(3)]
     store.get(kept)
+    store.pin("others", others)
+    store.quota_bytes = 0
 
     def refuse(_path: Path, missing_ok: bool = False) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
-        store.delete(kept)
+        assert store.evict() == 0
+    store.unpin("others")
     assert store.get(others[0]) == block(1)
     assert (store.num_blocks(), store.used_bytes()) == (3, 300)
     store.quota_bytes = 200

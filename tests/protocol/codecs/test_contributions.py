@@ -13,7 +13,6 @@ from gossamer.protocol.codecs.contributions import (
     RECORD_PREFIX_BYTES,
     add_record,
     clip_factors,
-    encoded_bytes,
     reduce,
     split,
 )
@@ -54,7 +53,7 @@ def test_records_come_back_in_ring_order_for_any_order_of_adding(
 ) -> None:
     order = data.draw(st.permutations(sorted(blocks)))
     payload = payload_of({position: blocks[position] for position in order})
-    assert len(payload) == encoded_bytes([len(block) for block in blocks.values()])
+    assert len(payload) == sum(RECORD_PREFIX_BYTES + len(block) for block in blocks.values())
     records = split(payload, mask_of(blocks), 40)
     assert [(r.position, bytes(r.block)) for r in records] == sorted(blocks.items())
 

@@ -8,8 +8,13 @@ from random import Random
 import pytest
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.accusations import Accusations
-from gossamer.protocol.rounds.doubts import ANSWER_SECONDS, BASELESS, Doubts, Heard
+from gossamer.protocol.rounds.accusations import (
+    ANSWER_SECONDS,
+    BASELESS,
+    Accusations,
+    Doubts,
+    Heard,
+)
 from tests.support.builders import peers
 
 A, B, C, D = MEMBERS = peers(4)

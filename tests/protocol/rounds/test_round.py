@@ -14,6 +14,7 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.rounds.accusations import ANSWER_SECONDS, BASELESS
 from gossamer.protocol.rounds.actions import (
     Action,
     BeginRing,
@@ -26,7 +27,6 @@ from gossamer.protocol.rounds.actions import (
 from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALL_SECONDS
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.commit_proof import open_commit
-from gossamer.protocol.rounds.doubts import ANSWER_SECONDS, BASELESS
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.ring_order import rank_order

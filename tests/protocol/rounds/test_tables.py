@@ -16,7 +16,7 @@ import pytest
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.rounds.commit import Commitment
-from gossamer.protocol.rounds.ring_chunk import Chunk
+from gossamer.protocol.rounds.inventory import Chunk
 from gossamer.protocol.rounds.states import TABLES, Table
 from tests.protocol.rounds import test_commit, test_ring, test_roster, test_round
 from tests.sim.simulator.world import simulate

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import PING_SECONDS
 from gossamer.node.rounds.dispatcher import TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.codecs.payloads import (

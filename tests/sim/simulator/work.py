@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.accounting.ledger import choose_partitions, lost_claims
 from gossamer.protocol.accounting.work_account import WorkAccount
 from gossamer.protocol.accounting.work_records import AccountState, Offer, offered_by

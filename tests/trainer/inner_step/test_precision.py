@@ -13,7 +13,7 @@ import torch
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer import local_trainer
 from gossamer.trainer import model as model_module
-from gossamer.trainer.inner_step.loss_scale import GOOD_STEPS, SCALE_FIRST, LossScale
+from gossamer.trainer.inner_step.gradients import GOOD_STEPS, SCALE_FIRST, LossScale
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources import device as device_module
 from gossamer.trainer.resources.device import Device, choose_device, has_grouped_kernel
