@@ -366,7 +366,6 @@ class Swarm:
         self._news.set()
 
     async def _watch_connections(self) -> None:
-        began = trio.current_time()
         while True:
             self._news = trio.Event()
             now = trio.current_time()
@@ -390,8 +389,7 @@ class Swarm:
                     await self._news.wait()
                 if signs.cancelled_caught:
                     continue
-            num_looks = (trio.current_time() - began) // WATCH_SECONDS + 1
-            await trio.sleep_until(began + num_looks * WATCH_SECONDS)
+            await trio.sleep(WATCH_SECONDS)
 
     def _note_signs_of_life(self, connected: Collection[PeerId]) -> None:
         awake_seconds = self._awake.awake_seconds()
