@@ -256,6 +256,9 @@ class Transport(Protocol):
     def peers(self) -> list[PeerId]:
         """The peers connected now, sorted, without strangers."""
 
+    def on_peers_changed(self, handler: Callable[[], None]) -> None:
+        """Call `handler` when `peers` may say something else than before."""
+
     def admit(self, admits: PeerTest) -> None:
         """Serve only the peers that `admits` lets in.
 

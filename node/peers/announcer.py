@@ -69,6 +69,11 @@ class Announcer:
         self._sequence += 1
         return self._sequence
 
+    @property
+    def has_news(self) -> bool:
+        """Whether an announcement waits for `announce_news`."""
+        return self._has_news
+
     def announce(self) -> None:
         """Announces this node's standing now, or in `announce_news` when `ANNOUNCE_RATE` allows
         it."""

@@ -38,7 +38,8 @@ from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
-"""Interval of the looks for broken connections."""
+"""Least interval of the looks for broken connections and news of this node. There is none while
+nothing has happened."""
 
 SIGNS_SECONDS = 1.0
 """Interval of the looks for signs of life: half of the time in which a living peer gives one."""
@@ -116,6 +117,8 @@ class Swarm:
         self._ready_since: dict[Digest, float] = {}
         """By head; the oldest first."""
         self._greeted_seconds = float("-inf")
+        self._news = trio.Event()
+        """Is set when there is something to look at before the next look for signs of life."""
         self._greets = False
         """Whether a peer was connected since the last greeting."""
         self._signs_seconds = float("-inf")
@@ -144,6 +147,7 @@ class Swarm:
             standing: the present changing part of this node's announcement.
         """
         self._listener = listener
+        self._transport.on_peers_changed(self._wake)
         self._announcer.start(standing)
         self.gossip.start()
 
@@ -177,10 +181,12 @@ class Swarm:
     def announce(self) -> None:
         """Announces this node's standing to all peers, see `Announcer.announce`."""
         self._announcer.announce()
+        self._wake()
 
     def announce_soon(self) -> None:
         """The same within `WATCH_SECONDS`, together with other news."""
         self._announcer.announce_soon()
+        self._wake()
 
     def committed(self, header: Header) -> None:
         """A round is committed in whose ring this node was, and no member was out of it. They know
@@ -356,8 +362,12 @@ class Swarm:
         self._told.heard_commit(commit, header)
         return True
 
+    def _wake(self) -> None:
+        self._news.set()
+
     async def _watch_connections(self) -> None:
         while True:
+            self._news = trio.Event()
             now = trio.current_time()
             connected = set(self._transport.peers())
             for peer in sorted(self._connected - connected):
@@ -374,6 +384,11 @@ class Swarm:
                 self._signs_seconds = now
                 self._note_signs_of_life(connected)
             self._announcer.announce_news()
+            if not (self._greets or self._announcer.has_news):
+                with trio.move_on_at(self._signs_seconds + SIGNS_SECONDS) as signs:
+                    await self._news.wait()
+                if signs.cancelled_caught:
+                    continue
             await trio.sleep(WATCH_SECONDS)
 
     def _note_signs_of_life(self, connected: Collection[PeerId]) -> None:

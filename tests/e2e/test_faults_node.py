@@ -18,7 +18,7 @@ import pytest
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.machine.trainer_client import FAILURES_MAX
 from gossamer.node.machine.trainer_process import SILENT_SECONDS_MAX
-from gossamer.node.network.over_libp2p.yamux import SILENCE_SECONDS_MAX
+from gossamer.node.network.over_libp2p.liveness import SILENCE_SECONDS_MAX
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,

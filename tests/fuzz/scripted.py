@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -121,6 +121,9 @@ class ScriptedTransport:
 
     def peers(self) -> list[PeerId]:
         return [ROGUE.peer_id]
+
+    def on_peers_changed(self, handler: Callable[[], None]) -> None:
+        pass
 
     async def disconnect(self, peer_id: PeerId) -> None:
         pass

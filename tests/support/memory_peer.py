@@ -72,6 +72,7 @@ class MemoryPeer:
         self._handlers: dict[str, StreamHandler] = {}
         self._for_strangers: set[str] = set()
         self.admits: PeerTest = lambda _peer: True
+        self.peers_changed: Callable[[], None] = lambda: None
         self._topics: dict[str, GossipHandler] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._banned: dict[PeerId, float] = {}
@@ -224,12 +225,17 @@ class MemoryPeer:
         """See `Transport.peers`."""
         return sorted(filter(self.admits, self.connections))
 
+    def on_peers_changed(self, handler: Callable[[], None]) -> None:
+        """See `Transport.on_peers_changed`."""
+        self.peers_changed = handler
+
     def admit(self, admits: PeerTest) -> None:
         """See `Transport.admit`."""
         self.admits = admits
 
     def let_in(self, peer_id: PeerId) -> None:
         """See `Transport.let_in`; each message of gossip asks here whether a peer is admitted."""
+        self.peers_changed()
 
     def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         """See `Transport.keep_places_of`; places are not short here."""

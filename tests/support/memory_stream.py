@@ -33,6 +33,8 @@ class MemoryConnection:
         self.closed = False
         first.connections[second.peer_id] = self
         second.connections[first.peer_id] = self
+        first.peers_changed()
+        second.peers_changed()
 
     def end(self, reason: str) -> None:
         """End it on both sides."""
@@ -43,6 +45,7 @@ class MemoryConnection:
         for peer_id, transport in ((first, other), (second, one)):
             if transport.connections.get(peer_id) is self:
                 del transport.connections[peer_id]
+                transport.peers_changed()
         for stream in self.streams:
             stream.break_off(reason)
         self.streams.clear()

@@ -33,12 +33,9 @@ from gossamer.node.network.over_libp2p.addresses import (
     with_port,
 )
 from gossamer.node.network.over_libp2p.gossip import new_gossip
-from gossamer.node.network.over_libp2p.guards import (
-    GuardedHost,
-    GuardedMuxer,
-    GuardedSwarm,
-)
-from gossamer.node.network.over_libp2p.negotiation import bound_selector
+from gossamer.node.network.over_libp2p.guards import GuardedHost, GuardedSwarm
+from gossamer.node.network.over_libp2p.liveness import Liveness
+from gossamer.node.network.over_libp2p.negotiation import GuardedMuxer, bound_selector
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
@@ -89,7 +86,8 @@ async def open_libp2p_transport(
         ListenError: an address is malformed, not ours or in use; nothing is left open then.
     """
     listen_addresses = [parse_listen_address(address) for address in listen]
-    host, swarm = _new_host(identity, awake or AwakeClock(), connections_max, limits)
+    liveness = Liveness(awake or AwakeClock())
+    host, swarm = _new_host(identity, liveness, connections_max, limits)
     pubsub, router = new_gossip(host)
     failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
     async with host.run([]):
@@ -100,6 +98,7 @@ async def open_libp2p_transport(
                 background_trio_service(router),
                 trio.open_nursery() as nursery,
             ):
+                nursery.start_soon(liveness.run)
                 await pubsub.wait_until_ready()
                 own = OwnAddresses(host, announced, networks)
                 guard = DialGuard(own.neighbourhood, trio.current_time, _endpoints(typed))
@@ -149,7 +148,7 @@ async def _listen(swarm: GuardedSwarm, addresses: Sequence[Multiaddr], port: int
 
 
 def _new_host(
-    identity: Identity, awake: AwakeClock, connections_max: int, limits: Limits
+    identity: Identity, liveness: Liveness, connections_max: int, limits: Limits
 ) -> tuple[GuardedHost, GuardedSwarm]:
     """py-libp2p's host with this project's guards."""
     key_pair = create_new_key_pair(identity.private_bytes())
@@ -164,7 +163,7 @@ def _new_host(
         {NOISE_PROTOCOL: noise},
         {TProtocol(YAMUX_PROTOCOL): Yamux},
     )
-    upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux}, awake)
+    upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux}, liveness)
     bound_selector(upgrader.security_multistream._selector)
     bound_selector(upgrader.muxer_multistream._selector)
     swarm = GuardedSwarm(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
 import sys
 import termios
@@ -44,6 +45,9 @@ PLAINTEXT_BYTES_MAX = MESSAGE_BYTES_MAX - _TAG_BYTES
 # One read takes this much at most: enough that a system call's cost vanishes (8 messages), little
 # enough that opening it (0.2 ms) delays nothing.
 _READ_BYTES_MAX = 8 * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
+# A read that brings less has emptied the socket as a rule: then the next one waits for the kernel's
+# word at once, and does not try first. So a sign of life takes one turn of the task and not two.
+_SMALL_READ_BYTES = 4096
 # One write: what a newly queued small message waits for at most, 20 ms on a 100 Mbit/s line.
 BATCH_MESSAGES_MAX = 4
 _BATCH_BYTES_MAX = BATCH_MESSAGES_MAX * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
@@ -123,6 +127,8 @@ class NoiseSession(SecureSession):
         self._partial = bytearray()  # the start of a message whose end has not arrived
         self._opened: list[bytes] = []  # plaintexts that `read` has not handed out
         self._sealed = 0  # bytes in the write buffer
+        self._is_drained = False  # whether the newest read was a small one
+        self._unsent = b""  # the end of a message that `try_send` could not write
         self._closed = False
         # Inside a circuit nothing is counted: the connection that carries it is.
         is_network = raw_socket.family != getattr(socket, "AF_UNIX", None)
@@ -153,21 +159,25 @@ class NoiseSession(SecureSession):
 
         No await follows the read, so that no other task touches the buffer before it is opened.
         """
-        await trio.lowlevel.checkpoint()
         buffer, limit = self._buffers.read, self._limits.down
+        waits = self._is_drained
+        if not waits:
+            await trio.lowlevel.checkpoint()
         while True:
-            if limit.is_limited:
+            if waits or limit.is_limited:
                 await self._wait(trio.lowlevel.wait_readable)
+            if limit.is_limited:
                 await limit.turn(is_small=self._bytes_ready() <= SMALL_BYTES_MAX)
             kept = len(self._partial)
             try:
                 target = buffer[kept : kept + self._read_bytes_max]
                 received = os.readv(self._descriptor(), [target])
             except BlockingIOError:
-                await self._wait(trio.lowlevel.wait_readable)
+                waits = True
                 continue
             except OSError as error:
                 raise ConnectionClosedError(f"connection lost: {error.strerror}") from error
+            self._is_drained = received <= _SMALL_READ_BYTES
             if received == 0:
                 raise ConnectionClosedError("connection closed by the peer")
             limit.charge(received)
@@ -233,6 +243,39 @@ class NoiseSession(SecureSession):
         self._seal_count += 1
         self._sealed = body + length
 
+    @property
+    def is_writable(self) -> bool:
+        """Returns whether the socket takes more now; `wait_writable` waits for that."""
+        poll = select.poll()
+        poll.register(self._descriptor(), select.POLLOUT)
+        return bool(poll.poll(0))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Returns whether `send_rest` has to be called before the next `flush`."""
+        return bool(self._unsent)
+
+    def try_send(self, plaintext: bytes) -> bool:
+        """Send one small message now, without a wait, and say whether that was possible.
+
+        Whether the kernel wants more is not asked: so short a message does not pile up there. Call
+        it only while no batch is sealed and no `flush` is under way.
+
+        Raises:
+            ConnectionClosedError: the connection is gone.
+        """
+        if self.limit.is_limited or self._unsent:
+            return False
+        self.seal(plaintext)
+        end, sent = self._take_sealed()
+        self._unsent = bytes(self._buffers.write[sent:end])
+        return True
+
+    async def send_rest(self) -> None:
+        """Write what `try_send` could not. ConnectionClosedError: the connection is gone."""
+        unsent, self._unsent = self._unsent, b""
+        await self._write_rest(memoryview(unsent))
+
     async def flush(self) -> None:
         """Write the batch.
 
@@ -241,18 +284,23 @@ class NoiseSession(SecureSession):
 
         Cancellation: the connection is unusable afterwards, since half a message may be out.
         """
-        end, self._sealed = self._sealed, 0
-        self._limits.up.charge(end)
-        try:
-            sent = os.write(self._descriptor(), self._buffers.write[:end])
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            raise ConnectionClosedError(f"connection lost: {error.strerror}") from error
+        end, sent = self._take_sealed()
         if sent == end:
             return
         # The shared buffer is free from here.
         await self._write_rest(memoryview(bytes(self._buffers.write[sent:end])))
+
+    def _take_sealed(self) -> tuple[int, int]:
+        """Writes of the batch as much as the socket takes; returns (bytes of the batch, written
+        ones)."""
+        end, self._sealed = self._sealed, 0
+        self._limits.up.charge(end)
+        try:
+            return end, os.write(self._descriptor(), self._buffers.write[:end])
+        except BlockingIOError:
+            return end, 0
+        except OSError as error:
+            raise ConnectionClosedError(f"connection lost: {error.strerror}") from error
 
     async def _write_rest(self, rest: memoryview) -> None:
         while rest:

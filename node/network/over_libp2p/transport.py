@@ -7,7 +7,7 @@ sees of it is `gossamer.node.network.transport`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 from libp2p.abc import INetConn
@@ -213,12 +213,12 @@ class Libp2pTransport:
 
     def peers(self) -> list[PeerId]:
         """See `Transport.peers`."""
-        return sorted(
-            peer_id_of(peer)
-            for peer, connections in self._swarm.get_connections_map().items()
-            if self._host.doors.admits(peer)
-            and any(not connection.is_closed for connection in connections)
-        )
+        admits = self._host.doors.admits
+        return [peer_id for peer_id, peer in self._swarm.connected() if admits(peer)]
+
+    def on_peers_changed(self, handler: Callable[[], None]) -> None:
+        """See `Transport.on_peers_changed`."""
+        self._swarm.on_peers_changed = handler
 
     def admit(self, admits: PeerTest) -> None:
         """See `Transport.admit`."""
@@ -229,6 +229,7 @@ class Libp2pTransport:
         if self._swarm.get_connections(libp2p_id(peer_id)):
             self._pubsub.let_in(libp2p_id(peer_id))
             self.paths.let_in(libp2p_id(peer_id))
+            self._swarm.on_peers_changed()
 
     def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         """See `Transport.keep_places_of`."""

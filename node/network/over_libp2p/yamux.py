@@ -31,7 +31,13 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
-from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.network.over_libp2p.liveness import (
+    ASK_BACK_SECONDS,
+    ASK_SECONDS,
+    RTT_SECONDS,
+    SILENCE_SECONDS_MAX,
+    Liveness,
+)
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import (
     ACK,
@@ -49,7 +55,7 @@ from gossamer.node.network.over_libp2p.yamux_stream import (
 )
 from gossamer.node.network.over_libp2p.yamux_writer import YamuxWriter
 from gossamer.node.network.pings import Ping, Pings
-from gossamer.node.network.transport import PING_SECONDS, Path
+from gossamer.node.network.transport import Path
 from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
@@ -66,11 +72,6 @@ LARGE_WINDOWS_MAX = 16
 OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
-# A connection in use is still asked this often, to know its round trip.
-RTT_SECONDS = 10.0
-# TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
-# kernel, and leaves a machine that swaps for a while its connection.
-SILENCE_SECONDS_MAX = 20.0
 CLOSE_SECONDS_MAX = 1.0
 # How long a stream that we are done with waits for the peer's end before it is reset.
 LINGER_SECONDS_MAX = 30.0
@@ -90,20 +91,19 @@ class YamuxConnection(IMuxedConn):
         is_initiator: bool | None = None,
         on_close: Callable[[], Awaitable[Any]] | None = None,
         *,
-        awake: AwakeClock | None = None,
+        liveness: Liveness | None = None,
     ) -> None:
-        """
-        Args:
-            awake: a clock that runs. Without it a stop of this process counts as silence of
-                the peer.
-        """
-        self._awake = awake if awake is not None else AwakeClock()
+        """`liveness`: looks at this connection while it lives. Without it no peer is asked for a
+        sign of life, and silence does not end the connection."""
+        self._liveness = liveness
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.on_close = on_close
         self.on_violation: Callable[[str], None] | None = None
         """Handler that gets the reason when the connection ends because the peer broke the
         rules."""
+        self.on_ending: Callable[[], None] = lambda: None
+        """Is called when no more streams can be opened."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -137,11 +137,15 @@ class YamuxConnection(IMuxedConn):
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    for task in (self._read_frames, self.writer.run, self._watch):
+                    for task in (self._read_frames, self.writer.run):
                         nursery.start_soon(self._until_broken, task)
                     self.heard_seconds = trio.current_time()
+                    if self._liveness is not None:
+                        self._liveness.add(self)
                     self.event_started.set()
         finally:
+            if self._liveness is not None:
+                self._liveness.remove(self)
             self._end_streams()
             with trio.CancelScope(shield=True):
                 with contextlib.suppress(Exception):
@@ -164,7 +168,7 @@ class YamuxConnection(IMuxedConn):
         self._scope.cancel()
 
     def _end_streams(self) -> None:
-        self.event_shutting_down.set()
+        self._begin_to_end()
         self.event_started.set()
         self._accepted_out.close()
         for stream in list(self.streams.values()):
@@ -172,10 +176,15 @@ class YamuxConnection(IMuxedConn):
         self.streams.clear()
         self.writer.clear()
 
+    def _begin_to_end(self) -> None:
+        if not self.event_shutting_down.is_set():
+            self.event_shutting_down.set()
+            self.on_ending()
+
     async def close(self, error_code: int = 0) -> None:
         """Say goodbye if the peer still listens, then end the connection."""
         if not self.event_shutting_down.is_set():
-            self.event_shutting_down.set()
+            self._begin_to_end()
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECONDS_MAX):
                 if self.event_started.is_set():
                     self.control(GO_AWAY, 0, 0, error_code)
@@ -243,7 +252,11 @@ class YamuxConnection(IMuxedConn):
             logger.warning("peer %s makes us reply and does not read; dropped", self.peer_id)
             self._scope.cancel()
             return
-        self.writer.add_control(HEADER.pack(0, kind, flags, stream_id, length))
+        frame = HEADER.pack(0, kind, flags, stream_id, length)
+        if kind == PING:
+            self.writer.add_sign_of_life(frame)
+        else:
+            self.writer.add_control(frame)
 
     def schedule(self, stream: YamuxStream) -> None:
         """Queue a stream that has something to send and window for it."""
@@ -338,26 +351,35 @@ class YamuxConnection(IMuxedConn):
 
     # -- liveness
 
-    async def _watch(self) -> None:
-        """Measure the round trip, and drop a peer that is silent although we ask."""
-        while True:
-            now = trio.current_time()
-            if (
-                now - self.heard_seconds >= PING_SECONDS / 2
-                or now - self._pings.sent_at >= RTT_SECONDS
-            ):
-                self._send_ping()
-            asked_seconds = trio.current_time()
-            await trio.sleep(PING_SECONDS / 2)
-            now = trio.current_time()
-            for stream in list(self.streams.values()):
-                since = stream.discarded_at
-                if since is not None and now - since > LINGER_SECONDS_MAX:
-                    stream.abort()
-            if self._awake.stalls_since(asked_seconds):
-                continue  # this process stood still: what came meanwhile has yet to be read
-            if now - self.heard_seconds > SILENCE_SECONDS_MAX:
-                raise ConnectionClosedError(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
+    def look(self, now: float, *, after_stall: bool) -> float:
+        """Ask a silent peer for a sign of life, and drop one that gives none; see `Liveness`.
+
+        Args:
+            after_stall: this process stood still: what came meanwhile has yet to be read.
+
+        Returns:
+            When to look again (local time).
+        """
+        for stream in list(self.streams.values()):
+            since = stream.discarded_at
+            if since is not None and now - since > LINGER_SECONDS_MAX:
+                stream.abort()
+        if not after_stall and now - self.heard_seconds > SILENCE_SECONDS_MAX:
+            self.drop(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
+        elif now >= self._ask_at():
+            self._send_ping()
+        return self._ask_at()
+
+    def drop(self, reason: str) -> None:
+        """End the connection without a word to the peer."""
+        logger.debug("connection to %s ended: %s", self.peer_id, reason)
+        self._scope.cancel()
+
+    def _ask_at(self) -> float:
+        """Local time at which the peer is to be asked for a sign of life."""
+        asked = self._pings.sent_at
+        silence = ASK_SECONDS if self.was_dialled else ASK_BACK_SECONDS
+        return min(max(self.heard_seconds, asked) + silence, asked + RTT_SECONDS)
 
     def _send_ping(self) -> Ping:
         """The ping whose answer is waited for."""

@@ -6,9 +6,11 @@ noise message each. Under the owner's limit the same order holds over all connec
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import trio
+from libp2p.io.exceptions import ConnectionClosedError
 
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import HEADER, YamuxStream
@@ -16,6 +18,9 @@ from gossamer.node.network.over_libp2p.yamux_stream import HEADER, YamuxStream
 # A socket that is full for longer is waiting for the line, not for a processor: then one message
 # at a time (5 ms at 100 Mbit/s), so that small ones wait for little.
 SLOW_LINE_SECONDS = 0.002
+
+# Signs of life that come in shorter intervals are no longer signs of life alone.
+SIGN_SECONDS_MIN = 0.1
 
 _HEADERS_MAX = PLAINTEXT_BYTES_MAX // HEADER.size
 
@@ -33,11 +38,35 @@ class YamuxWriter:
         """The scope of the wait for a turn with bulk data: what is small ends it."""
         self._work = trio.Event()
         self._idle = trio.Event()
+        self._sign_at = -math.inf
+        """Time of the newest sign of life (local clock)."""
+        self._waits = False
+        """Whether `run` waits for work."""
 
     def add_control(self, frame: bytes) -> None:
         """Queues a frame without a body; it overtakes data."""
         self.control_frames.append(frame)
         self._hurry()
+
+    def add_sign_of_life(self, frame: bytes) -> None:
+        """Sends a frame without a body now if nothing else is to be sent, and queues it otherwise.
+
+        A connection without traffic has nothing but these. So neither the task of `run` nor the
+        event loop takes a turn for them. Of many in a row only the first goes out so: a peer that
+        asks without end gets its answers in batches, which cost less.
+        """
+        now = trio.current_time()
+        is_rare, self._sign_at = now >= self._sign_at + SIGN_SECONDS_MIN, now
+        if is_rare and self._waits and not self._work.is_set():
+            try:
+                is_sent = self._session.try_send(frame)
+            except ConnectionClosedError:
+                is_sent = False  # `run` meets the same error, and ends the connection
+            if is_sent:
+                if self._session.has_unsent:
+                    self._work.set()
+                return
+        self.add_control(frame)
 
     def schedule(self, stream: YamuxStream) -> None:
         """Queues a stream that has something to send and window for it."""
@@ -71,12 +100,19 @@ class YamuxWriter:
         session = self._session
         message = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
         while True:
+            was_idle = False
             while not self.control_frames and not self._small and not self._bulk:
                 self._idle.set()
                 self._work = trio.Event()
+                self._waits = was_idle = True
                 await self._work.wait()
+                self._waits = False
+                if session.has_unsent:
+                    await session.send_rest()
             asked_at = trio.current_time()
-            await session.wait_writable()
+            # After a wait for work other tasks have had their turn: no need to give them another.
+            if not (was_idle and session.is_writable):
+                await session.wait_writable()
             slow_line = trio.current_time() - asked_at > SLOW_LINE_SECONDS
             if session.limit.is_limited:
                 await self._write_piece(message)

@@ -26,11 +26,13 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network import doorstep
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import newcomers, tcp, yamux, yamux_stream
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession, socket_of
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
@@ -440,16 +442,24 @@ def test_both_ends_detect_dead_links() -> None:
 
 
 def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(yamux, "ASK_SECONDS", 0.1)
     monkeypatch.setattr(yamux, "SILENCE_SECONDS_MAX", 0.3)
 
     async def case() -> None:
-        async with muxed_pair() as (ours, theirs), running(ours):  # theirs never answers
+        liveness = Liveness(AwakeClock())
+        async with (
+            secured_pair() as (near, far),
+            trio.open_nursery() as looks,
+            running(ours := YamuxConnection(near, near.get_remote_peer(), liveness=liveness)),
+        ):
+            theirs = YamuxConnection(far, far.get_remote_peer())  # never answers
+            looks.start_soon(liveness.run)
             stream = await ours.open_stream()
             with pytest.raises(MuxedStreamError):
                 await stream.receive_exactly(1)
             await ours.event_closed.wait()
             assert not theirs.is_closed
+            looks.cancel_scope.cancel()
 
     run(case, seconds=5)
 

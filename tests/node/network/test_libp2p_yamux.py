@@ -13,8 +13,15 @@ from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import TICK_SECONDS, AwakeClock
 from gossamer.node.base.rate_limit import NO_LIMIT
+from gossamer.node.network.over_libp2p.liveness import (
+    ASK_SECONDS,
+    LOOK_SECONDS,
+    RTT_SECONDS,
+    SILENCE_SECONDS_MAX,
+    Liveness,
+)
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux import SILENCE_SECONDS_MAX, YamuxConnection
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import ACK, HEADER, PING, SYN
 from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS
@@ -25,6 +32,8 @@ class Channel:
 
     is_initiator = True
     has_room = True
+    has_unsent = False
+    is_writable = True
     limit = NO_LIMIT
 
     def __init__(self) -> None:
@@ -44,6 +53,10 @@ class Channel:
         """Answers a ping, the newest by default."""
         self._arrive.send_nowait(HEADER.pack(0, PING, ACK, 0, number or self.pings[-1]))
 
+    def ask(self) -> None:
+        """The other side asks for a sign of life."""
+        self._arrive.send_nowait(HEADER.pack(0, PING, SYN, 0, 1))
+
     async def wait_writable(self) -> None:
         await trio.lowlevel.checkpoint()
 
@@ -53,8 +66,16 @@ class Channel:
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    def try_send(self, data: bytes) -> bool:
+        self.seal(data)
+        return True
+
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
+
+
+def connection_over(channel: Channel, liveness: Liveness) -> YamuxConnection:
+    return YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), liveness=liveness)
 
 
 def test_our_own_stop_is_not_the_peers_silence() -> None:
@@ -71,9 +92,11 @@ def test_our_own_stop_is_not_the_peers_silence() -> None:
     async def main() -> None:
         channel = Channel()
         awake = AwakeClock()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), awake=awake)
+        liveness = Liveness(awake)
+        connection = connection_over(channel, liveness)
         async with trio.open_nursery() as nursery:
             await nursery.start(awake.run)
+            nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(3):
@@ -113,12 +136,14 @@ def probe(
     async def main() -> None:
         nonlocal rtt
         channel = Channel()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
 
         async def ask() -> None:
             found.append(await connection.answers_within(seconds))
 
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.sleep(0.01)
             async with trio.open_nursery() as probes:
@@ -166,8 +191,10 @@ def test_a_peer_that_answered_nothing_for_long_is_found_alive_when_it_answers_ag
 
     async def main() -> None:
         channel = Channel()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.sleep(0.01)
             for _ in range(2 * PINGS_MAX):
@@ -184,3 +211,100 @@ def test_a_peer_that_answered_nothing_for_long_is_found_alive_when_it_answers_ag
         channel.answer_ping()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class Quiet:
+    """A connection on which nothing comes, as `Liveness` sees it."""
+
+    def __init__(self, looks: list[float]) -> None:
+        self.looks = looks
+        self.num_drops = 0
+
+    def look(self, now: float, *, after_stall: bool) -> float:
+        assert not after_stall
+        self.looks.append(now)
+        return now + ASK_SECONDS
+
+    def drop(self, reason: str) -> None:
+        self.num_drops += 1
+
+
+def test_many_connections_wake_the_event_loop_no_more_often_than_few() -> None:
+    looks: list[float] = []
+    connections = [Quiet(looks) for _ in range(64)]
+
+    async def main() -> None:
+        liveness = Liveness(AwakeClock())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
+            for connection in connections:
+                liveness.add(connection)
+                await trio.sleep(0.05)
+            looks.clear()
+            began = trio.current_time()
+            await trio.sleep(60)
+            assert len(set(looks)) <= 60 / LOOK_SECONDS + 1
+            assert len(looks) <= 64 * (60 / ASK_SECONDS + 1)
+            assert all(later > began for later in looks)
+            liveness.remove(connections.pop())
+            looks.clear()
+            await trio.sleep(ASK_SECONDS + LOOK_SECONDS)
+            assert len(looks) >= 63
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_look_that_fails_ends_one_connection() -> None:
+    class Broken(Quiet):
+        def look(self, now: float, *, after_stall: bool) -> float:
+            raise ValueError("a bug")
+
+    looks: list[float] = []
+    broken, whole = Broken(looks), Quiet(looks)
+
+    async def main() -> None:
+        liveness = Liveness(AwakeClock())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
+            liveness.add(broken)
+            liveness.add(whole)
+            await trio.sleep(2 * PING_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert broken.num_drops == 1
+    assert len(looks) >= 2
+
+
+@pytest.mark.parametrize("was_dialled", [True, False])
+def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
+    was_dialled: bool,
+) -> None:
+    num_pings: dict[bool, int] = {}
+
+    async def main(is_asked: bool) -> None:
+        channel = Channel()
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
+        connection.was_dialled = was_dialled
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
+            nursery.start_soon(connection.start)
+            await trio.sleep(0.01)
+            num_answered = 0
+            for _ in range(40):
+                await trio.sleep(ASK_SECONDS / 2)
+                if is_asked:
+                    channel.ask()
+                elif len(channel.pings) > num_answered:
+                    num_answered = len(channel.pings)
+                    channel.answer_ping()
+            num_pings[is_asked] = len(channel.pings)
+            nursery.cancel_scope.cancel()
+
+    for is_asked in (True, False):
+        trio.run(main, is_asked, clock=trio.testing.MockClock(autojump_threshold=0))
+    seconds = 40 * ASK_SECONDS / 2
+    assert num_pings[True] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
+    assert num_pings[False] >= seconds / (2 * PING_SECONDS)

@@ -442,6 +442,24 @@ def test_peer_that_leaves_is_seen(run: Run) -> None:
     run(case)
 
 
+def test_each_change_of_the_peers_is_told(run: Run) -> None:
+    async def case(open_transport: Open) -> None:
+        told: list[list[PeerId]] = []
+        async with open_transport(Identity.generate()) as client:
+            client.on_peers_changed(lambda: told.append(client.peers()))
+            async with open_transport(Identity.generate()) as server:
+                await client.connect(server.addresses()[0])
+                await eventually(lambda: told[-1:] == [[server.peer_id]])
+                await client.disconnect(server.peer_id)
+                await eventually(lambda: told[-1:] == [[]])
+                await eventually(lambda: server.peers() == [])
+                await client.connect(server.addresses()[0])
+                await eventually(lambda: told[-1:] == [[server.peer_id]])
+            await eventually(lambda: told[-1:] == [[]])
+
+    run(case)
+
+
 def note(inbox: set[tuple[PeerId, bytes]], author: PeerId, data: bytes) -> None:
     inbox.add((author, data))
 

@@ -77,6 +77,38 @@ def test_only_what_changed_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     trio.run(main)
 
 
+def test_a_look_hashes_nothing_with_32_768_shards_and_64_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All peers of all shards are hashed once; a look at the same peers costs no hash."""
+    hashed, num_shards = 0, 32_768
+
+    def rank(shard: int, peer: PeerId) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return (shard * 40_503 + hash(peer) % 65_536 & 0xFFFFFFFF).to_bytes(4)
+
+    monkeypatch.setattr(keeper_ranks, "keeper_rank", rank)
+    living = [PeerId(f"peer {number}") for number in range(64)]
+    ranks = KeeperRanks(ME, num_shards, COPIES)
+
+    async def main() -> None:
+        nonlocal hashed
+        await ranks.update(living)
+        assert hashed == 65 * num_shards
+        hashed = 0
+        for _ in range(10):
+            await ranks.update(living)
+            ranks.shards()
+        assert hashed == 0
+        await ranks.update(living[1:])
+        assert hashed == 0
+        await ranks.update([*living[1:], PeerId("newcomer")])
+        assert hashed == num_shards
+
+    trio.run(main)
+
+
 def test_a_cancelled_update_is_gone_on_with() -> None:
     num_shards = 4 * HASHES_PER_SLICE
     ranks = KeeperRanks(ME, num_shards, COPIES)

@@ -6,9 +6,10 @@ after it. My ring may commit another round on mine.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -28,6 +29,7 @@ from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.state.run_end import RunEnd
 from gossamer.protocol.wire.statements import Rollback, Signed
 from tests.support.builders import manifest, peers
+from tests.support.long_chains import rounds_after
 
 RUN_ID = Digest(bytes(32))
 ME, B, C, STRANGER = peers(4)
@@ -302,3 +304,53 @@ def test_more_rounds_are_taken_back_than_a_node_undoes_by_itself(chain: Chain) -
     better = better_of(chain)
     assert better is not None
     assert better.head == chain.fork
+
+
+def test_a_look_at_the_heads_takes_no_more_steps_after_ten_thousand_rounds(chain: Chain) -> None:
+    """A node that waits looks several times a second. Steps are calls of functions."""
+
+    def grow(num_rounds: int) -> None:
+        entry = chain.store.entry(chain.committed.head)
+        rounds = rounds_after(
+            [ME, B],
+            num_rounds,
+            entry.head,
+            round_number=entry.round,
+            tokens_total=entry.tokens_total,
+            run_id=RUN_ID,
+        )
+        for commit, header in rounds:
+            chain.committed.head = chain.store.add(commit, header)
+            if header.round % 100 == 0:
+                chain.heads.note_counting(chain.committed.head)
+
+    def look() -> None:
+        announce = cast(Any, SimpleNamespace(head=chain.committed.head))
+        chain.heads.better()
+        chain.heads.wanted()
+        chain.heads.recent()
+        chain.heads.is_lost(announce)
+        chain.heads.is_near(chain.committed.head)
+
+    def steps_of_a_look() -> int:
+        num_steps = 0
+
+        def count(_frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal num_steps
+            num_steps += event in ("call", "c_call")
+
+        async def main() -> None:
+            look()  # reads records from the disk, which are remembered
+            sys.setprofile(count)
+            try:
+                look()
+            finally:
+                sys.setprofile(None)
+
+        trio.run(main, clock=MockClock())
+        return num_steps
+
+    grow(200)
+    few = steps_of_a_look()
+    grow(9_800)
+    assert 0 < steps_of_a_look() <= few

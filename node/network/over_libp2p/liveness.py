@@ -1,0 +1,95 @@
+"""Looks after the silence of all connections, in one task.
+
+With a task and a timer for each connection the event loop wakes up for each of them. Here it wakes
+up for all that are due in a quarter of a second, and a question is written at once
+(`YamuxWriter.add_sign_of_life`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Protocol
+
+import trio
+
+from gossamer.node.base.awake_clock import AwakeClock
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS, ASK_BACK_SECONDS = 1.5, 1.75
+"""Silence after which a peer is asked for a sign of life: by the end that dialled, and by the other
+end only where that does not do it. So one question serves both ends, which hear something every two
+seconds (`transport.PING_SECONDS`)."""
+
+RTT_SECONDS = 10.0
+"""A connection in use is still asked this often, to know its round trip."""
+
+SILENCE_SECONDS_MAX = 20.0
+"""TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
+kernel, and leaves a machine that swaps for a while its connection."""
+
+LOOK_SECONDS = 0.25
+"""Looks happen at multiples of this, so this is how late one is at most."""
+
+
+class Watched(Protocol):
+    """A connection."""
+
+    def look(self, now: float, *, after_stall: bool) -> float:
+        """Asks a silent peer for a sign of life, or drops it. Returns when to look again (local
+        time).
+
+        Args:
+            after_stall: this process stood still: what came meanwhile has yet to be read.
+        """
+
+    def drop(self, reason: str) -> None:
+        """Ends the connection."""
+
+
+class Liveness:
+    """The connections that live, and when each is looked at."""
+
+    def __init__(self, awake: AwakeClock) -> None:
+        """`awake`: a clock that runs. Without it a stop of this process counts as the silence of
+        others."""
+        self._awake = awake
+        self._look_at: dict[Watched, float] = {}
+        self._added = trio.Event()
+
+    def add(self, connection: Watched) -> None:
+        """Looks at a connection at once, and from now on."""
+        self._look_at[connection] = -math.inf
+        self._added.set()
+
+    def remove(self, connection: Watched) -> None:
+        """Forgets a connection, if it is there."""
+        self._look_at.pop(connection, None)
+
+    async def run(self) -> None:
+        """Looks at the connections until cancelled."""
+        looked_seconds = trio.current_time()
+        while True:
+            self._added = trio.Event()
+            now = trio.current_time()
+            after_stall = bool(self._awake.stalls_since(looked_seconds))
+            looked_seconds = now
+            for connection in [each for each, at in self._look_at.items() if now >= at]:
+                try:
+                    self._look_at[connection] = connection.look(now, after_stall=after_stall)
+                except Exception:  # a bug here ends one connection and not the node
+                    logger.exception("a connection is dropped")
+                    connection.drop("an error here")
+                    self.remove(connection)
+            with trio.move_on_at(_look_after(min(self._look_at.values(), default=math.inf), now)):
+                await self._added.wait()
+
+
+def _look_after(due_seconds: float, now: float) -> float:
+    """Returns the first moment for looks at or after the one when something is due, and after
+    now."""
+    if due_seconds == math.inf:
+        return due_seconds
+    next_look = math.floor(now / LOOK_SECONDS) + 1
+    return max(next_look, math.ceil(due_seconds / LOOK_SECONDS)) * LOOK_SECONDS
