@@ -17,7 +17,8 @@ This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daem
 5. Outer step: Nesterov momentum m on the average g, m' = mu * m + g, theta' = theta - rate * (g +
    mu * m'). Rounds of the warm-up take the plain average; some presets choose mu in every round.
 
-Daemons add nothing to this arithmetic: real swarms reach the same bits (tests/e2e/test_replay.py).
+Daemons add nothing to this arithmetic: real swarms reach the same bits
+(tests/e2e/rounds/test_replay.py).
 """
 
 from __future__ import annotations

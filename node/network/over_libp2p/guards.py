@@ -3,8 +3,8 @@
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
 nothing is patched from outside. The guards of gossip are in `over_libp2p.gossip`, those of the data
 path in `over_libp2p.yamux` and `over_libp2p.noise`, those of reaching agreement on protocols in
-`over_libp2p.negotiation`. `tests/node/network/test_libp2p_guards.py` has a test for each
-that fails without it, so that a guard can go when upstream has mended the defect.
+`over_libp2p.negotiation`. `tests/node/network/over_libp2p/test_libp2p_guards.py` has a test for
+each that fails without it, so that a guard can go when upstream has mended the defect.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from gossamer.protocol.ids import Digest
 from gossamer.trainer import train
 from tests.benchmarks._losses_diloco import Swarm
 from tests.benchmarks._parity_training import Text
-from tests.e2e.replays import Reading, Record, one_thread, replayed, run_swarm
+from tests.e2e.rounds.replays import Reading, Record, one_thread, replayed, run_swarm
 
 pytestmark = pytest.mark.e2e
 

@@ -38,7 +38,7 @@ from tests.support.daemons import (
 
 pytestmark = pytest.mark.e2e
 
-WIRETAP = Path(__file__).parents[1] / "support" / "wiretap"
+WIRETAP = Path(__file__).parents[2] / "support" / "wiretap"
 WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
 SECRETS = ("the vault of juniper opens at seven", "my doctor is called wilhelmina")
 PUBLIC = "everybody may read that we compare losses on this"

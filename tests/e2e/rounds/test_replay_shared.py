@@ -29,7 +29,7 @@ from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import SharedSteps
 from tests.benchmarks._losses_distro import SharedSwarm
 from tests.benchmarks._parity_training import Text
-from tests.e2e.replays import Reading, Record, one_thread, replayed, run_swarm
+from tests.e2e.rounds.replays import Reading, Record, one_thread, replayed, run_swarm
 from tests.support.daemons import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e

@@ -1,7 +1,7 @@
 """The wall clock jumps by a day, or a year: nothing here may depend on it.
 
 One process has one wall clock, so where nodes differ in it they get a clock of their own. Real
-daemons under a faked clock are in tests/e2e/test_faults_clock.py.
+daemons under a faked clock are in tests/e2e/faults/test_faults_node.py.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from tests.support.model_folders import config_of_family, make_folder
 
 pytestmark = pytest.mark.e2e
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/train-your-own-model.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/train-your-own-model.md"
 ROUNDS = 20
 
 SMALL = """\
