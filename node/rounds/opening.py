@@ -14,8 +14,8 @@ from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Contested, Removed
 from gossamer.protocol.rounds.accusations import BASELESS
+from gossamer.protocol.rounds.actions import Contested, Removed
 from gossamer.protocol.rounds.attempt import SLOW
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round

@@ -9,8 +9,8 @@ The peers of an arm are `LocalTrainer`s in this process; what they agree on is c
 of the daemon (residuals, codecs, additions in ring order, outer step, shared step), only without
 the network. tests/e2e/rounds/test_replay.py, and test_replay_shared.py beside it, show real swarms
 that reach the same bits. All arms of a seed begin with the same weights and do the same number of
-inner steps per peer, `sequences_per_step` sequences each, on the default corpus: so arms with the same
-number of peers see the same tokens. The loss is of the whole held-out text, at the end.
+inner steps per peer, `sequences_per_step` sequences each, on the default corpus: so arms with the
+same number of peers see the same tokens. The loss is of the whole held-out text, at the end.
 
 An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     sync-K, alone   AdamW at every step with K times the batch of a peer; with the batch of one

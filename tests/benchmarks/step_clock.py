@@ -58,7 +58,7 @@ def main() -> None:
         )
         for number in range(2 * options.steps):
             measures = number % 2 == 0
-            trainer._clock = trainer._gradients._clock = clock if measures else None
+            trainer._clock = trainer._own._clock = clock if measures else None
             trainer._text_bytes = counts if measures else nothing
             started = time.process_time()
             assert trainer.step() is not None
