@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.rounds.test_modes import write_manifest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
+from tests.e2e.rounds.test_modes import write_manifest
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
