@@ -204,7 +204,8 @@ class Node:
                 text, or it cannot be used.
         """
         run_in_thread = self._runtime.run_in_thread
-        incarnation = await run_in_thread(lambda: Incarnation(self._state_dir))
+        nanoseconds = int(1e9 * self._runtime.unix_seconds())
+        incarnation = await run_in_thread(lambda: Incarnation(self._state_dir, lambda: nanoseconds))
         await self._hardware.measure()
         core = CoreBuilder(
             self._inputs, self.metrics, self._offences, self.entrance, self._blocks,

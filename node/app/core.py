@@ -118,7 +118,14 @@ class CoreBuilder:
         chain = ChainStore(
             state_dir.chain_path, manifest.run_id, genesis_state, health=state_dir.health
         )
-        committed = CommittedState(manifest, trainer.base, inputs.store, chain, state_dir)
+        committed = CommittedState(
+            manifest,
+            trainer.base,
+            inputs.store,
+            chain,
+            state_dir,
+            clock=inputs.runtime.local_seconds,
+        )
         rounds = KnownRounds(chain)
         roll = self._entrance.roll
         choice = HeadChoice(

@@ -24,6 +24,8 @@ class Runtime:
     run_in_thread: RunInThread = trio.to_thread.run_sync
     serves_http: bool = True
     unix_seconds: Callable[[], float] = time.time
+    local_seconds: Callable[[], float] = time.monotonic
+    """A clock that is never set, for threads too."""
     use: MachineUse = field(default_factory=MachineUse)
     read_in_thread: RunInThread = run_abandonable
     """Runs the readers of `use`, which may hang with a broken driver."""

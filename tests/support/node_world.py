@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -91,6 +92,12 @@ def num_tokens_in(path: str) -> int:
     return len(zstandard.ZstdDecompressor().decompress(Path(path).read_bytes())) // 2
 
 
+def target_of(optimizer_path: Path, num_parameters: int) -> np.ndarray:
+    """The target of a node, by its name: the same in each folder in which a world may lie."""
+    name = optimizer_path.parent.parent.name
+    return initial_weights(digest_of(name.encode())[0], num_parameters)
+
+
 class NumbersTrainer:
     """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
 
@@ -126,7 +133,7 @@ class NumbersTrainer:
         self._is_training = False
         self.places: list[SchedulePlace | None] = []
         """Place in the schedule of each training."""
-        self._target = initial_weights(digest_of(optimizer_path.encode())[0], self.base.size)
+        self._target = target_of(Path(optimizer_path), self.base.size)
 
     async def run(self, listener: TrainerListener) -> None:
         self._listener = listener
@@ -558,6 +565,10 @@ class World:
                     self.run_in_thread,
                     serves_http=False,
                     unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
+                    # Virtual time has no threads, and threads have no virtual time.
+                    local_seconds=(
+                        trio.current_time if self.run_in_thread is in_no_thread else time.monotonic
+                    ),
                     use=self.use,
                     read_in_thread=self.run_in_thread,
                     zone=UTC,

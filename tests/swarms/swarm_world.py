@@ -21,13 +21,9 @@ import logging
 import tempfile
 from collections import Counter
 from pathlib import Path
-from unittest.mock import patch
 
 import trio
 
-from gossamer.node.app import assembly
-from gossamer.node.storage.incarnation import Incarnation
-from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chain import Header
 from tests.support.node_world import (
@@ -44,9 +40,6 @@ from tests.swarms.swarm_story import SwarmStory, draw
 LIVENESS_SECONDS = 90.0
 """From the healing to the new rounds of all: the reunion of those who were cut off, at most a
 newcomer's way to the head, and two rounds for which no peer may have to wait."""
-
-FIRST_NANOSECONDS = 10**18
-"""The time of day when a world begins."""
 
 ROUNDS_AFTER = 3
 """Rounds that all that live commit on one head, after the healing."""
@@ -167,15 +160,10 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
             assert_account_is_true(world, name)
         counts["rounds"] += world.round(names[0])
 
-    def incarnation(state_dir: StateDir) -> Incarnation:
-        return Incarnation(state_dir, lambda: FIRST_NANOSECONDS + int(1e9 * trio.current_time()))
-
     errors = Errors()
     logging.getLogger().addHandler(errors)
     try:
-        # What is signed names it: with the time of day no two runs would have the same rings.
-        with patch.object(assembly, "Incarnation", incarnation):
-            simulate(world, tell)
+        simulate(world, tell)
     finally:
         logging.getLogger().removeHandler(errors)
     assert not errors.texts, "\n".join(errors.texts)

@@ -11,6 +11,7 @@ import trio
 
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.telemetry.status import OuterStep
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.round import Round
 from tests.support.node_world import (
     SlowTrainer,
@@ -239,3 +240,19 @@ def test_what_a_round_held_goes_with_it(tmp_path: Path, codec: str, overlap: boo
         assert after <= before + 2 * len("ab")  # a round may have begun that had not before
 
     simulate(world, story)
+
+
+def test_one_seed_gives_the_same_rounds_in_every_folder(tmp_path: Path) -> None:
+    """A test that fails in virtual time fails again. No clock of the machine takes part."""
+    paths: list[list[Digest]] = []
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        world = World(tmp_path / folder, seed=82)
+
+        async def story(nursery: trio.Nursery, world: World = world) -> None:
+            await start(world, nursery, "abc")
+            await world.reach(8, *"abc")
+            paths.append(world.path("a")[:8])
+
+        simulate(world, story)
+    assert paths[0] == paths[1]

@@ -118,7 +118,7 @@ def test_a_node_that_comes_back_with_its_clock_set_back(
     monkeypatch.setattr(
         assembly,
         "Incarnation",
-        lambda state_dir: Incarnation(state_dir, lambda: next(clocks)),
+        lambda state_dir, _clock: Incarnation(state_dir, lambda: next(clocks)),
     )
 
     async def story(nursery: trio.Nursery) -> None:

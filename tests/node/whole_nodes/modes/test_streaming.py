@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import digest_of
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from tests.support.node_world import (
     World,
@@ -19,6 +18,7 @@ from tests.support.node_world import (
     newest_header,
     simulate,
     start,
+    target_of,
 )
 
 WARMUP_ROUNDS, WARMUP_STEPS, INNER_STEPS = 1, 2, 4
@@ -47,9 +47,7 @@ def test_alone_every_fragment_is_trained_as_without_a_swarm(tmp_path: Path, frag
         context = world.participant("a").context
         number, size = context.committed.entry.round, context.committed.parameters.size
         start = initial_weights(7, size)
-        target = initial_weights(
-            digest_of(str(StateDir(tmp_path / "a").optimizer_path).encode())[0], size
-        )
+        target = target_of(StateDir(tmp_path / "a").optimizer_path, size)
         for turn, sync_set in enumerate(context.committed.sync_sets.turns):
             ago = (number - 1 - WARMUP_ROUNDS - turn) % fragments
             rounds = number - WARMUP_ROUNDS - ago
