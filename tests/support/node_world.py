@@ -490,6 +490,8 @@ class World:
     """For how long a node serves the final state of such a run."""
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
+    local_seconds: Callable[[], float] = field(init=False)
+    """The clock that says how old checkpoints are. Threads have no virtual time."""
     look_seconds: float = 0.005
     """Time between two looks of `until`, which may have to catch one phase."""
     settings: Mapping[str, str | int | tuple[str, ...]] = field(default_factory=dict)
@@ -501,6 +503,9 @@ class World:
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.local_seconds = (
+            trio.current_time if self.run_in_thread is in_no_thread else time.monotonic
+        )
         self.network = MemoryNetwork(self.seed, self.latency_seconds)
         self.signed, self._blocks = found(
             self.identity("a"),
@@ -565,10 +570,7 @@ class World:
                     self.run_in_thread,
                     serves_http=False,
                     unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
-                    # Virtual time has no threads, and threads have no virtual time.
-                    local_seconds=(
-                        trio.current_time if self.run_in_thread is in_no_thread else time.monotonic
-                    ),
+                    local_seconds=self.local_seconds,
                     use=self.use,
                     read_in_thread=self.run_in_thread,
                     zone=UTC,

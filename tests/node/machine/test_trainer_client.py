@@ -335,7 +335,7 @@ def test_the_setting_says_whether_the_worker_is_confined(
     folders: list[Path | None] = []
     process = TrainerProcess(NUM_PARAMETERS)
 
-    def noting(_size: int, folder: Path | None, *, has_audits: bool) -> TrainerProcess:
+    def noting(_size: int, folder: Path | None, **_options: bool) -> TrainerProcess:
         folders.append(folder)
         return process
 

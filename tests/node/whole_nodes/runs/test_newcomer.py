@@ -168,14 +168,9 @@ class Clock:
 
 
 @pytest.mark.parametrize("between", [1.0, 50.0, 2 * CHECKPOINT_SECONDS])
-def test_quick_checkpoints_are_kept_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: float
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(
-        CommittedState.__init__, "__kwdefaults__", {"read_only": False, "clock": clock}
-    )
+def test_quick_checkpoints_are_kept_for_a_while(tmp_path: Path, between: float) -> None:
     world = World(tmp_path, seed=81)
+    world.local_seconds = clock = Clock()
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
