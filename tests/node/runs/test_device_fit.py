@@ -115,7 +115,7 @@ def test_the_owner_sees_how_the_model_fits_before_joining(
     shown: list[str] = []
 
     def consent(memory: DeviceMemory) -> None:
-        monkeypatch.setattr(daemon, "device_memory", lambda _device, _gpus: memory)
+        monkeypatch.setattr(daemon, "device_memories", lambda _device, _gpus: [memory])
         monkeypatch.setattr(daemon, "ask_owner", lambda lines, _show, _ask: shown.extend(lines))
         folder = tmp_path_factory.mktemp("state")
         role = Join(addresses=(), asks_owner=True)
