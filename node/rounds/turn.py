@@ -125,9 +125,7 @@ class Turn:
             overtaken = is_round_overtaken(
                 self._heads,
                 driver.ring_id,
-                self._heads.attainable(
-                    driver.machine.attainable_members, driver.machine.attainable_tokens
-                ),
+                self._heads.attainable(driver.machine.attainable),
                 is_at_work=driver.machine.successor is not None,
             )
             decision = gives_up_round(

@@ -151,11 +151,11 @@ class Attempt:
         return self._progress_seconds + STALL_SECONDS
 
     @property
-    def attainable_tokens(self) -> int:
-        """Tokens of the chain if this ring commits with all its living members."""
-        return self._parent.tokens_total + sum(
-            tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
-        )
+    def attainable(self) -> dict[PeerId, int]:
+        """The living members of this ring, each with the tokens of its work."""
+        return {
+            peer: tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
+        }
 
     # Events
 

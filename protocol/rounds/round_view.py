@@ -162,28 +162,18 @@ class RoundView:
         return first_ready_seconds + fraction * self._gatherer.gather_seconds
 
     @property
-    def attainable_tokens(self) -> int:
-        """Tokens of the chain if the followed ring commits with all its living members.
-
-        Without a ring: the parent's tokens.
-        """
-        attempt = self._attempt
-        if attempt is None or attempt.is_out or self.state == "gathering":
-            return self._parent.tokens_total
-        return attempt.attainable_tokens
-
-    @property
-    def attainable_members(self) -> tuple[PeerId, ...]:
-        """Members that will sign the round if the followed ring commits with all living ones.
+    def attainable(self) -> dict[PeerId, int]:
+        """Members that will sign the round if the followed ring commits with all its living ones,
+        each with the tokens of its work. Empty without a ring.
 
         Another ring may commit a head on the same parent. This peer leaves its own ring for that
-        head only if the head weighs more than these members and `attainable_tokens`. Otherwise the
-        commit of a single peer would stop a ring of many members. Empty without a ring.
+        head only if the head weighs more than these members. Otherwise the commit of a single peer
+        would stop a ring of many members.
         """
         attempt = self._attempt
         if attempt is None or attempt.is_out or self.state == "gathering":
-            return ()
-        return tuple(peer for peer in attempt.ring.members if peer not in attempt.removed)
+            return {}
+        return attempt.attainable
 
     def average_of(self, ring_id: Digest, chunk: int) -> Payload | None:
         """The best average of a chunk so far; None: there is none, or the ring is not followed."""

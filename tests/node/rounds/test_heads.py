@@ -125,8 +125,7 @@ class Chain:
         async def main() -> bool:
             self.heads.better()
             await trio.sleep(seconds)
-            total = self.store.entry(self.mine).tokens_total + TOKENS * len(ring)
-            attainable = self.heads.attainable(ring, total)
+            attainable = self.heads.attainable(dict.fromkeys(ring, TOKENS))
             return is_round_overtaken(self.heads, MY_RING, attainable, is_at_work=is_at_work).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
@@ -169,6 +168,21 @@ def test_a_commit_on_my_head_by_more_than_are_at_work_ends_my_round_at_once(chai
     chain.add(chain.mine, [B, C])
     chain.at_work = [ME]
     assert chain.is_overtaken_after(0.0, ring=[ME])
+
+
+def test_a_ring_that_the_others_ended_without_me_is_left_at_once(chain: Chain) -> None:
+    """They count in my ring no more, whether it is that ring or another one that they committed."""
+    chain.add(chain.mine, [B, C])
+    assert chain.is_overtaken_after(0.0, ring=[ME, B, C])
+
+
+def test_a_ring_of_strangers_that_the_others_ended_without_me_is_left(chain: Chain) -> None:
+    """Nobody has stake: the tokens decide."""
+    one, two, three = peers(9)[5:8]
+    chain.add(chain.mine, [one, two])
+    chain.at_work = []
+    chain.heads._progress.phase = "paused"
+    assert chain.is_overtaken_after(0.0, ring=[one, two, three])
 
 
 def test_strangers_on_my_head_stop_no_member_whatever_they_claim(chain: Chain) -> None:

@@ -203,11 +203,13 @@ class Turn:
         first = checks.path(mine, better.head)[-1:]
         ring_id = None if machine.ring is None else machine.ring.ring_id
         is_on_mine = not checks.path(better.head, mine)
+        # As in the daemon (`Heads.attainable`).
+        gone = checks.choice.signers_since(mine, better.head) if is_on_mine else ()
+        left = {peer: tokens for peer, tokens in machine.attainable.items() if peer not in gone}
+        tokens_total = checks.choice.weight(mine, mine).tokens_total + sum(left.values())
         decision = is_overtaken(
             better,
-            HeadWeight(
-                checks.choice.stake_of(mine, machine.attainable_members), machine.attainable_tokens
-            ),
+            HeadWeight(checks.choice.stake_of(mine, left), tokens_total),
             self._peer.now,
             is_on_mine=is_on_mine,
             is_finishing=machine.successor is not None
