@@ -8,6 +8,10 @@ import msgspec
 
 from gossamer.protocol.errors import MalformedError
 
+DECODING_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not the message: the last for lists in lists without
+end."""
+
 _T = TypeVar("_T")
 
 
@@ -24,5 +28,5 @@ def decoded(
     """
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         raise MalformedError(f"not {what}: {error}") from error

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError, OversizedError, VersionError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest_checks import problems_of
@@ -319,16 +320,13 @@ def decode_manifest(data: bytes) -> Manifest:
         raise OversizedError(
             f"manifest of {len(data)} bytes; {limits.MANIFEST_BYTES_MAX} is the limit"
         )
-    try:
-        version = _version_decoder.decode(data).version
-        if version != limits.PROTOCOL_VERSION:
-            raise VersionError(
-                f"a run of protocol version {version}; this Gossamer speaks "
-                f"{limits.PROTOCOL_VERSION}: install the release that the run was founded with"
-            )
-        manifest = _manifest_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a manifest: {error}") from error
+    version = decoded(_version_decoder, data, "a manifest").version
+    if version != limits.PROTOCOL_VERSION:
+        raise VersionError(
+            f"a run of protocol version {version}; this Gossamer speaks "
+            f"{limits.PROTOCOL_VERSION}: install the release that the run was founded with"
+        )
+    manifest = decoded(_manifest_decoder, data, "a manifest")
     if encode_manifest(manifest) != data:
         raise MalformedError("manifest is not in canonical form")
     if problems := problems_of(manifest):

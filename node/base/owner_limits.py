@@ -58,18 +58,19 @@ def setting_of(name: str) -> str:
     return _SETTINGS[name]
 
 
-def pairs_of(changes: Sequence[str]) -> dict[str, str]:
-    """Returns the name and the new value of each change.
+def changes_of(words: Sequence[str]) -> dict[str, str]:
+    """Returns the name and the new value of each change that a person wrote.
 
     Raises:
-        ConfigError: one is not written as NAME=VALUE.
+        ConfigError: one is not written as NAME=VALUE, or names no limit, or has no such value.
     """
     wanted = {}
-    for change in changes:
-        name, sign, text = change.partition("=")
+    for word in words:
+        name, sign, text = word.partition("=")
         if not sign or not text:
-            raise ConfigError([f"{change}: write NAME=VALUE, such as upload=10"])
+            raise ConfigError([f"{word}: write NAME=VALUE, such as upload=10"])
         wanted[name.strip().replace("-", "_")] = text.strip()
+    changed({}, wanted)
     return wanted
 
 

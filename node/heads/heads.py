@@ -165,22 +165,10 @@ class Heads:
             if not self._is_avoided(now, head) and self._may_follow(now, head)
         ]
 
-    def attainable(self, weights: Mapping[PeerId, int]) -> HeadWeight:
-        """The weight of the round on the committed head if these members commit it.
-
-        Those that have signed the better head since do not count: they have committed another
-        round in its place, or the same one without this node. Otherwise a member of a ring that the
-        others ended without it would wait for them for as long as a ring may stand still.
-
-        Args:
-            weights: the members, each with the tokens of its work.
-        """
-        better, gone = self.better(), frozenset[PeerId]()
-        if better is not None and self.is_on_mine(better.head):
-            gone = self._choice.signers_since(self.mine, better.head)
-        left = {peer: tokens for peer, tokens in weights.items() if peer not in gone}
-        tokens_total = self._committed.chain.entry(self.mine).tokens_total + sum(left.values())
-        return HeadWeight(self._choice.stake_of(self.mine, left), tokens_total)
+    def attainable(self, better: BetterHead, weights: Mapping[PeerId, int]) -> HeadWeight:
+        """The weight of the round on the committed head if these members commit it, each with the
+        tokens of its work; see `HeadChoice.attainable`."""
+        return self._choice.attainable(self.mine, better.head, weights)
 
     def wanted(self) -> list[Digest]:
         """The proven heads that win over the committed one and do not count yet, the heaviest

@@ -3,8 +3,8 @@
 Matrix products in half precision, dense, with sums in fp32. A card that is not here, fp32 and CPUs
 have no such figure, and no utilisation is told.
 
-Sources: NVIDIA's data sheets of the H100, H200, A100, L4, L40S, A10, T4 and V100, and its
-architecture white papers (Ampere GA102 and Ada) for GeForce and RTX.
+The figures are meant to be those of NVIDIA's data sheets, and for GeForce and RTX of its white
+papers of the Ampere GA102 and Ada architectures. They were not compared with these papers yet.
 """
 
 from __future__ import annotations

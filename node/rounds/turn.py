@@ -8,11 +8,12 @@ heavier head, a pause, a leave. Work that was trained by then is carried, as the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.heads.heads import Heads
+from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.rounds.context import Phases
 from gossamer.node.rounds.decisions import (
     Decision,
@@ -23,8 +24,7 @@ from gossamer.node.rounds.decisions import (
 )
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.round_end import RoundEnd
-from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy.head_choice import HeadWeight
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Committed
 
 LEAVE_SECONDS = 20.0
@@ -122,10 +122,12 @@ class Turn:
                 leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
             if driver.is_spoilt:
                 return None
+            better = self._heads.better()
             overtaken = is_round_overtaken(
                 self._heads,
+                better,
                 driver.ring_id,
-                self._heads.attainable(driver.machine.attainable),
+                driver.machine.attainable,
                 is_at_work=driver.machine.successor is not None,
             )
             decision = gives_up_round(
@@ -133,7 +135,7 @@ class Turn:
                 trio.current_time(),
                 leave_seconds,
                 is_ready=driver.machine.is_ready,
-                better=self._heads.better(),
+                better=better,
             )
             if self._decisions.note("is the round given up", decision):
                 return None
@@ -149,21 +151,26 @@ class Turn:
 
 
 def is_round_overtaken(
-    heads: Heads, ring_id: Digest | None, attainable: HeadWeight, *, is_at_work: bool
+    heads: Heads,
+    better: BetterHead | None,
+    ring_id: Digest | None,
+    weights: Mapping[PeerId, int],
+    *,
+    is_at_work: bool,
 ) -> Decision:
     """Returns whether a better head makes the present round not worth waiting for.
 
     Args:
+        better: the best head; None if it is this node's own.
         ring_id: the ring that this node follows; None without one.
-        attainable: weight of that ring's commit if all its members sign it.
+        weights: the members that may yet sign that ring's commit, each with the tokens of its work.
         is_at_work: whether this node still passes chunks of that ring on.
     """
-    better = heads.better()
     if better is None:
         return Decision(False, "no better head is known")
     return is_overtaken(
         better,
-        attainable,
+        heads.attainable(better, weights),
         trio.current_time(),
         is_on_mine=heads.is_on_mine(better.head),
         is_finishing=is_at_work and heads.is_by_way_of(ring_id, better.head),

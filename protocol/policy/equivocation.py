@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import msgspec
-
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import DECODING_ERRORS
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed
@@ -79,7 +78,7 @@ class ReadyWitness:
             proof = self._contradicts(signed, ready) if isinstance(ready, Ready) else None
             if proof is not None:
                 open_equivocation(proof, self._run_id, self._verify)
-        except (RemoteProtocolError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (RemoteProtocolError, *DECODING_ERRORS):
             return None  # the check of the roster says whose fault that is
         return proof
 

@@ -248,6 +248,24 @@ class HeadChoice:
 
     # A chain that goes on from this peer's head
 
+    def attainable(self, mine: Digest, better: Digest, weights: Mapping[PeerId, int]) -> HeadWeight:
+        """The weight of a round on `mine` if these members commit it.
+
+        Those that have signed a better head since do not count: they have committed another round
+        in its place, or the same one without this peer. Otherwise a member of a ring that the
+        others ended without it would wait for them for as long as a ring may stand still.
+
+        Args:
+            better: another known head.
+            weights: the members, each with the tokens of its work.
+        """
+        gone = frozenset[PeerId]()
+        if self.fork_of(better, mine) == mine:
+            gone = self.signers_since(mine, better)
+        left = {peer: tokens for peer, tokens in weights.items() if peer not in gone}
+        tokens_total = self._rounds.tokens_total_of(mine) + sum(left.values())
+        return HeadWeight(self.stake_of(mine, left), tokens_total)
+
     def counts(
         self,
         head: Digest,

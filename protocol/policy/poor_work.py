@@ -10,9 +10,8 @@ Rules
 - A member gets a mark from a peer that audited its work and found it poor, where another auditor
   of that work found it poor as well.
 - An audit in which this peer finds the member's work good takes the marks away.
-- With `MARKS_MAX` marks within `MEMORY_ROUNDS` rounds the member sits out `SITS_OUT_ROUNDS` rounds,
-  and each further time twice as many, up to `SITS_OUT_ROUNDS_MAX`, unless `FORGET_ROUNDS` passed
-  since.
+- With `MARKS_MAX` marks within `MEMORY_ROUNDS` rounds the member sits out, as long as one that
+  spoils rings does (`ring_conduct.SitOut`).
 - A member that sits out is not taken into rings that this peer organises, and this peer waits for
   it in no round. It may organise rings itself, and this peer takes part in them, and in those of
   others that have it: peers that measured different audits remember different members, and a ring
@@ -29,11 +28,7 @@ from dataclasses import dataclass, field
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import MEMORY_ROUNDS, PEERS_MAX
-from gossamer.protocol.policy.ring_conduct import (
-    FORGET_ROUNDS,
-    SITS_OUT_ROUNDS,
-    SITS_OUT_ROUNDS_MAX,
-)
+from gossamer.protocol.policy.ring_conduct import SitOut
 
 MARKS_MAX = 2
 """One mark may be chance: the work of a round may lead away, and two auditors then see it."""
@@ -45,8 +40,7 @@ class _Record:
 
     marks: deque[int] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
     """Rounds whose work was found poor, since the last that was found good."""
-    sits_out_until: int = 0
-    times: int = 0
+    sit_out: SitOut = field(default_factory=SitOut)
 
 
 class PoorWork:
@@ -68,12 +62,9 @@ class PoorWork:
             self._records.popitem(last=False)
         record.marks.append(round_number)
         recent = sum(number + MEMORY_ROUNDS > round_number for number in record.marks)
-        if recent < MARKS_MAX or now_round <= record.sits_out_until:
+        if recent < MARKS_MAX or record.sit_out.holds(now_round):
             return False
-        is_again = record.times and now_round <= record.sits_out_until + FORGET_ROUNDS
-        record.times = record.times + 1 if is_again else 1
-        rounds = min(SITS_OUT_ROUNDS * 2 ** (record.times - 1), SITS_OUT_ROUNDS_MAX)
-        record.sits_out_until = now_round + rounds
+        record.sit_out.begin(now_round)
         record.marks.clear()
         return True
 
@@ -85,4 +76,4 @@ class PoorWork:
     def sits_out(self, round_number: int, member: PeerId) -> bool:
         """Returns whether a member sits out of a round's rings that this peer organises."""
         record = self._records.get(member)
-        return record is not None and round_number <= record.sits_out_until
+        return record is not None and record.sit_out.holds(round_number)

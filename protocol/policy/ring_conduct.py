@@ -76,6 +76,29 @@ class _Mark(NamedTuple):
 
 
 @dataclass
+class SitOut:
+    """When a peer sits out: each time twice as long as before, until that is forgotten."""
+
+    until: int = 0
+    """The last round that it sits out."""
+    times: int = 0
+
+    def begin(self, round_number: int) -> None:
+        """It sits out from the round after this one on."""
+        self.times = self.times + 1 if self.was_lately(round_number) else 1
+        rounds = min(SITS_OUT_ROUNDS * 2 ** (self.times - 1), SITS_OUT_ROUNDS_MAX)
+        self.until = round_number + rounds
+
+    def holds(self, round_number: int) -> bool:
+        """Returns whether it sits a round out."""
+        return round_number <= self.until
+
+    def was_lately(self, round_number: int) -> bool:
+        """Returns whether it sits out, or sat out less than `FORGET_ROUNDS` ago."""
+        return self.times > 0 and round_number <= self.until + FORGET_ROUNDS
+
+
+@dataclass
 class _Record:
     """What is held against a peer."""
 
@@ -90,8 +113,7 @@ class _Record:
     """The last round for which it is no neighbour of this peer, which it accused."""
     found_until: int = 0
     """The last round for which it is no neighbour of this peer, which accused it."""
-    sits_out_until: int = 0
-    times: int = 0
+    sit_out: SitOut = field(default_factory=SitOut)
 
 
 class RingConduct:
@@ -145,7 +167,7 @@ class RingConduct:
             record.marks.append(_Mark(round_number, accuser))
             recent = [each.accuser for each in record.marks if _counts(each.round, round_number)]
             if (
-                _sat_out_lately(record, round_number)
+                record.sit_out.was_lately(round_number)
                 or len(set(recent)) >= ACCUSERS_MAX
                 or len(recent) >= MARKS_MAX
             ):
@@ -160,7 +182,7 @@ class RingConduct:
         record = self._record(accuser)
         record.wrong.append(round_number)
         wrong = sum(_counts(number, round_number) for number in record.wrong)
-        if wrong >= WRONG_MAX or _sat_out_lately(record, round_number):
+        if wrong >= WRONG_MAX or record.sit_out.was_lately(round_number):
             self._sit_out(record, round_number)
 
     def contested(
@@ -179,7 +201,7 @@ class RingConduct:
         )
 
     def _is_doubted(self, round_number: int, peer: PeerId, record: _Record) -> bool:
-        return _sat_out_lately(record, round_number) or any(
+        return record.sit_out.was_lately(round_number) or any(
             _counts(mark.round, round_number)
             and not self._is_shared(round_number, peer, mark.accuser)
             for mark in record.contested
@@ -190,7 +212,7 @@ class RingConduct:
         record = self._records.get(accused)
         if record is None:
             return False
-        return _sat_out_lately(record, round_number) or any(
+        return record.sit_out.was_lately(round_number) or any(
             mark.accuser != accuser and _counts(mark.round, round_number)
             for mark in (*record.marks, *record.slow)
         )
@@ -203,7 +225,7 @@ class RingConduct:
     def sits_out(self, round_number: int, peer: PeerId) -> bool:
         """Returns whether a peer sits a round out."""
         record = self._records.get(peer)
-        return record is not None and round_number <= record.sits_out_until
+        return record is not None and record.sit_out.holds(round_number)
 
     def is_avoided(self, round_number: int, peer: PeerId) -> bool:
         """Returns whether a peer is to be no neighbour of this peer in a round."""
@@ -221,9 +243,7 @@ class RingConduct:
         return {each.accuser for each in marks if _counts(each.round, round_number)}
 
     def _sit_out(self, record: _Record, round_number: int) -> None:
-        record.times = record.times + 1 if _sat_out_lately(record, round_number) else 1
-        rounds = min(SITS_OUT_ROUNDS * 2 ** (record.times - 1), SITS_OUT_ROUNDS_MAX)
-        record.sits_out_until = round_number + rounds
+        record.sit_out.begin(round_number)
         record.marks.clear()
         record.wrong.clear()
 
@@ -241,10 +261,6 @@ class RingConduct:
         if len(self._records) > PEERS_MAX:
             self._records.popitem(last=False)
         return record
-
-
-def _sat_out_lately(record: _Record, round_number: int) -> bool:
-    return record.times > 0 and round_number <= record.sits_out_until + FORGET_ROUNDS
 
 
 def _counts(marked: int, now: int) -> bool:

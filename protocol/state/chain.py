@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.envelopes import decode_statement
@@ -127,10 +128,7 @@ def decode_update_index(
     Raises:
         MalformedError: the bytes are not an update index.
     """
-    try:
-        index = _update_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not an update index: {error}") from error
+    index = decoded(_update_decoder, data, "an update index")
     if encode_update_index(index) != data:
         raise MalformedError("update index that is not in canonical form")
     if len(index.averages) != num_chunks:
@@ -152,10 +150,7 @@ def decode_header(data: bytes) -> Header:
     Raises:
         MalformedError: the bytes are not a header, or a value is out of range.
     """
-    try:
-        header = _header_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a header: {error}") from error
+    header = decoded(_header_decoder, data, "a header")
     if encode_header(header) != data:
         raise MalformedError("header that is not in canonical form")
     digests = (

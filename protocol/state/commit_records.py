@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import DECODING_ERRORS, decoded
 from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
 from gossamer.protocol.state.chain import (
@@ -45,11 +46,9 @@ from gossamer.protocol.wire.statements import Ready, Roster, Signed, Span, Vote
 _WHOLE = b"\x93"
 """First byte of a whole record: an array of three. A compact one has more fields."""
 
-
 _encoder = msgspec.msgpack.Encoder()
 _whole_decoder = msgspec.msgpack.Decoder(Commit)
 _compact_decoder = msgspec.msgpack.Decoder(CompactCommit)
-_DECODING_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -72,12 +71,9 @@ def decode_commit(data: bytes | bytearray) -> Commit:
     """
     if len(data) > limits.GOSSIP_BYTES_MAX:
         raise OversizedError(f"commit record of {len(data)} bytes")
-    try:
-        if data[:1] == _WHOLE:
-            return _whole_decoder.decode(data)
-        compact = _compact_decoder.decode(data)
-    except _DECODING_ERRORS as error:
-        raise MalformedError(f"not a commit record: {error}") from error
+    if data[:1] == _WHOLE:
+        return decoded(_whole_decoder, data, "a commit record")
+    compact = decoded(_compact_decoder, data, "a commit record")
     if _encoder.encode(compact) != data:
         raise MalformedError("commit record that is not in canonical form")
     return _put_together(compact)
@@ -88,7 +84,7 @@ def compacted(commit: Commit) -> CompactCommit | None:
     try:
         compact = _compact(commit)
         return compact if _put_together(compact) == commit else None
-    except (RemoteProtocolError, *_DECODING_ERRORS):
+    except (RemoteProtocolError, *DECODING_ERRORS):
         return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
@@ -46,10 +47,7 @@ def decode_request(message: bytes | bytearray) -> Digest:
     Raises:
         MalformedError: anything but a `BlockRequest`.
     """
-    try:
-        request = _request_decoder.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a block request: {error}") from None
+    request = decoded(_request_decoder, message, "a block request")
     return _digest(request.digest)
 
 
@@ -64,10 +62,7 @@ def decode_reply(message: bytes | bytearray) -> tuple[Digest, bool]:
     Raises:
         MalformedError: anything but a `BlockReply`.
     """
-    try:
-        reply = _reply_decoder.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a block reply: {error}") from None
+    reply = decoded(_reply_decoder, message, "a block reply")
     return _digest(reply.digest), reply.found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
@@ -48,10 +49,7 @@ def decode_chain_request(message: bytes | bytearray) -> ChainRequest:
     Raises:
         MalformedError: anything else.
     """
-    try:
-        request = _request_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a chain request: {error}") from error
+    request = decoded(_request_decoder, message, "a chain request")
     if len(request.head) != DIGEST_BYTES:
         raise MalformedError("chain request for something that is no head")
     return request
@@ -63,10 +61,7 @@ def decode_chain_reply(message: bytes | bytearray) -> list[bytes]:
     Raises:
         MalformedError: anything else, or too many records.
     """
-    try:
-        records = _reply_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not commit records: {error}") from error
+    records = decoded(_reply_decoder, message, "commit records")
     if len(records) > limits.HEADERS_PER_REPLY_MAX:
         raise MalformedError(f"{len(records)} commit records in one reply")
     return records

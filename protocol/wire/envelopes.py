@@ -12,7 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.decoding import decoded
+from gossamer.protocol.errors import ForgedError, OversizedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.statement_checks import check_statement
@@ -77,10 +78,7 @@ def decode_signed(data: bytes | bytearray | memoryview) -> Signed:
     """Raises MalformedError or OversizedError; says nothing about the signature."""
     if len(data) > limits.GOSSIP_BYTES_MAX:
         raise OversizedError(f"statement of {len(data)} bytes")
-    try:
-        return _signed_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a signed statement: {error}") from error
+    return decoded(_signed_decoder, data, "a signed statement")
 
 
 def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
@@ -95,10 +93,7 @@ def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
         PeerId(signed.author), signing_bytes(run_id, signed.payload), signed.signature
     ):
         raise ForgedError(f"{signed.author} did not sign this statement for this run")
-    try:
-        statement = _statement_decoder.decode(signed.payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a statement: {error}") from error
+    statement = decoded(_statement_decoder, signed.payload, "a statement")
     check_statement(statement)
     return statement
 

@@ -15,6 +15,7 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc.messages import Step
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.small_model import INNER, MODEL
 
 torch.set_num_threads(1)
 
@@ -39,32 +40,12 @@ def train(trainer: LocalTrainer, shard: str, num_steps: int, first: int = 0) -> 
 
 @pytest.fixture
 def model_config() -> ModelConfig:
-    return ModelConfig(
-        num_layers=2,
-        width=32,
-        num_heads=4,
-        num_kv_heads=2,
-        hidden_width=48,
-        vocabulary=64,
-        context=16,
-        tied_embeddings=True,
-    )
+    return MODEL
 
 
 @pytest.fixture
 def inner_config() -> InnerConfig:
-    return InnerConfig(
-        learning_rate=1e-2,
-        warmup_steps=4,
-        total_steps=100,
-        final_fraction=0.1,
-        beta1=0.9,
-        beta2=0.95,
-        epsilon=1e-8,
-        weight_decay=0.1,
-        clip_norm=1.0,
-        sequences_per_step=4,
-    )
+    return INNER
 
 
 @pytest.fixture

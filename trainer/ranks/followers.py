@@ -148,9 +148,11 @@ class Followers:
         Raises:
             TrainerError: one is gone, or cannot go on.
         """
+        ends = time.monotonic() + END_SECONDS
         with suppress(queue.Empty):
-            while True:
-                self._require_well(*self._words.get(timeout=END_SECONDS))
+            while True:  # signs of work of the others do not lengthen the wait
+                left = max(0.0, ends - time.monotonic())
+                self._require_well(*self._words.get(timeout=left))
 
     def close(self) -> None:
         """Ends all processes, within `END_SECONDS` and a little. May be called from any thread, and

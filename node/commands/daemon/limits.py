@@ -10,7 +10,7 @@ from gossamer.node.base.owner_limits import (
     SETTING_OF,
     UNITS,
     changed,
-    pairs_of,
+    changes_of,
     rule_text,
     source_of,
     with_limits,
@@ -74,8 +74,7 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
         raise ConfigError([f"write `gossamer {command}`, or `gossamer {command} set {example}`"])
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
-    wanted = pairs_of(words[1:])
-    changed({}, wanted)
+    wanted = changes_of(words[1:])
     try:
         change_limits(state_dir, wanted)
     except StartingError:

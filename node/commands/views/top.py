@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gossamer.node.app.client import ClientError, Order, change_limits, fetch_status, give_order
-from gossamer.node.base.owner_limits import OFF, changed, pairs_of
+from gossamer.node.base.owner_limits import OFF, changes_of
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
@@ -149,10 +149,9 @@ class TypedLine:
 def _change(state_dir: StateDir, typed: str) -> str:
     """Changes the limits and rules of a line, and returns what to tell."""
     try:
-        wanted = pairs_of(shlex.split(typed))
+        wanted = changes_of(shlex.split(typed))
         if not wanted:
             return ""
-        changed({}, wanted)
         change_limits(state_dir, wanted)
     except (ConfigError, ClientError) as error:
         return str(error)

@@ -14,37 +14,17 @@ import numpy as np
 import pytest
 import trio
 import zstandard
+from msgspec.structs import replace
 
 from gossamer.node.machine import trainer_exit, trainer_process
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerEvent, TrainerGoneError, TrainerProcess
-from gossamer.protocol.manifest import InnerConfig
-from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
+from tests.support import small_model
 
-MODEL = ModelConfig(
-    num_layers=1,
-    width=32,
-    num_heads=4,
-    num_kv_heads=2,
-    hidden_width=48,
-    vocabulary=64,
-    context=16,
-    tied_embeddings=True,
-)
-INNER = InnerConfig(
-    learning_rate=1e-2,
-    warmup_steps=4,
-    total_steps=10_000,
-    final_fraction=0.1,
-    beta1=0.9,
-    beta2=0.95,
-    epsilon=1e-8,
-    weight_decay=0.1,
-    clip_norm=1.0,
-    sequences_per_step=4,
-)
+MODEL = replace(small_model.MODEL, num_layers=1)
+INNER = replace(small_model.INNER, total_steps=10_000)
 Event = TypeVar("Event", bound=TrainerEvent)
 
 # Generous: several of these start torch on a machine that is busy with other tests.

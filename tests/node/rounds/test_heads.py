@@ -125,8 +125,11 @@ class Chain:
         async def main() -> bool:
             self.heads.better()
             await trio.sleep(seconds)
-            attainable = self.heads.attainable(dict.fromkeys(ring, TOKENS))
-            return is_round_overtaken(self.heads, MY_RING, attainable, is_at_work=is_at_work).holds
+            weights = dict.fromkeys(ring, TOKENS)
+            better = self.heads.better()
+            return is_round_overtaken(
+                self.heads, better, MY_RING, weights, is_at_work=is_at_work
+            ).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
 

@@ -19,7 +19,6 @@ from gossamer.node.rounds.decisions import (
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy.head_choice import HeadWeight
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.round import Round
@@ -203,13 +202,9 @@ class Turn:
         first = checks.path(mine, better.head)[-1:]
         ring_id = None if machine.ring is None else machine.ring.ring_id
         is_on_mine = not checks.path(better.head, mine)
-        # As in the daemon (`Heads.attainable`).
-        gone = checks.choice.signers_since(mine, better.head) if is_on_mine else ()
-        left = {peer: tokens for peer, tokens in machine.attainable.items() if peer not in gone}
-        tokens_total = checks.choice.weight(mine, mine).tokens_total + sum(left.values())
         decision = is_overtaken(
             better,
-            HeadWeight(checks.choice.stake_of(mine, left), tokens_total),
+            checks.choice.attainable(mine, better.head, machine.attainable),
             self._peer.now,
             is_on_mine=is_on_mine,
             is_finishing=machine.successor is not None

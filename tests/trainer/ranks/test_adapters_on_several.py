@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.trainer.model import Decoder
+from tests.support.small_model import INNER, MODEL
 from tests.trainer.conftest import train
-from tests.trainer.ranks.several import INNER, MODEL, others, spread_over
+from tests.trainer.ranks.several import others, spread_over
 from tests.trainer.test_adapters import LORA, trainer_of, write_blocks
 
 

@@ -20,8 +20,9 @@ from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.ranks import followers as followers_module
+from tests.support.small_model import INNER, MODEL
 from tests.trainer.conftest import MakeTrainer, train
-from tests.trainer.ranks.several import INNER, MODEL, others, spread_over
+from tests.trainer.ranks.several import others, spread_over
 
 
 @pytest.fixture

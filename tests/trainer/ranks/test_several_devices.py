@@ -19,8 +19,9 @@ from gossamer.trainer.ranks.spread import Spread
 from gossamer.trainer.ranks.starting import useful
 from gossamer.trainer.resources.device import choose_devices
 from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.small_model import INNER, MODEL
 from tests.trainer.conftest import MakeTrainer, train
-from tests.trainer.ranks.several import INNER, MODEL, others, spread_over
+from tests.trainer.ranks.several import others, spread_over
 
 LOSS_TOLERANCE = 1e-5
 """Relative, of a step's loss: sums of fp32 in another order."""
