@@ -1,0 +1,375 @@
+"""Votes of members that put a branch of an invite-only run out: who counts, and when it holds.
+
+Rules
+-----
+- A vote names a committed head. It counts on the chain of a peer if that chain has this head and
+  is `UNDO_ROUNDS_MAX` rounds beyond it, so that the choice of a head undoes it for nobody alone.
+- At a head H those votes on one target count together that name H or a head of the `VOTE_ROUNDS`
+  before it. They *hold* if their voters have at least two thirds of the stake at H
+  (`head_choice`), where each branch is cut to a quarter of it (`branch_caps`). Every head is tried
+  that a voter with stake there names, the newest first. So the answer follows from votes and
+  headers alone, and one more vote never makes it a no.
+- The target and those below it keep their place in the whole. Were they left out, half of the rest
+  of a run would put out one branch after the other. A single hostile branch has at most a quarter
+  of four branches or more, so the others always have the two thirds.
+- Votes of peers without an entry are forgotten, and so are votes on roots and on what nobody came
+  in by. A member without stake at H adds nothing there. A voter that is out itself counts as long
+  as the headers say so: else the answer would follow from the order in which news comes.
+- A voter has `VOTES_MAX` votes, those with the newest heads. A vote ends `VOTE_ROUNDS` after its
+  head: headers of older rounds are gone, so newcomers could not count it.
+- What held once holds for good, also where a voter signs other votes later. The votes that put a
+  target out are kept and shown to members that do not know it. Headers go, so each member that saw
+  it hold *confirms* it with a vote of its own at a newer head, now and every `CONFIRM_ROUNDS`.
+
+This module has no I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from gossamer.protocol.errors import ForgedError
+from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.policy.branch_caps import branch_cap, capped_total
+from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
+from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.standing import STANDING_ROUNDS
+from gossamer.protocol.wire.envelopes import Sign, Verify
+from gossamer.protocol.wire.expulsion_messages import (
+    EXPELLED_MAX,
+    EXPULSION_PAGE_BYTES_MAX,
+    VOTE_BYTES_MAX,
+    VOTES_MAX,
+    ExpulsionPage,
+    ExpulsionVote,
+    SavedExpulsions,
+    expulsion_digest,
+)
+
+VOTE_ROUNDS = KEPT_ROUNDS - STANDING_ROUNDS
+"""Rounds after its head in which a vote counts: so long all nodes keep the headers that count it.
+With rounds of a minute that is sixteen hours, in which friends can be asked."""
+
+CONFIRM_ROUNDS = STANDING_ROUNDS
+"""Rounds between two confirmations. A newcomer that begins at a signed checkpoint has the headers
+of more rounds than that, so it finds votes that it can count."""
+
+AHEAD_ROUNDS = 4 * STANDING_ROUNDS
+"""Rounds by which a vote may name a newer head than this peer has settled. One of a later head is
+left to the next exchange: else one voter could sign ever later ones and have each passed on."""
+
+
+class Standings(Protocol):
+    """The stake at the heads of one peer's own chain."""
+
+    @property
+    def settled_round(self) -> int:
+        """The newest round that votes may name and that is settled here; 0: none yet."""
+
+    def head_at(self, round_number: int, /) -> Digest | None:
+        """Returns the head of a settled round on the own chain; None for another round."""
+
+    def stakes_at(self, head: Digest, /) -> Mapping[PeerId, int]:
+        """Returns the stake of each peer that has one at a head that `head_at` returned."""
+
+
+class Tally(NamedTuple):
+    """The votes on one target at one head."""
+
+    voters: frozenset[PeerId]
+    """Voters with stake there."""
+    support: int
+    """Their stake, each branch cut to its share; in tokens."""
+    total: int
+    """That of all peers."""
+    needed: int | None
+    """Fewest members with whose votes it holds, the voters included; None if it cannot hold even
+    with the votes of all but the target and those below it."""
+
+    @property
+    def holds(self) -> bool:
+        return self.total > 0 and 3 * self.support >= 2 * self.total
+
+
+class Expulsions:
+    """The votes that one node knows, and the targets that they have put out."""
+
+    def __init__(self, roll: Roll, verify: Verify) -> None:
+        self._roll = roll
+        self._verify = verify
+        self._votes: dict[bytes, dict[bytes, ExpulsionVote]] = {}
+        """By target, then by voter."""
+        self._num_votes: Counter[bytes] = Counter()
+        """By voter."""
+        self._proofs: dict[bytes, tuple[ExpulsionVote, ...]] = {}
+        """Of each target that is out, votes that hold."""
+        self._digests: list[Digest] | None = None
+
+    @property
+    def expelled(self) -> frozenset[bytes]:
+        """Keys of the members and invitations that votes have put out."""
+        return frozenset(self._proofs)
+
+    def proof_of(self, target: bytes) -> tuple[ExpulsionVote, ...]:
+        """Returns the votes that put a target out; none if it is not out by votes."""
+        return self._proofs.get(target, ())
+
+    def targets(self) -> frozenset[bytes]:
+        """Returns the targets on which votes are open."""
+        return frozenset(self._votes) - self.expelled
+
+    def vote_of(self, voter: PeerId, target: bytes) -> ExpulsionVote | None:
+        """Returns the newest vote of a voter on a target."""
+        return self._votes.get(target, {}).get(public_key_of(voter))
+
+    # Taking votes
+
+    def fresh(self, votes: Iterable[ExpulsionVote], settled_round: int) -> list[ExpulsionVote]:
+        """Returns the votes that may change something. Their signatures are to be checked
+        (`check`), and no others: signatures take time, and anybody can make many."""
+        found = []
+        for vote in votes:
+            held = self._votes.get(vote.target, {}).get(vote.voter)
+            is_in_time = 0 < vote.round + VOTE_ROUNDS - settled_round <= VOTE_ROUNDS + AHEAD_ROUNDS
+            is_newer = held is None or _age_key(held) < _age_key(vote)
+            counts = is_newer or vote.target not in self._proofs
+            if vote != held and is_in_time and counts and self._is_known(vote):
+                found.append(vote)
+        return found
+
+    def _is_known(self, vote: ExpulsionVote) -> bool:
+        roll = self._roll
+        voter, target = peer_of(vote.voter), peer_of(vote.target)
+        if not roll.was_member(voter) or vote.target in roll.roots:
+            return False
+        return roll.was_member(target) or roll.is_used(vote.target)
+
+    def check(self, votes: Iterable[ExpulsionVote]) -> None:
+        """Raises ForgedError for a vote that its voter did not sign."""
+        for vote in votes:
+            signed = vote.signing_bytes(self._roll.run_id)
+            if not self._verify(peer_of(vote.voter), signed, vote.signature):
+                raise ForgedError("a vote that its voter did not sign")
+
+    def take(
+        self, votes: Sequence[ExpulsionVote], standings: Standings
+    ) -> tuple[list[ExpulsionVote], frozenset[bytes]]:
+        """Takes checked votes of `fresh`. Returns those that are kept, and the targets that are out
+        now and were not before."""
+        by_target: dict[bytes, list[ExpulsionVote]] = {}
+        for vote in votes:
+            by_target.setdefault(vote.target, []).append(vote)
+        # All of them count at once, before any gives way to newer ones of its voter.
+        out = frozenset(
+            target
+            for target, brought in sorted(by_target.items())
+            if self._decide(target, brought, standings)
+        )
+        return [vote for vote in votes if self._keep(vote)], out
+
+    def advance(self, standings: Standings) -> frozenset[bytes]:
+        """There are new rounds: forgets votes that have ended, and returns the targets that are out
+        now and were not before."""
+        oldest = standings.settled_round - VOTE_ROUNDS
+        for vote in list(self._all()):
+            if vote.round <= oldest or not self._is_known(vote):
+                self._forget(vote)
+        return frozenset(
+            target for target in sorted(self._votes) if self._decide(target, (), standings)
+        )
+
+    def _decide(
+        self, target: bytes, brought: Collection[ExpulsionVote], standings: Standings
+    ) -> bool:
+        """Returns whether a target is out now and was not before. The proof of one that is out
+        becomes newer if there are votes for it."""
+        proof = self._proofs.get(target)
+        if proof is None and len(self._proofs) >= EXPELLED_MAX:
+            return False
+        counted = [
+            vote
+            for vote in (*self._votes.get(target, {}).values(), *brought)
+            if standings.head_at(vote.round) == vote.head
+        ]
+        proven_round = 0 if proof is None else max(vote.round for vote in proof)
+        for round_number in sorted({vote.round for vote in counted}, reverse=True):
+            if round_number <= proven_round:
+                return False
+            head = standings.head_at(round_number)
+            assert head is not None
+            stakes, there = standings.stakes_at(head), _at(counted, round_number)
+            tally = self._tally(there, stakes)
+            names_it = any(vote.round == round_number for vote in _of(tally.voters, there))
+            # Without one, others would not know at which head to count these votes.
+            if names_it and tally.holds:
+                self._proofs[target] = _of(tally.voters, there)
+                self._digests = None
+                return proof is None
+        return False
+
+    def _keep(self, vote: ExpulsionVote) -> bool:
+        """Keeps a vote among the newest of its voter; says whether it is kept."""
+        held = self._votes.get(vote.target, {}).get(vote.voter)
+        if held is not None:
+            if _age_key(held) >= _age_key(vote):
+                return False
+            self._forget(held)
+        self._digests = None
+        self._votes.setdefault(vote.target, {})[vote.voter] = vote
+        self._num_votes[vote.voter] += 1
+        if self._num_votes[vote.voter] > VOTES_MAX:
+            voter = vote.voter
+            own = [by_voter[voter] for by_voter in self._votes.values() if voter in by_voter]
+            oldest = min(own, key=_age_key)
+            self._forget(oldest)
+            return oldest != vote
+        return True
+
+    def _forget(self, vote: ExpulsionVote) -> None:
+        self._digests = None
+        by_voter = self._votes[vote.target]
+        del by_voter[vote.voter]
+        if not by_voter:
+            del self._votes[vote.target]
+        self._num_votes[vote.voter] -= 1
+
+    # Voting
+
+    def vote(
+        self, voter: PeerId, target: bytes, standings: Standings, sign: Sign
+    ) -> ExpulsionVote | None:
+        """Returns a vote at the newest settled head, signed; None if there is none yet."""
+        round_number = standings.settled_round
+        head = standings.head_at(round_number)
+        if head is None:
+            return None
+        blank = ExpulsionVote(public_key_of(voter), target, round_number, head, b"")
+        signature = sign(blank.signing_bytes(self._roll.run_id))
+        return ExpulsionVote(blank.voter, target, round_number, head, signature)
+
+    def is_due(self, voter: PeerId, target: bytes, standings: Standings) -> bool:
+        """Returns whether a member that wants a target out, or knows that it is, votes now: it has
+        stake, and no vote that counts on this chain, or an old one."""
+        head = standings.head_at(standings.settled_round)
+        if head is None or not standings.stakes_at(head).get(voter, 0):
+            return False
+        held = self.vote_of(voter, target)
+        return (
+            held is None
+            or held.round + CONFIRM_ROUNDS <= standings.settled_round
+            or standings.head_at(held.round) != held.head
+        )
+
+    def tally(
+        self, target: bytes, standings: Standings, also: Collection[PeerId] = ()
+    ) -> Tally | None:
+        """Returns the votes on a target at the newest settled head, for people; None without one.
+
+        Args:
+            also: members that are counted as if they had voted.
+        """
+        head = standings.head_at(standings.settled_round)
+        if head is None:
+            return None
+        counted = [
+            vote
+            for vote in self._votes.get(target, {}).values()
+            if standings.head_at(vote.round) == vote.head
+        ]
+        there = {peer_of(each) for each in _at(counted, standings.settled_round)} | {*also}
+        stakes = standings.stakes_at(head)
+        tally = self._tally(map(public_key_of, there), stakes)
+        against = self._roll.put_out_with(target)
+        others = [peer for peer in stakes if peer not in {*tally.voters, *against}]
+        more = sorted(others, key=lambda peer: (-stakes[peer], peer))
+        for number in range(len(more) + 1):
+            voters = map(public_key_of, [*tally.voters, *more[:number]])
+            if self._tally(voters, stakes).holds:
+                return tally._replace(needed=len(tally.voters) + number)
+        return tally
+
+    def _tally(self, voters: Iterable[bytes], stakes: Mapping[PeerId, int]) -> Tally:
+        branch_of = self._roll.branch_of
+        cap = branch_cap(stakes, branch_of)
+        chosen = {peer: stakes[peer] for peer in map(peer_of, voters) if stakes.get(peer, 0) > 0}
+        support = capped_total(chosen, branch_of, cap)
+        return Tally(frozenset(chosen), support, capped_total(stakes, branch_of, cap), None)
+
+    # Exchanges
+
+    def _all(self) -> Iterable[ExpulsionVote]:
+        for _, by_voter in sorted(self._votes.items()):
+            for _, vote in sorted(by_voter.items()):
+                yield vote
+
+    def digests(self) -> list[Digest]:
+        """Returns what names all votes and all targets that are out."""
+        if self._digests is None:
+            out = [expulsion_digest(self._roll.run_id, target) for target in sorted(self._proofs)]
+            self._digests = [*out, *(vote.digest for vote in self._all())]
+        return self._digests
+
+    def digest(self) -> Digest:
+        """Returns the digest of all: two nodes that hold the same have the same."""
+        return digest_of(b"".join(self.digests()))
+
+    def pieces(self, digests: Collection[Digest]) -> ExpulsionPage:
+        """Returns the votes behind these digests, up to `EXPULSION_PAGE_BYTES_MAX`; those that put
+        one target out together."""
+        found: dict[ExpulsionVote, None] = {}
+        left = EXPULSION_PAGE_BYTES_MAX // VOTE_BYTES_MAX
+        for target, proof in sorted(self._proofs.items()):
+            if expulsion_digest(self._roll.run_id, target) in digests and len(proof) <= left:
+                found.update(dict.fromkeys(proof))
+                left -= len(proof)
+        for vote in self._all():
+            if left > 0 and vote.digest in digests and vote not in found:
+                found[vote] = None
+                left -= 1
+        return ExpulsionPage(tuple(found))
+
+    def saved(self) -> SavedExpulsions:
+        """Returns all that this node holds, for its disk."""
+        return SavedExpulsions(
+            tuple(self._all()), tuple(proof for _, proof in sorted(self._proofs.items()))
+        )
+
+    def restore(self, saved: SavedExpulsions) -> None:
+        """Takes what this node held in an earlier life. What was out is out: the headers that said
+        so may be gone.
+
+        Raises:
+            ForgedError: a signature is false.
+        """
+        for votes in (saved.votes, *saved.expelled):
+            self.check(votes)
+        for proof in saved.expelled:
+            self._proofs[proof[0].target] = proof
+        for vote in saved.votes:
+            self._keep(vote)
+
+
+def _at(votes: Iterable[ExpulsionVote], round_number: int) -> dict[bytes, ExpulsionVote]:
+    """Returns the votes that count together at a round, by voter."""
+    found: dict[bytes, ExpulsionVote] = {}
+    for vote in votes:
+        held = found.get(vote.voter)
+        if round_number - VOTE_ROUNDS < vote.round <= round_number and (
+            held is None or held.round < vote.round
+        ):
+            found[vote.voter] = vote
+    return found
+
+
+def _of(
+    voters: Collection[PeerId], votes: Mapping[bytes, ExpulsionVote]
+) -> tuple[ExpulsionVote, ...]:
+    return tuple(vote for voter, vote in sorted(votes.items()) if peer_of(voter) in voters)
+
+
+def _age_key(vote: ExpulsionVote) -> tuple[int, bytes, bytes]:
+    """Returns a key by which the votes of one voter are ordered alike everywhere."""
+    return (vote.round, vote.target, vote.digest)
