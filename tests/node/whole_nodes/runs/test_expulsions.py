@@ -17,6 +17,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import public_key_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.expulsions import CONFIRM_ROUNDS
+from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
 from gossamer.protocol.wire.invitation_messages import encode
 from tests.support.node_world import (
     FIRST_UNIX_SECONDS,
@@ -169,7 +170,9 @@ def test_members_confirm_a_vote_at_newer_heads(tmp_path: Path) -> None:
         desk = desk_of(world, "c")
         assert desk.withdraw(world.identity("d").peer_id)
         assert not desk.withdraw(world.identity("d").peer_id)
-        await world.reach(world.round("a") + 2 * CONFIRM_ROUNDS, *"abc", seconds=600.0)
+        await world.reach(
+            world.round("a") + CONFIRM_ROUNDS + 2 * VOTE_PERIOD, *"abc", seconds=600.0
+        )
         await world.until(lambda: proven_round() >= first + CONFIRM_ROUNDS)
         assert len(keeper.expulsions.proof_of(key)) == 3
 
