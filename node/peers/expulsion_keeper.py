@@ -24,7 +24,7 @@ from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, PeerId, short
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
 from gossamer.protocol.policy.expulsions import Expulsions, Standings
 from gossamer.protocol.policy.roll import Changes, Roll
 from gossamer.protocol.policy.roll_order import peer_of
@@ -33,6 +33,7 @@ from gossamer.protocol.wire.expulsion_messages import (
     EXPULSION_PROTOCOL,
     ExpulsionPage,
     ExpulsionVote,
+    SavedExpulsions,
     decode_expulsion_digests,
     decode_expulsion_page,
     encode_page,
@@ -67,7 +68,11 @@ class ExpulsionKeeper:
         self._file = file
         self._topic = f"gossamer/{roll.run_id.hex()}/expulsions"
         self._is_saved = True
-        self._settled_round = 0
+        self._saved = SavedExpulsions((), ())
+        """What the disk has."""
+        self._settled_head: Digest | None = None
+        """At which votes were counted last."""
+        self._expelled = frozenset[bytes]()
 
     def load(self) -> None:
         """Takes what an earlier life has left, and puts out whom it says."""
@@ -75,9 +80,11 @@ class ExpulsionKeeper:
             saved = self._file.read()
             if saved is not None:
                 self.expulsions.restore(saved)
+                self._saved = saved
         except (DamagedRollError, RemoteProtocolError) as error:
             log.warning("the votes cannot be read; the other members have them", error=str(error))
-        self._roll.expel(self.expulsions.expelled)
+        self._expelled = self.expulsions.expelled
+        self._roll.expel(self._expelled)
 
     def open(self) -> None:
         """Serves members."""
@@ -90,17 +97,24 @@ class ExpulsionKeeper:
             wishes = await run_in_thread(self._file.wishes)
             self._advance()
             await self._vote(wishes)
-            if not self._is_saved:
-                saved, self._is_saved = self.expulsions.saved(), True
+            saved = self._saved if self._is_saved else self.expulsions.saved()
+            self._is_saved = True
+            if saved != self._saved:
+                self._saved = saved
                 await run_in_thread(lambda saved=saved: self._file.save(saved))  # type: ignore[misc]
             await trio.sleep(LOOK_SECONDS)
 
     def _advance(self) -> None:
         """Counts anew when there are new rounds."""
-        if self.standings is None or self.standings.settled_round == self._settled_round:
+        standings = self.standings
+        if standings is None:
             return
-        self._settled_round = self.standings.settled_round
-        self._put_out(self.expulsions.advance(self.standings))
+        settled_head = standings.head_at(standings.settled_round)
+        if settled_head != self._settled_head:
+            self._settled_head = settled_head
+            self.expulsions.advance(standings)
+            self._is_saved = False
+            self._follow()
 
     async def _vote(self, wishes: Iterable[bytes]) -> None:
         """Votes where the operator wants it, and confirms what the members have decided."""
@@ -128,18 +142,19 @@ class ExpulsionKeeper:
     def _take(self, votes: Sequence[ExpulsionVote]) -> bool:
         """Takes checked votes. Returns whether one of them is news."""
         assert self.standings is not None
-        kept, out = self.expulsions.take(votes, self.standings)
+        kept = self.expulsions.take(votes, self.standings)
         if kept:
             self._is_saved = False
-        self._put_out(out)
-        return bool(kept or out)
+        return self._follow() or bool(kept)
 
-    def _put_out(self, targets: frozenset[bytes]) -> None:
-        if not targets:
-            return
+    def _follow(self) -> bool:
+        """Puts out whom votes put out by now. Returns whether there is a change."""
+        before, expelled = self._expelled, self.expulsions.expelled
+        if before == expelled:
+            return False
+        self._expelled = expelled
         self._is_saved = False
-        changes = self._roll.expel(self.expulsions.expelled)
-        for target in sorted(targets):
+        for target in sorted(expelled - before):
             proof = self.expulsions.proof_of(target)
             log.warning(
                 "the members have put a peer out by a vote, with all that came in through it",
@@ -147,7 +162,13 @@ class ExpulsionKeeper:
                 round=max(vote.round for vote in proof),
                 voters=len(proof),
             )
-        self.changed(changes)
+        for target in sorted(before - expelled):
+            log.warning(
+                "a peer is in again: the chain went on without the round at which it was voted out",
+                target=peer_of(target),
+            )
+        self.changed(self._roll.expel(expelled))
+        return True
 
     # Members
 

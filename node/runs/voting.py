@@ -119,7 +119,7 @@ def in_words(vote: OpenVote) -> str:
     share = f"{100 * tally.support / tally.total:.0f} % of the standing" if tally.total else ""
     if tally.needed is None:
         return (
-            f"{len(tally.voters)} have voted, {share}: the others together have less than two "
+            f"{len(tally.voters)} have voted, with {share}; all others together have less than two "
             "thirds, so only a root or a sponsor can put it out"
         )
-    return f"{len(tally.voters)} of {tally.needed} needed, {share} of 67 %"
+    return f"{len(tally.voters)} of {tally.needed} needed; they have {share}, and two thirds decide"

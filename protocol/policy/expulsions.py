@@ -17,9 +17,11 @@ Rules
   as the headers say so: else the answer would follow from the order in which news comes.
 - A voter has `VOTES_MAX` votes, those with the newest heads. A vote ends `VOTE_ROUNDS` after its
   head: headers of older rounds are gone, so newcomers could not count it.
-- What held once holds for good, also where a voter signs other votes later. The votes that put a
-  target out are kept and shown to members that do not know it. Headers go, so each member that saw
-  it hold *confirms* it with a vote of its own at a newer head, now and every `CONFIRM_ROUNDS`.
+- What held once holds for good, also where a voter signs other votes later: the votes that put a
+  target out first, and the newest ones that do, are kept and shown to members that do not know it.
+  It ends only on a chain that has other heads in the places of both.
+- Headers go, so each member that saw it hold *confirms* it with a vote of its own at a newer head,
+  now and every `CONFIRM_ROUNDS`.
 
 This module has no I/O and no clock.
 """
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
@@ -94,6 +96,10 @@ class Tally(NamedTuple):
         return self.total > 0 and 3 * self.support >= 2 * self.total
 
 
+Proof: TypeAlias = tuple[ExpulsionVote, ...]
+"""Votes that hold together at the newest head among them."""
+
+
 class Expulsions:
     """The votes that one node knows, and the targets that they have put out."""
 
@@ -104,8 +110,8 @@ class Expulsions:
         """By target, then by voter."""
         self._num_votes: Counter[bytes] = Counter()
         """By voter."""
-        self._proofs: dict[bytes, tuple[ExpulsionVote, ...]] = {}
-        """Of each target that is out, votes that hold."""
+        self._proofs: dict[bytes, tuple[Proof, ...]] = {}
+        """Of each target that is out, the first votes that held, and the newest if there are."""
         self._digests: list[Digest] | None = None
 
     @property
@@ -113,9 +119,9 @@ class Expulsions:
         """Keys of the members and invitations that votes have put out."""
         return frozenset(self._proofs)
 
-    def proof_of(self, target: bytes) -> tuple[ExpulsionVote, ...]:
-        """Returns the votes that put a target out; none if it is not out by votes."""
-        return self._proofs.get(target, ())
+    def proof_of(self, target: bytes) -> Proof:
+        """Returns the newest votes that put a target out; none if it is not out by votes."""
+        return self._proofs[target][-1] if target in self._proofs else ()
 
     def targets(self) -> frozenset[bytes]:
         """Returns the targets on which votes are open."""
@@ -154,61 +160,60 @@ class Expulsions:
             if not self._verify(peer_of(vote.voter), signed, vote.signature):
                 raise ForgedError("a vote that its voter did not sign")
 
-    def take(
-        self, votes: Sequence[ExpulsionVote], standings: Standings
-    ) -> tuple[list[ExpulsionVote], frozenset[bytes]]:
-        """Takes checked votes of `fresh`. Returns those that are kept, and the targets that are out
-        now and were not before."""
+    def take(self, votes: Sequence[ExpulsionVote], standings: Standings) -> list[ExpulsionVote]:
+        """Takes checked votes of `fresh`, and returns those that are kept. Ask `expelled` after
+        it."""
         by_target: dict[bytes, list[ExpulsionVote]] = {}
         for vote in votes:
             by_target.setdefault(vote.target, []).append(vote)
         # All of them count at once, before any gives way to newer ones of its voter.
-        out = frozenset(
-            target
-            for target, brought in sorted(by_target.items())
-            if self._decide(target, brought, standings)
-        )
-        return [vote for vote in votes if self._keep(vote)], out
+        for target, brought in sorted(by_target.items()):
+            self._decide(target, brought, standings)
+        return [vote for vote in votes if self._keep(vote)]
 
-    def advance(self, standings: Standings) -> frozenset[bytes]:
-        """There are new rounds: forgets votes that have ended, and returns the targets that are out
-        now and were not before."""
+    def advance(self, standings: Standings) -> None:
+        """There are new rounds: forgets votes that have ended, and counts anew. Ask `expelled`
+        after it."""
         oldest = standings.settled_round - VOTE_ROUNDS
         for vote in list(self._all()):
             if vote.round <= oldest or not self._is_known(vote):
                 self._forget(vote)
-        return frozenset(
-            target for target in sorted(self._votes) if self._decide(target, (), standings)
-        )
+        for target, proofs in sorted(self._proofs.items()):
+            left = tuple(each for each in proofs if not _is_contradicted(each, standings))
+            if left != proofs:
+                self._digests = None
+                self._proofs[target] = left
+                if not left:
+                    del self._proofs[target]
+        for target in sorted(self._votes):
+            self._decide(target, (), standings)
 
     def _decide(
         self, target: bytes, brought: Collection[ExpulsionVote], standings: Standings
-    ) -> bool:
-        """Returns whether a target is out now and was not before. The proof of one that is out
-        becomes newer if there are votes for it."""
-        proof = self._proofs.get(target)
-        if proof is None and len(self._proofs) >= EXPELLED_MAX:
-            return False
+    ) -> None:
+        """Finds out whether votes put a target out. The proof of one that is out becomes newer if
+        there are votes for it."""
+        proofs = self._proofs.get(target, ())
+        if not proofs and len(self._proofs) >= EXPELLED_MAX:
+            return
         counted = [
             vote
             for vote in (*self._votes.get(target, {}).values(), *brought)
             if standings.head_at(vote.round) == vote.head
         ]
-        proven_round = 0 if proof is None else max(vote.round for vote in proof)
+        proven_round = _newest(proofs[-1]).round if proofs else 0
         for round_number in sorted({vote.round for vote in counted}, reverse=True):
-            if round_number <= proven_round:
-                return False
             head = standings.head_at(round_number)
-            assert head is not None
+            if round_number <= proven_round or head is None:
+                return
             stakes, there = standings.stakes_at(head), _at(counted, round_number)
             tally = self._tally(there, stakes)
-            names_it = any(vote.round == round_number for vote in _of(tally.voters, there))
-            # Without one, others would not know at which head to count these votes.
-            if names_it and tally.holds:
-                self._proofs[target] = _of(tally.voters, there)
+            proof = _of(tally.voters, there)
+            # Without a vote that names it, others would not know at which head to count these.
+            if tally.holds and _newest(proof).round == round_number:
+                self._proofs[target] = (*proofs[:1], proof)
                 self._digests = None
-                return proof is None
-        return False
+                return
 
     def _keep(self, vote: ExpulsionVote) -> bool:
         """Keeps a vote among the newest of its voter; says whether it is kept."""
@@ -321,10 +326,12 @@ class Expulsions:
         one target out together."""
         found: dict[ExpulsionVote, None] = {}
         left = EXPULSION_PAGE_BYTES_MAX // VOTE_BYTES_MAX
-        for target, proof in sorted(self._proofs.items()):
-            if expulsion_digest(self._roll.run_id, target) in digests and len(proof) <= left:
-                found.update(dict.fromkeys(proof))
-                left -= len(proof)
+        for target, proofs in sorted(self._proofs.items()):
+            if expulsion_digest(self._roll.run_id, target) in digests:
+                for proof in reversed(proofs):
+                    if len(proof) <= left:
+                        found.update(dict.fromkeys(proof))
+                        left -= len(proof)
         for vote in self._all():
             if left > 0 and vote.digest in digests and vote not in found:
                 found[vote] = None
@@ -334,7 +341,8 @@ class Expulsions:
     def saved(self) -> SavedExpulsions:
         """Returns all that this node holds, for its disk."""
         return SavedExpulsions(
-            tuple(self._all()), tuple(proof for _, proof in sorted(self._proofs.items()))
+            tuple(self._all()),
+            tuple(proof for _, proofs in sorted(self._proofs.items()) for proof in proofs),
         )
 
     def restore(self, saved: SavedExpulsions) -> None:
@@ -347,7 +355,8 @@ class Expulsions:
         for votes in (saved.votes, *saved.expelled):
             self.check(votes)
         for proof in saved.expelled:
-            self._proofs[proof[0].target] = proof
+            target = proof[0].target
+            self._proofs[target] = (*self._proofs.get(target, ())[:1], proof)
         for vote in saved.votes:
             self._keep(vote)
 
@@ -364,9 +373,17 @@ def _at(votes: Iterable[ExpulsionVote], round_number: int) -> dict[bytes, Expuls
     return found
 
 
-def _of(
-    voters: Collection[PeerId], votes: Mapping[bytes, ExpulsionVote]
-) -> tuple[ExpulsionVote, ...]:
+def _newest(proof: Proof) -> ExpulsionVote:
+    return max(proof, key=lambda vote: vote.round)
+
+
+def _is_contradicted(proof: Proof, standings: Standings) -> bool:
+    """Returns whether this chain has another head where the votes were counted."""
+    newest = _newest(proof)
+    return standings.head_at(newest.round) not in (None, newest.head)
+
+
+def _of(voters: Collection[PeerId], votes: Mapping[bytes, ExpulsionVote]) -> Proof:
     return tuple(vote for voter, vote in sorted(votes.items()) if peer_of(voter) in voters)
 
 

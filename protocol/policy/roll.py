@@ -287,15 +287,15 @@ class Roll:
         )
 
     def expel(self, targets: frozenset[bytes]) -> Changes:
-        """Puts out what votes have put out (`expulsions`), with all below it. It is no piece of the
-        roll: the votes say it.
+        """Puts out what votes have put out by now (`expulsions`), with all below it. It is no piece
+        of the roll: the votes say it.
 
         Args:
-            targets: keys of members and of one-time secrets, those of earlier calls among them.
+            targets: keys of members and of one-time secrets. Others that were out by votes are in.
         """
         members, self._expelled = self._members, targets
         self._find_members()
-        return Changes(NO_PAGE, gone=frozenset(members - self._members))
+        return Changes(NO_PAGE, self._members - members, frozenset(members - self._members))
 
     def _find_members(self) -> None:
         self._counted.out = self._find_out()

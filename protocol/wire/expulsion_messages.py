@@ -47,7 +47,7 @@ EXPULSION_PIECES_MAX = VOTES_MAX * limits.MEMBERS_MAX + EXPELLED_MAX
 EXPULSION_PAGE_BYTES_MAX = 256 * limits.KIB
 """Of the votes in one page: more than one target has voters. The next exchange brings the rest."""
 
-EXPULSIONS_BYTES_MAX = (VOTES_MAX + EXPELLED_MAX) * limits.MEMBERS_MAX * VOTE_BYTES_MAX
+EXPULSIONS_BYTES_MAX = (VOTES_MAX + 2 * EXPELLED_MAX) * limits.MEMBERS_MAX * VOTE_BYTES_MAX
 """Of all that a node holds, in a file."""
 
 
@@ -83,7 +83,7 @@ class SavedExpulsions(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
 
     votes: tuple[ExpulsionVote, ...]
     expelled: tuple[tuple[ExpulsionVote, ...], ...]
-    """For each target that is out, the votes that put it out."""
+    """For each target that is out, the first votes that put it out, and the newest ones that do."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -131,7 +131,7 @@ def decode_saved(data: bytes) -> SavedExpulsions:
     if len(data) > EXPULSIONS_BYTES_MAX:
         raise OversizedError(f"votes of {len(data)} bytes")
     saved = decoded(_saved_decoder, data, "a file of votes")
-    if len(saved.expelled) > EXPELLED_MAX or not all(saved.expelled):
+    if len(saved.expelled) > 2 * EXPELLED_MAX or not all(saved.expelled):
         raise MalformedError("a file of votes with too many targets, or one without votes")
     for votes in (saved.votes, *saved.expelled):
         for vote in votes:

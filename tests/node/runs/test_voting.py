@@ -133,6 +133,8 @@ def test_how_far_a_vote_is_in_words() -> None:
         return in_words(OpenVote(NEWCOMER.peer_id, tally, is_wished=False))
 
     three = frozenset({NEWCOMER.peer_id, OTHER.peer_id, PeerId("third")})
-    assert words(Tally(three, 30, 60, 5)) == "3 of 5 needed, 50 % of 67 %"
+    assert words(Tally(three, 30, 60, 5)) == (
+        "3 of 5 needed; they have 50 % of the standing, and two thirds decide"
+    )
     assert "only a root or a sponsor" in words(Tally(three, 30, 60, None))
     assert words(None) == "votes count from round 32 on"

@@ -111,15 +111,14 @@ def hear(node: tuple[Roll, Expulsions], chain: Chain, *votes: ExpulsionVote) -> 
     roll, expulsions = node
     fresh = expulsions.fresh(votes, chain.settled_round)
     expulsions.check(fresh)
-    kept, out = expulsions.take(fresh, chain)
-    if out:
-        roll.expel(expulsions.expelled)
+    kept = expulsions.take(fresh, chain)
+    roll.expel(expulsions.expelled)
     return len(kept)
 
 
 def advance(node: tuple[Roll, Expulsions], chain: Chain) -> None:
-    if node[1].advance(chain):
-        node[0].expel(node[1].expelled)
+    node[1].advance(chain)
+    node[0].expel(node[1].expelled)
 
 
 def exchange(one: tuple[Roll, Expulsions], other: tuple[Roll, Expulsions], chain: Chain) -> None:
@@ -443,6 +442,41 @@ def test_those_who_know_confirm_so_that_newcomers_can_count_it() -> None:
     exchange(newcomer, node, short)
     assert not newcomer[0].is_member(C)
     assert newcomer[1].digest() == expulsions.digest()
+
+
+def test_a_chain_with_another_head_there_has_not_put_it_out() -> None:
+    """So a newcomer that was led to a chain of liars is not left with their votes."""
+    node = new()
+    hear(node, Chain(EQUAL), *(vote(each) for each in (ROOT, A, B, D)))
+    other = Chain(EQUAL, SETTLED - VOTE_PERIOD, name=b"other")
+    advance(node, other)
+    assert not node[0].is_member(C), "it does not reach so far yet"
+    other.settled_round = SETTLED
+    advance(node, other)
+    assert node[0].is_member(C)
+    # It holds again when the node comes back to the chain.
+    advance(node, Chain(EQUAL))
+    assert not node[0].is_member(C)
+
+
+def test_a_confirmation_that_is_undone_leaves_the_first_votes() -> None:
+    node, chain = new(), Chain(EQUAL)
+    hear(node, chain, *(vote(each) for each in (ROOT, A, B, D)))
+    chain.settled_round = later = SETTLED + CONFIRM_ROUNDS
+    hear(node, chain, *(vote(each, round_number=later) for each in (ROOT, A, B, D)))
+    assert {each.round for each in node[1].proof_of(public_key_of(C))} == {later}
+
+    class Fork(Chain):
+        def head_at(self, round_number: int) -> Digest | None:
+            head = super().head_at(round_number)
+            return digest_of(b"other") if head is not None and round_number > SETTLED else head
+
+    advance(node, Fork(EQUAL, later))
+    assert not node[0].is_member(C)
+    assert {each.round for each in node[1].proof_of(public_key_of(C))} == {SETTLED}
+    restored = new()[1]
+    restored.restore(decode_saved(encode_saved(node[1].saved())))
+    assert restored.saved() == node[1].saved()
 
 
 def test_a_vote_at_a_head_that_was_left_is_given_anew() -> None:
