@@ -122,11 +122,10 @@ class ExpulsionKeeper:
         if standings is None or not self._roll.is_member(me):
             return
         own: list[ExpulsionVote] = []
-        for target in sorted({*wishes, *self.expulsions.expelled}):
-            is_due = self.expulsions.is_due(me, target, standings)
-            vote = self.expulsions.vote(me, target, standings, self._identity.sign)
-            if is_due and vote is not None and self.expulsions.fresh([vote], vote.round):
-                own.append(vote)
+        for target in sorted({*filter(self._is_open, wishes), *self.expulsions.expelled}):
+            if self.expulsions.is_due(me, target, standings):
+                vote = self.expulsions.vote(me, target, standings, self._identity.sign)
+                own += self.expulsions.fresh([vote] if vote else [], standings.settled_round)
         if not own:
             return
         self._take(own)
@@ -138,6 +137,10 @@ class ExpulsionKeeper:
                 await self._transport.publish(self._topic, encode_page(page))
             except (TransportError, ValueError) as error:
                 log.debug("could not publish", topic=self._topic, error=str(error))
+
+    def _is_open(self, target: bytes) -> bool:
+        """Returns whether somebody would go with a target."""
+        return any(map(self._roll.is_member, self._roll.put_out_with(target)))
 
     def _take(self, votes: Sequence[ExpulsionVote]) -> bool:
         """Takes checked votes. Returns whether one of them is news."""

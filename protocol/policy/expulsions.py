@@ -4,8 +4,8 @@ Rules
 -----
 - A vote names a committed head. It counts on the chain of a peer if that chain has this head and
   is `UNDO_ROUNDS_MAX` rounds beyond it, so that the choice of a head undoes it for nobody alone.
-- At a head H those votes on one target count together that name H or a head of the `VOTE_ROUNDS`
-  before it. They *hold* if their voters have at least two thirds of the stake at H
+- At a head H those votes on one target count together that name H or a head before it, of each
+  voter the newest one. They *hold* if their voters have at least two thirds of the stake at H
   (`head_choice`), where each branch is cut to a quarter of it (`branch_caps`). Every head is tried
   that a voter with stake there names, the newest first. So the answer follows from votes and
   headers alone, and one more vote never makes it a no.
@@ -44,6 +44,7 @@ from gossamer.protocol.wire.expulsion_messages import (
     EXPELLED_MAX,
     EXPULSION_PAGE_BYTES_MAX,
     VOTE_BYTES_MAX,
+    VOTE_PERIOD,
     VOTES_MAX,
     ExpulsionPage,
     ExpulsionVote,
@@ -62,6 +63,11 @@ of more rounds than that, so it finds votes that it can count."""
 AHEAD_ROUNDS = 4 * STANDING_ROUNDS
 """Rounds by which a vote may name a newer head than this peer has settled. One of a later head is
 left to the next exchange: else one voter could sign ever later ones and have each passed on."""
+
+
+WHOLES_MAX = 2 * VOTE_ROUNDS // VOTE_PERIOD
+"""Heads of which the whole stake is remembered: all that votes may name, and as many for a roll
+that has just changed."""
 
 
 class Standings(Protocol):
@@ -113,6 +119,8 @@ class Expulsions:
         self._proofs: dict[bytes, tuple[Proof, ...]] = {}
         """Of each target that is out, the first votes that held, and the newest if there are."""
         self._digests: list[Digest] | None = None
+        self._wholes: dict[tuple[Digest, Digest], tuple[int | None, int]] = {}
+        """By the digest of the roll and a head: the limit of a branch, and the stake of all."""
 
     @property
     def expelled(self) -> frozenset[bytes]:
@@ -206,8 +214,8 @@ class Expulsions:
             head = standings.head_at(round_number)
             if round_number <= proven_round or head is None:
                 return
-            stakes, there = standings.stakes_at(head), _at(counted, round_number)
-            tally = self._tally(there, stakes)
+            there = _at(counted, round_number)
+            tally = self._tally(there, head, standings)
             proof = _of(tally.voters, there)
             # Without a vote that names it, others would not know at which head to count these.
             if tally.holds and _newest(proof).round == round_number:
@@ -286,22 +294,33 @@ class Expulsions:
         ]
         there = {peer_of(each) for each in _at(counted, standings.settled_round)} | {*also}
         stakes = standings.stakes_at(head)
-        tally = self._tally(map(public_key_of, there), stakes)
+        tally = self._tally(map(public_key_of, there), head, standings)
         against = self._roll.put_out_with(target)
         others = [peer for peer in stakes if peer not in {*tally.voters, *against}]
         more = sorted(others, key=lambda peer: (-stakes[peer], peer))
         for number in range(len(more) + 1):
             voters = map(public_key_of, [*tally.voters, *more[:number]])
-            if self._tally(voters, stakes).holds:
+            if self._tally(voters, head, standings).holds:
                 return tally._replace(needed=len(tally.voters) + number)
         return tally
 
-    def _tally(self, voters: Iterable[bytes], stakes: Mapping[PeerId, int]) -> Tally:
-        branch_of = self._roll.branch_of
-        cap = branch_cap(stakes, branch_of)
+    def _tally(self, voters: Iterable[bytes], head: Digest, standings: Standings) -> Tally:
+        stakes = standings.stakes_at(head)
+        cap, total = self._whole(head, stakes)
         chosen = {peer: stakes[peer] for peer in map(peer_of, voters) if stakes.get(peer, 0) > 0}
-        support = capped_total(chosen, branch_of, cap)
-        return Tally(frozenset(chosen), support, capped_total(stakes, branch_of, cap), None)
+        support = capped_total(chosen, self._roll.branch_of, cap)
+        return Tally(frozenset(chosen), support, total, None)
+
+    def _whole(self, head: Digest, stakes: Mapping[PeerId, int]) -> tuple[int | None, int]:
+        """Returns the limit of a branch at a head, and the stake of all there. Every vote on a
+        target is counted at each head that votes on it name, and the members may be many."""
+        key = (self._roll.digest(), head)
+        if key not in self._wholes:
+            if len(self._wholes) >= WHOLES_MAX:
+                self._wholes.clear()
+            cap = branch_cap(stakes, self._roll.branch_of)
+            self._wholes[key] = cap, capped_total(stakes, self._roll.branch_of, cap)
+        return self._wholes[key]
 
     # Exchanges
 
@@ -366,9 +385,7 @@ def _at(votes: Iterable[ExpulsionVote], round_number: int) -> dict[bytes, Expuls
     found: dict[bytes, ExpulsionVote] = {}
     for vote in votes:
         held = found.get(vote.voter)
-        if round_number - VOTE_ROUNDS < vote.round <= round_number and (
-            held is None or held.round < vote.round
-        ):
+        if vote.round <= round_number and (held is None or held.round < vote.round):
             found[vote.voter] = vote
     return found
 
