@@ -29,7 +29,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.expulsions import Standings
+from gossamer.protocol.policy.expulsion_count import Standings
 from gossamer.protocol.policy.roll import NO_PAGE, Roll, roots_of
 from gossamer.protocol.wire.invitation_messages import Entry
 

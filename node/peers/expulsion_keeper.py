@@ -25,7 +25,8 @@ from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
-from gossamer.protocol.policy.expulsions import Expulsions, Standings
+from gossamer.protocol.policy.expulsion_count import Standings
+from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.roll import Changes, Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.expulsions import VOTE_ROUNDS
+from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
 

@@ -17,7 +17,8 @@ from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, public_key_of
-from gossamer.protocol.policy.expulsions import Expulsions, Tally
+from gossamer.protocol.policy.expulsion_count import Tally
+from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD, VOTES_MAX

@@ -30,12 +30,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TypeAlias
 
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.branch_caps import branch_cap, capped_total
-from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
+from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS, StakeCount, Standings, Tally
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.standing import STANDING_ROUNDS
@@ -44,17 +43,12 @@ from gossamer.protocol.wire.expulsion_messages import (
     EXPELLED_MAX,
     EXPULSION_PAGE_BYTES_MAX,
     VOTE_BYTES_MAX,
-    VOTE_PERIOD,
     VOTES_MAX,
     ExpulsionPage,
     ExpulsionVote,
     SavedExpulsions,
     expulsion_digest,
 )
-
-VOTE_ROUNDS = KEPT_ROUNDS - STANDING_ROUNDS
-"""Rounds after its head in which a vote counts: so long all nodes keep the headers that count it.
-With rounds of a minute that is sixteen hours, in which friends can be asked."""
 
 CONFIRM_ROUNDS = STANDING_ROUNDS
 """Rounds between two confirmations. A newcomer that begins at a signed checkpoint has the headers
@@ -63,43 +57,6 @@ of more rounds than that, so it finds votes that it can count."""
 AHEAD_ROUNDS = 4 * STANDING_ROUNDS
 """Rounds by which a vote may name a newer head than this peer has settled. One of a later head is
 left to the next exchange: else one voter could sign ever later ones and have each passed on."""
-
-
-WHOLES_MAX = 2 * VOTE_ROUNDS // VOTE_PERIOD
-"""Heads of which the whole stake is remembered: all that votes may name, and as many for a roll
-that has just changed."""
-
-
-class Standings(Protocol):
-    """The stake at the heads of one peer's own chain."""
-
-    @property
-    def settled_round(self) -> int:
-        """The newest round that votes may name and that is settled here; 0: none yet."""
-
-    def head_at(self, round_number: int, /) -> Digest | None:
-        """Returns the head of a settled round on the own chain; None for another round."""
-
-    def stakes_at(self, head: Digest, /) -> Mapping[PeerId, int]:
-        """Returns the stake of each peer that has one at a head that `head_at` returned."""
-
-
-class Tally(NamedTuple):
-    """The votes on one target at one head."""
-
-    voters: frozenset[PeerId]
-    """Voters with stake there."""
-    support: int
-    """Their stake, each branch cut to its share; in tokens."""
-    total: int
-    """That of all peers."""
-    needed: int | None
-    """Fewest members with whose votes it holds, the voters included; None if it cannot hold even
-    with the votes of all but the target and those below it."""
-
-    @property
-    def holds(self) -> bool:
-        return self.total > 0 and 3 * self.support >= 2 * self.total
 
 
 Proof: TypeAlias = tuple[ExpulsionVote, ...]
@@ -119,8 +76,7 @@ class Expulsions:
         self._proofs: dict[bytes, tuple[Proof, ...]] = {}
         """Of each target that is out, the first votes that held, and the newest if there are."""
         self._digests: list[Digest] | None = None
-        self._wholes: dict[tuple[Digest, Digest], tuple[int | None, int]] = {}
-        """By the digest of the roll and a head: the limit of a branch, and the stake of all."""
+        self._count = StakeCount(roll)
 
     @property
     def expelled(self) -> frozenset[bytes]:
@@ -215,7 +171,7 @@ class Expulsions:
             if round_number <= proven_round or head is None:
                 return
             there = _at(counted, round_number)
-            tally = self._tally(there, head, standings)
+            tally = self._count.tally(map(peer_of, there), head, standings)
             proof = _of(tally.voters, there)
             # Without a vote that names it, others would not know at which head to count these.
             if tally.holds and _newest(proof).round == round_number:
@@ -293,34 +249,7 @@ class Expulsions:
             if standings.head_at(vote.round) == vote.head
         ]
         there = {peer_of(each) for each in _at(counted, standings.settled_round)} | {*also}
-        stakes = standings.stakes_at(head)
-        tally = self._tally(map(public_key_of, there), head, standings)
-        against = self._roll.put_out_with(target)
-        others = [peer for peer in stakes if peer not in {*tally.voters, *against}]
-        more = sorted(others, key=lambda peer: (-stakes[peer], peer))
-        for number in range(len(more) + 1):
-            voters = map(public_key_of, [*tally.voters, *more[:number]])
-            if self._tally(voters, head, standings).holds:
-                return tally._replace(needed=len(tally.voters) + number)
-        return tally
-
-    def _tally(self, voters: Iterable[bytes], head: Digest, standings: Standings) -> Tally:
-        stakes = standings.stakes_at(head)
-        cap, total = self._whole(head, stakes)
-        chosen = {peer: stakes[peer] for peer in map(peer_of, voters) if stakes.get(peer, 0) > 0}
-        support = capped_total(chosen, self._roll.branch_of, cap)
-        return Tally(frozenset(chosen), support, total, None)
-
-    def _whole(self, head: Digest, stakes: Mapping[PeerId, int]) -> tuple[int | None, int]:
-        """Returns the limit of a branch at a head, and the stake of all there. Every vote on a
-        target is counted at each head that votes on it name, and the members may be many."""
-        key = (self._roll.digest(), head)
-        if key not in self._wholes:
-            if len(self._wholes) >= WHOLES_MAX:
-                self._wholes.clear()
-            cap = branch_cap(stakes, self._roll.branch_of)
-            self._wholes[key] = cap, capped_total(stakes, self._roll.branch_of, cap)
-        return self._wholes[key]
+        return self._count.looking_ahead(target, there, head, standings)
 
     # Exchanges
 

@@ -10,7 +10,7 @@ from gossamer.node.peers.settled_stakes import SettledStakes
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy import expulsions
+from gossamer.protocol.policy import expulsion_count
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
@@ -69,7 +69,7 @@ def test_heads_are_named_as_long_as_votes_count(
     tmp_path: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gossamer.node.peers.settled_stakes.VOTE_ROUNDS", 64)
-    assert expulsions.VOTE_ROUNDS > 64
+    assert expulsion_count.VOTE_ROUNDS > 64
     store = stored(tmp_path / "chain", rounds)
     stakes = SettledStakes(store, choice_of(store), lambda: rounds[-1][1].digest)
     newest = NUM_ROUNDS - UNDO_ROUNDS_MAX

@@ -14,7 +14,8 @@ from gossamer.node.storage.expulsion_file import ExpulsionFile, TooManyWishesErr
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.expulsions import Expulsions, Tally
+from gossamer.protocol.policy.expulsion_count import Tally
+from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.wire.expulsion_messages import VOTES_MAX, ExpulsionVote, SavedExpulsions
 from tests.node.runs.test_inviting import NEWCOMER, founded, let_in

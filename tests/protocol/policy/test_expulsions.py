@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS
 from gossamer.protocol.policy.expulsions import (
     AHEAD_ROUNDS,
     CONFIRM_ROUNDS,
-    VOTE_ROUNDS,
     Expulsions,
 )
 from gossamer.protocol.policy.roll import Roll
