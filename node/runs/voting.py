@@ -117,7 +117,12 @@ def in_words(vote: OpenVote) -> str:
     tally = vote.tally
     if tally is None:
         return f"votes count from round {FIRST_ROUND} on"
-    share = f"{100 * tally.support / tally.total:.0f} % of the standing" if tally.total else ""
+    if not tally.total:
+        return (
+            "nobody can be voted out while fewer than three branches have standing: a branch is a "
+            "member that a root let in, with all below it"
+        )
+    share = f"{100 * tally.support / tally.total:.0f} % of the standing"
     if tally.needed is None:
         return (
             f"{len(tally.voters)} have voted, with {share}; all others together have less than two "

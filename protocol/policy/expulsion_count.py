@@ -17,6 +17,10 @@ VOTE_ROUNDS = KEPT_ROUNDS - STANDING_ROUNDS
 """Rounds after its head in which a vote counts: so long all nodes keep the headers that count it.
 With rounds of a minute that is sixteen hours, in which friends can be asked."""
 
+BRANCHES_MIN = 3
+"""Branches with stake from which on votes hold at all. With two, one of them could put out all of
+the other; a branch alone could put out all who happen to sleep."""
+
 WHOLES_MAX = 2 * VOTE_ROUNDS // VOTE_PERIOD
 """Heads of which the whole stake is remembered: all that votes may name, and as many for a roll
 that has just changed."""
@@ -44,7 +48,7 @@ class Tally(NamedTuple):
     support: int
     """Their stake, each branch cut to its share; in tokens."""
     total: int
-    """That of all peers."""
+    """That of all peers; 0 while fewer than `BRANCHES_MIN` branches have some."""
     needed: int | None
     """Fewest members with whose votes it holds, the voters included; None if it cannot hold even
     with the votes of all but the target and those below it, or if nobody has looked."""
@@ -67,7 +71,7 @@ class StakeCount:
         stakes = standings.stakes_at(head)
         cap, total = self._whole(head, stakes)
         chosen = {peer: stakes[peer] for peer in voters if stakes.get(peer, 0) > 0}
-        support = capped_total(chosen, self._roll.branch_of, cap)
+        support = capped_total(chosen, self._roll.branch_of, cap) if total else 0
         return Tally(frozenset(chosen), support, total, None)
 
     def looking_ahead(
@@ -77,7 +81,8 @@ class StakeCount:
         stakes = standings.stakes_at(head)
         tally = self.tally(voters, head, standings)
         against = self._roll.put_out_with(target)
-        others = [peer for peer in stakes if peer not in {*tally.voters, *against}]
+        against = against | tally.voters
+        others = [peer for peer in stakes if peer not in against and self._roll.was_member(peer)]
         more = sorted(others, key=lambda peer: (-stakes[peer], peer))
 
         def holds(number: int) -> bool:
@@ -93,6 +98,10 @@ class StakeCount:
         if key not in self._wholes:
             if len(self._wholes) >= WHOLES_MAX:
                 self._wholes.clear()
-            cap = branch_cap(stakes, self._roll.branch_of)
-            self._wholes[key] = cap, capped_total(stakes, self._roll.branch_of, cap)
+            branch_of = self._roll.branch_of
+            cap = branch_cap(stakes, branch_of)
+            if cap is None:  # there are fewer than four
+                cap = branch_cap(stakes, branch_of, BRANCHES_MIN)
+            total = 0 if cap is None else capped_total(stakes, branch_of, cap)
+            self._wholes[key] = cap, total
         return self._wholes[key]

@@ -6,12 +6,13 @@ Rules
   is `UNDO_ROUNDS_MAX` rounds beyond it, so that the choice of a head undoes it for nobody alone.
 - At a head H those votes on one target count together that name H or a head before it, of each
   voter the newest one. They *hold* if their voters have at least two thirds of the stake at H
-  (`head_choice`), where each branch is cut to a quarter of it (`branch_caps`). Every head is tried
+  (`head_choice`), where each branch is cut to a quarter of it, or to a third if there are three
+  (`branch_caps`). With fewer branches they never hold. Every head is tried
   that a voter with stake there names, the newest first. So the answer follows from votes and
   headers alone, and one more vote never makes it a no.
 - The target and those below it keep their place in the whole. Were they left out, half of the rest
-  of a run would put out one branch after the other. A single hostile branch has at most a quarter
-  of four branches or more, so the others always have the two thirds.
+  of a run would put out one branch after the other. The limits of branches leave all
+  others together two thirds at least, against a single one.
 - Votes of peers without an entry are forgotten, and so are votes on roots and on what nobody came
   in by. A member without stake at H adds nothing there. A voter that is out itself counts as long
   as the headers say so: else the answer would follow from the order in which news comes.

@@ -39,11 +39,12 @@ RUN_ID = digest_of(b"a run by invitation")
 NOW = 1_700_000_000
 SECRET = bytes([7]) * 32
 HEAD = digest_of(b"a head")
+STRANGERS = [Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (31, 32)]
 TARGET = public_key_of(ROGUE.peer_id)
 
 
 class Standings:
-    """ME has a third of the stake, and ROGUE has two, at the only head."""
+    """ME has a third of the stake at the only head, as ROGUE and two strangers have."""
 
     settled_round = VOTE_PERIOD
 
@@ -51,7 +52,7 @@ class Standings:
         return HEAD if round_number == VOTE_PERIOD else None
 
     def stakes_at(self, _head: Digest) -> dict[PeerId, int]:
-        return {ME.peer_id: 10, ROGUE.peer_id: 20}
+        return {ME.peer_id: 10, ROGUE.peer_id: 20, **dict.fromkeys(STRANGERS, 20)}
 
 
 def new_roll() -> Roll:

@@ -138,4 +138,5 @@ def test_how_far_a_vote_is_in_words() -> None:
         "3 of 5 needed; they have 50 % of the standing, and two thirds decide"
     )
     assert "only a root or a sponsor" in words(Tally(three, 30, 60, None))
+    assert "fewer than three branches" in words(Tally(three, 0, 0, None))
     assert words(None) == "votes count from round 32 on"
