@@ -72,7 +72,7 @@ def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
             return roll is not None and roll.members() == frozenset(ids.values())
 
         await world.until(lambda: all(map(knows_all, MEMBERS)))
-        await world.reach(50, *MEMBERS, seconds=600.0)
+        await world.reach(3 * VOTE_PERIOD, *MEMBERS, seconds=600.0)
         key = public_key_of(ids["b"])
         for liar in LIARS:
             VotingDesk(run_of(world, liar), StateDir(world.root / liar)).vote(ids["b"])
@@ -108,7 +108,7 @@ def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
             lambda: all(world.nodes[name]._offences.is_banned(ids["e"]) for name in HONEST)
         )
         newest = world.round("a")
-        await world.reach(newest + 2 * VOTE_PERIOD, *HONEST, seconds=600.0)
+        await world.reach(newest + VOTE_PERIOD, *HONEST, seconds=600.0)
         assert all(knows_all(name) for name in HONEST)
         for name in HONEST:
             expulsions = keeper_of(world, name).expulsions
