@@ -24,7 +24,7 @@ from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, public_key_of, short
 from gossamer.protocol.policy.expulsion_count import Standings
 from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.roll import Changes, Roll
@@ -74,6 +74,8 @@ class ExpulsionKeeper:
         self._settled_head: Digest | None = None
         """At which votes were counted last."""
         self._expelled = frozenset[bytes]()
+        self._told: set[bytes] = set()
+        """Targets of which the operator was told. They are of the roll, so they are few."""
 
     def load(self) -> None:
         """Takes what an earlier life has left, and puts out whom it says."""
@@ -149,7 +151,23 @@ class ExpulsionKeeper:
         kept = self.expulsions.take(votes, self.standings)
         if kept:
             self._is_saved = False
+        for vote in kept:
+            self._tell(vote)
         return self._follow() or bool(kept)
+
+    def _tell(self, vote: ExpulsionVote) -> None:
+        """Tells the operator of the first vote on a target: the vote needs others. A voter may have
+        one on each member, so this is said once a target, and not of every vote."""
+        is_own = vote.voter == public_key_of(self._identity.peer_id)
+        if is_own or vote.target in self._told or vote.target in self.expulsions.expelled:
+            return
+        self._told.add(vote.target)
+        log.warning(
+            "a member votes to put a peer out, with all that came in through it; other members "
+            "agree with gossamer revoke, and gossamer members shows the votes",
+            voter=peer_of(vote.voter),
+            target=peer_of(vote.target),
+        )
 
     def _follow(self) -> bool:
         """Puts out whom votes put out by now. Returns whether there is a change."""

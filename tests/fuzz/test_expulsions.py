@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import StreamClosed
@@ -21,9 +22,11 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import (
     EXPULSION_PROTOCOL,
     VOTE_PERIOD,
+    ExpulsionPage,
     decode_expulsion_digests,
     decode_expulsion_page,
     decode_saved,
@@ -178,6 +181,24 @@ def test_an_exchange_brings_what_is_missing(tmp_path: Path) -> None:
         assert offences.noted == []
 
     _run(run)
+
+
+def test_an_operator_is_told_of_a_vote_once_a_target(tmp_path: Path) -> None:
+    made, _, roll = keeper(tmp_path)
+    key = public_key_of(Identity.from_seed(SECRET).peer_id)
+    held = Expulsions(roll, verify)
+    votes = [
+        held.vote(voter.peer_id, target, Standings(), voter.sign)
+        for voter in (ROGUE, ME)
+        for target in (key, TARGET)
+    ]
+    with capture_logs() as logs:
+        for _ in range(2):
+            for vote in votes:
+                assert vote is not None
+                made._heard(peer_of(vote.voter), encode_page(ExpulsionPage((vote,))))
+    told = [(each["voter"], each["target"]) for each in logs if "votes to put" in each["event"]]
+    assert told == [(ROGUE.peer_id, peer_of(key)), (ROGUE.peer_id, ROGUE.peer_id)]
 
 
 @given(data=st.data())
