@@ -62,7 +62,10 @@ def invite(
 
 
 def members(*, options: State = None) -> int:
-    """List the members of an invite-only run, and the votes to put somebody out."""
+    """List the members of an invite-only run.
+
+    Votes of members to put somebody out stand below the list.
+    """
     state_dir = StateDir(settings_of(options).state_dir)
     run = InviteOnlyRun.here(state_dir)
     desk = VotingDesk(run, state_dir)
