@@ -26,12 +26,13 @@ from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, public_key_of, short
 from gossamer.protocol.policy.expulsion_count import Standings
-from gossamer.protocol.policy.expulsions import Expulsions
+from gossamer.protocol.policy.expulsions import CONFIRM_ROUNDS, Expulsions
 from gossamer.protocol.policy.roll import Changes, Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import (
     EXPULSION_PIECES_MAX,
     EXPULSION_PROTOCOL,
+    VOTES_MAX,
     ExpulsionPage,
     ExpulsionVote,
     SavedExpulsions,
@@ -74,6 +75,9 @@ class ExpulsionKeeper:
         self._settled_head: Digest | None = None
         """At which votes were counted last."""
         self._expelled = frozenset[bytes]()
+        self._signed: dict[bytes, int] = {}
+        """By target, the round that this life's newest vote named. The vote may have given way to
+        others of this node, and is not signed again at the same head."""
         self._told: set[bytes] = set()
         """Targets of which the operator was told. They are of the roll, so they are few."""
 
@@ -124,9 +128,12 @@ class ExpulsionKeeper:
         standings, me = self.standings, self._identity.peer_id
         if standings is None or not self._roll.is_member(me):
             return
+        wanted = [each for each in wishes if self._is_open(each)]
         own: list[ExpulsionVote] = []
-        for target in sorted({*filter(self._is_open, wishes), *self.expulsions.expelled}):
-            if self.expulsions.is_due(me, target, standings):
+        for target in [*wanted, *self._stale(standings)][:VOTES_MAX]:
+            is_due = self.expulsions.is_due(me, target, standings)
+            if is_due and self._signed.get(target) != standings.settled_round:
+                self._signed[target] = standings.settled_round
                 vote = self.expulsions.vote(me, target, standings, self._identity.sign)
                 own += self.expulsions.fresh([vote] if vote else [], standings.settled_round)
         if not own:
@@ -140,6 +147,16 @@ class ExpulsionKeeper:
                 await self._transport.publish(self._topic, encode_page(page))
             except (TransportError, ValueError) as error:
                 log.debug("could not publish", topic=self._topic, error=str(error))
+
+    def _stale(self, standings: Standings) -> list[bytes]:
+        """Returns the targets whose proof names an old head, the oldest first: where more are out
+        than a voter has votes, each gets its turn."""
+        proven = {
+            target: max(vote.round for vote in self.expulsions.proof_of(target))
+            for target in sorted(self.expulsions.expelled)
+        }
+        newest = standings.settled_round - CONFIRM_ROUNDS
+        return sorted((each for each in proven if proven[each] <= newest), key=proven.__getitem__)
 
     def _is_open(self, target: bytes) -> bool:
         """Returns whether somebody would go with a target."""

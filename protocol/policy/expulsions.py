@@ -22,7 +22,7 @@ Rules
   target out first, and the newest ones that do, are kept and shown to members that do not know it.
   It ends only on a chain that has other heads in the places of both.
 - Headers go, so each member that saw it hold *confirms* it with a vote of its own at a newer head,
-  now and every `CONFIRM_ROUNDS`.
+  whenever the newest votes that it has are `CONFIRM_ROUNDS` old.
 
 This module has no I/O and no clock.
 """
