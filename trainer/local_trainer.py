@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import overlap
 from gossamer.trainer.checkpoint import load_moments, save_moments
+from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
@@ -30,6 +31,7 @@ from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks.spread import Spread, SpreadGradients
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
+from gossamer.trainer.resources.transfer import Transfer
 from gossamer.trainer.state_reader import StateReader
 from gossamer.trainer.text.data import DataQueue, add_span, num_targets
 from gossamer.trainer.text_bytes import TextBytes
@@ -109,6 +111,7 @@ class LocalTrainer:
         self.device = choose_device(config.device, model.width)
         self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()
+        self._transfer = Transfer(self.device.torch_device)
         self._text_bytes = TextBytes(config)
         self._reader = StateReader(
             self._decoder, self.device, config, self._text_bytes, on_progress
@@ -121,8 +124,15 @@ class LocalTrainer:
             self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
         self._clock = clock_of(self.device.torch_device)
+        self._compiler = Compiler(self._decoder, self.device, model, config.compiling)
         self._own = Gradients(
-            self._decoder, self.device, model.context, passes, on_progress, self._clock
+            self._decoder,
+            self.device,
+            model.context,
+            passes,
+            on_progress,
+            self._clock,
+            self._compiler,
         )
         """Takes the gradients of this device."""
         self._gradients: Gradients | SpreadGradients = self._own
@@ -151,6 +161,7 @@ class LocalTrainer:
 
     def withdraw(self) -> None:
         """The process is ended in order; see `Passes.withdraw`. May be called from any thread."""
+        self._compiler.close()
         self._own.passes.withdraw()
 
     @property
@@ -229,11 +240,14 @@ class LocalTrainer:
         goes_on = start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
         with self._measured("handover"):
+            measured_against = torch.from_numpy(self._pseudo_gradient)
             if goes_on:
-                np.copyto(self._pseudo_gradient, self._decoder.flat.cpu().numpy())
+                self._transfer.receive(
+                    self._decoder.flat, lambda place, local: measured_against[place].copy_(local)
+                )
             else:
                 self._load_base()
-                np.copyto(self._pseudo_gradient, self._base)
+                measured_against.copy_(torch.from_numpy(self._base))
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), place)
@@ -318,7 +332,6 @@ class LocalTrainer:
         self._optimizer.step(learning_rate)
         return True
 
-    @torch.no_grad()
     def rebase(self, ranges: messages.Ranges) -> None:
         """Takes over `base` in these ranges, where it is now the state that the round before the
         newest one led to. The newest round's work, done or still going on, is kept on top of it;
@@ -335,22 +348,20 @@ class LocalTrainer:
             local, base = self._decoder.flat[part], self._base[part]
             work = self._pseudo_gradient[part]
             if self._round is not None:
-                overlap.rebase(local, work, base, self._stays_behind)
+                overlap.rebase(self._transfer, local, work, base, self._stays_behind)
                 np.copyto(work, base)
-                continue
-            if self._stays_behind:
-                # In one pass: a worker that is killed here leaves work of before or of after, in
-                # every element, and nothing else.
-                work += self._stays_behind * (base - (work + local.cpu().numpy()))
-            local.copy_(torch.from_numpy(base))
-            overlap.take_work(local, work)
+            else:
+                overlap.restart(self._transfer, local, work, base, self._stays_behind)
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
         with self._measured("handover"):
             if current.tokens or self._stays_behind:
-                self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
+                work = torch.from_numpy(self._pseudo_gradient)
+                self._transfer.receive(
+                    self._decoder.flat, lambda place, local: work[place].sub_(local)
+                )
             else:
                 self._pseudo_gradient[:] = 0.0
         self._round = None
@@ -404,9 +415,8 @@ class LocalTrainer:
             return ""
         return load_moments(self._optimizer, self._config.model, self._optimizer_path)
 
-    @torch.no_grad()
     def _load_base(self) -> None:
-        self._decoder.flat.copy_(torch.from_numpy(self._base))
+        self._transfer.load(self._decoder.flat, self._base)
 
     def _require_round(self) -> _Round:
         if self._round is None:

@@ -27,6 +27,8 @@ class TrainerConfig:
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
     moments: messages.MomentChoice = "auto"
     """What the optimiser keeps its moments in."""
+    compiling: messages.CompileChoice = "off"
+    """Whether the layers are compiled behind the training."""
     mixing: float = 0.0
     """See `overlap`."""
     frozen_paths: tuple[str, ...] = ()

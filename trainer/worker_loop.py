@@ -267,6 +267,7 @@ class Worker:
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
             moments=message.moments,
+            compiling=message.compiling,
             mixing=message.mixing,
             frozen_paths=message.frozen_paths,
             tokenizer=message.tokenizer,
