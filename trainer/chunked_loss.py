@@ -82,7 +82,8 @@ def fused_loss(products: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logits = products.float()
     log_sum = logits.logsumexp(1, keepdim=True)
     is_wanted = words[None, :] == targets[:, None]
-    loss = (log_sum * counts).sum() - torch.where(is_wanted, logits, 0.0).sum()
+    of_targets = products.gather(1, targets[:, None].clamp(min=0)).float()
+    loss = ((log_sum - of_targets) * counts).sum()
     gradient = torch.where(counts, (logits - log_sum).exp(), 0.0) - is_wanted.float()
     if products.dtype == torch.float16:
         gradient = gradient / _FP16_ROOM
