@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import overlap
 from gossamer.trainer.checkpoint import load_moments, save_moments
-from gossamer.trainer.compiling.compiler import Compiler
+from gossamer.trainer.compiling.compiler import NOTE_NAME, Compiler
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
@@ -124,7 +124,9 @@ class LocalTrainer:
             self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
         self._clock = clock_of(self.device.torch_device)
-        self._compiler = Compiler(self._decoder, self.device, model, config.compiling)
+        self._compiler = Compiler(
+            self._decoder, self.device, model, config.compiling, note=self._compiling_note()
+        )
         self._own = Gradients(
             self._decoder,
             self.device,
@@ -154,6 +156,12 @@ class LocalTrainer:
 
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
+
+    def _compiling_note(self) -> Path | None:
+        if self._config.children_use_device:
+            return None
+        # Without a place for the note, the trainer would compile again after each crash of it.
+        return None if self._optimizer_path is None else self._optimizer_path.with_name(NOTE_NAME)
 
     def spread(self, spread: Spread) -> None:
         """Takes gradients also on other devices from now on. The trainer's own is the first."""

@@ -3,6 +3,7 @@
     eager      training begins at once, with torch's own kernels
     compiling  when a step of the present size went through, a process of its own compiles for that
                size (`ahead`), beside the training
+               (a process that may not use the card cannot: then the trainer compiles, in one step)
     compiled   the trainer takes the compiled parts, which it finds in torch's cache
     off        the compiler failed, or is not wanted: eager to the end of the process
 
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -34,6 +36,9 @@ from gossamer.trainer.resources.passes import Pass
 
 SECONDS_MAX = 900.0
 """Time of one compilation. A slow machine needs some two minutes, one that hangs for ever."""
+
+NOTE_NAME = "compiling"
+"""Name of the note beside the optimiser's file."""
 
 TRIES_MAX = 4
 """Compilations of a process's life. The size of a pass changes a few times, downwards, until it
@@ -57,16 +62,23 @@ class Compiler:
         model: ModelConfig,
         choice: CompileChoice,
         backend: Backend = "inductor",
+        note: Path | None = None,
     ) -> None:
         """
         Args:
             model: the decoder's.
+            note: file that is there while this process compiles by itself, because none that it
+                starts can use the device; None where one can. A process that finds such a file does
+                not compile: the one before it ended there.
             choice: with `auto` it compiles on cards whose kernels torch's compiler writes.
             backend: torch's name of the compiler; another one than its own needs no process.
         """
         self._decoder, self._device, self._model = decoder, device, model
         self._backend = backend
         self._is_on = choice == "on" or (choice == "auto" and device.is_compiled_for)
+        self._note, self._is_noted = note, False
+        if self._is_on and note is not None and _ended_at(note):
+            self._turn_off("the trainer ended when it compiled them the last time")
         self._num_tries = 0
         self._size: Pass | None = None
         """The size that is being compiled, or was last."""
@@ -85,6 +97,8 @@ class Compiler:
         Args:
             size: of the passes, if a whole step went through with it; else None.
         """
+        if self._is_noted and size is not None:
+            self._forget_note()  # a whole step went through
         if not self._is_on or size is None:
             return
         if self._process is not None:
@@ -102,6 +116,8 @@ class Compiler:
 
     def close(self) -> None:
         """Ends the process that compiles. May be called from any thread, and twice."""
+        if self._is_noted:
+            self._forget_note()
         process, output = self._process, self._output
         if process is not None and process.poll() is None:
             process.kill()
@@ -116,8 +132,8 @@ class Compiler:
         self._num_tries += 1
         self._size = size
         self._decoder.compiled = None
-        if self._backend != "inductor":
-            self._switch()
+        if self._backend != "inductor" or self._note is not None:
+            self._switch_here()
             return
         needed = bytes_to_compile(self._model, self._device, size)
         free = self._device.free_bytes_of_others()
@@ -174,9 +190,28 @@ class Compiler:
         except RuntimeError as error:  # a Python that the compiler is not for yet
             self._turn_off(reason_of(error))
 
+    def _switch_here(self) -> None:
+        if self._note is not None:
+            try:
+                self._note.write_text(torch.__version__)
+            except OSError as error:
+                self._turn_off(f"{self._note} cannot be written: {error}")
+                return
+            self._is_noted = True
+        log.info("layers are compiled in the next step, which takes longer")
+        self._switch()
+
+    def _forget_note(self) -> None:
+        self._is_noted = False
+        if self._note is not None:
+            with suppress(OSError):
+                self._note.unlink(missing_ok=True)
+
     def _turn_off(self, reason: str) -> None:
         self._is_on = False
         self._decoder.compiled = None
+        if self._is_noted:
+            self._forget_note()
         log.warning("layers are not compiled, training goes on without: %s", reason)
 
     def _reason(self) -> str:
@@ -187,3 +222,11 @@ class Compiler:
         self._output.seek(max(0, size - _REASON_BYTES_MAX))
         lines = self._output.read().decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _ended_at(note: Path) -> bool:
+    """Whether a process with this torch left the note."""
+    try:
+        return note.read_text(errors="replace") == torch.__version__
+    except OSError:
+        return False

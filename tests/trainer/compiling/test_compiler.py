@@ -312,3 +312,63 @@ def test_the_choice_is_the_owners(model_config: ModelConfig) -> None:
 def test_the_order_is_read_as_written(model_config: ModelConfig) -> None:
     order = Order(model_config, "cpu", 2, True, 16, 1)
     assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
+
+
+class OneProcess:
+    """A small model whose trainer compiles by itself."""
+
+    def __init__(self, model: ModelConfig, note: Path, backend: Backend = "aot_eager") -> None:
+        self.decoder = Decoder(model)
+        self.decoder.initialise(5)
+        device = choose_device("cpu")
+        self.compiler = Compiler(self.decoder, device, model, "on", backend, note)
+        passes = Passes(device, model, SEQUENCES, wanted=2)
+        self.gradients = Gradients(
+            self.decoder, device, model.context, passes, lambda: None, None, self.compiler
+        )
+
+    def step(self, sequences: NDArray[np.int64]) -> None:
+        self.gradients.take(sequences)
+        self.gradients.drop()
+
+
+def test_a_trainer_whose_children_have_no_card_compiles_by_itself(
+    model_config: ModelConfig, sequences: NDArray[np.int64], tmp_path: Path
+) -> None:
+    note = tmp_path / "compiling"
+    one = OneProcess(model_config, note)
+    one.step(sequences)
+    assert not note.exists()
+    one.step(sequences)
+    assert one.compiler.is_in_use
+    assert note.exists()
+    one.step(sequences)
+    assert one.compiler.is_in_use
+    assert not note.exists()
+    torch.compiler.reset()
+
+
+def test_after_a_crash_in_the_compiler_the_next_trainer_does_without(
+    model_config: ModelConfig,
+    sequences: NDArray[np.int64],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    note = tmp_path / "compiling"
+    first = OneProcess(model_config, note)
+    for _ in range(2):
+        first.step(sequences)
+    assert note.exists()  # here the process ends, and withdraws nothing
+    second = OneProcess(model_config, note)
+    for _ in range(3):
+        second.step(sequences)
+    assert not second.compiler.is_in_use
+    assert "the trainer ended when it compiled them the last time" in caplog.text
+    note.write_text("another torch")
+    third = OneProcess(model_config, note)
+    for _ in range(2):
+        third.step(sequences)
+    assert third.compiler.is_in_use
+    third.compiler.close()
+    assert not note.exists()
+    torch.compiler.reset()
