@@ -289,10 +289,10 @@ if kind == "hangs":
     probe.SECONDS_MAX = 0.5
 print(confined := module.confine(Path(folder), gpu_starts=globals()[kind]))
 try:
-    Path(f"/proc/{os.getppid()}/comm").write_text("other")
-    print("names others" if os.geteuid() else "root names others")
+    open(f"/proc/{os.getppid()}/comm", "w").close()
+    print("may name others")
 except PermissionError:
-    print("names nobody else")
+    print("may name nobody else")
 """
 
 
@@ -318,7 +318,7 @@ def test_a_driver_that_names_its_threads_works_in_a_confined_process(tmp_path: P
     assert "problems=()" in said
     # What root can write in /proc is no matter of this process alone.
     assert f"children_use_gpu={os.geteuid() != 0}" in said
-    assert "root names others" not in said
+    assert os.geteuid() != 0 or "may name nobody else" in said
 
 
 @pytest.mark.parametrize("kind", ["never_starts", "hangs"])
