@@ -92,7 +92,10 @@ _DRIVER_PROBLEM = "NVIDIA's driver does not work in a process that gave up more"
 
 
 def confine(
-    folder: Path, *, keeps_network: bool = False, gpu_starts: Callable[[], bool] = cuda_starts
+    folder: Path,
+    *,
+    keeps_network: bool = False,
+    gpu_starts: Callable[[], bool] | None = cuda_starts,
 ) -> Confinement:
     """Confines this process, for good, as far as the system and NVIDIA's driver can. `folder` is
     made where it is not there, its temporary files are removed, and libraries are told to keep
@@ -104,7 +107,8 @@ def confine(
     Args:
         keeps_network: leaves the network to this process, and to those that it starts, until each
             calls `give_up_network`.
-        gpu_starts: tells in a confined process whether the driver works there.
+        gpu_starts: tells in a confined process whether the driver works there. None where no card
+            is used: then it is not tried.
 
     Raises:
         OSError: the folder cannot be made.
@@ -112,7 +116,7 @@ def confine(
     _prepare(folder)
     _wake_nvidia()
     parts, children_use_gpu = _ALL_PARTS, True
-    if any(Path("/dev").glob(_NVIDIA)) and _num_threads() == 1:
+    if gpu_starts and any(Path("/dev").glob(_NVIDIA)) and _num_threads() == 1:
         parts = _parts_for_driver(folder, keeps_network, gpu_starts)
         with_child = partial(_confine, folder, parts, keeps_network)
         children_use_gpu = works(with_child, gpu_starts, in_child=True)
