@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.trainer import overlap
 from gossamer.trainer.checkpoint import load_moments, save_moments
 from gossamer.trainer.compiling.compiler import NOTE_NAME, Compiler
+from gossamer.trainer.handover import HandOver
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
@@ -31,7 +30,6 @@ from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks.spread import Spread, SpreadGradients
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
-from gossamer.trainer.resources.transfer import Transfer
 from gossamer.trainer.state_reader import StateReader
 from gossamer.trainer.text.data import DataQueue, add_span, num_targets
 from gossamer.trainer.text_bytes import TextBytes
@@ -100,18 +98,13 @@ class LocalTrainer:
             DataError: frozen weights that cannot be used.
         """
         model, inner = config.model, config.inner
-        for vector in (base, pseudo_gradient):
-            if vector.shape != (model.num_parameters,) or vector.dtype != np.float32:
-                raise ValueError(
-                    f"base and pseudo_gradient must be {model.num_parameters} fp32 values"
-                )
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self.device = choose_device(config.device, model.width)
         self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()
-        self._transfer = Transfer(self.device.torch_device)
+        self._handover = HandOver(base, pseudo_gradient, self._decoder.flat)
         self._text_bytes = TextBytes(config)
         self._reader = StateReader(
             self._decoder, self.device, config, self._text_bytes, on_progress
@@ -248,14 +241,10 @@ class LocalTrainer:
         goes_on = start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
         with self._measured("handover"):
-            measured_against = torch.from_numpy(self._pseudo_gradient)
             if goes_on:
-                self._transfer.receive(
-                    self._decoder.flat, lambda place, local: measured_against[place].copy_(local)
-                )
+                self._handover.begin_at_local()
             else:
-                self._load_base()
-                measured_against.copy_(torch.from_numpy(self._base))
+                self._handover.begin_at_base()
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), place)
@@ -348,28 +337,14 @@ class LocalTrainer:
         if not self._has_local:
             return  # the first round begins from `base`
         with self._measured("handover"):
-            self._rebase(ranges)
-
-    def _rebase(self, ranges: messages.Ranges) -> None:
-        for part in (slice(start, stop) for start, stop in ranges):
-            # While a round runs, `work` holds what the work is measured against.
-            local, base = self._decoder.flat[part], self._base[part]
-            work = self._pseudo_gradient[part]
-            if self._round is not None:
-                overlap.rebase(self._transfer, local, work, base, self._stays_behind)
-                np.copyto(work, base)
-            else:
-                overlap.restart(self._transfer, local, work, base, self._stays_behind)
+            self._handover.rebase(ranges, self._stays_behind, in_round=self.in_round)
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
         with self._measured("handover"):
             if current.tokens or self._stays_behind:
-                work = torch.from_numpy(self._pseudo_gradient)
-                self._transfer.receive(
-                    self._decoder.flat, lambda place, local: work[place].sub_(local)
-                )
+                self._handover.collect()
             else:
                 self._pseudo_gradient[:] = 0.0
         self._round = None
@@ -422,9 +397,6 @@ class LocalTrainer:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
         return load_moments(self._optimizer, self._config.model, self._optimizer_path)
-
-    def _load_base(self) -> None:
-        self._transfer.load(self._decoder.flat, self._base)
 
     def _require_round(self) -> _Round:
         if self._round is None:
