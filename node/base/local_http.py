@@ -58,9 +58,9 @@ def ask(
         request = "\r\n".join([*lines, "", ""]).encode("ascii")
     except UnicodeEncodeError:
         raise AnswerError(f"{str(where)!r} is no address of a server") from None
-    # Bytes: for text the resolver would load the tables of international names.
+    # Bytes, which the stubs do not know: for text the tables of international names are loaded.
     address = (where.host.encode("ascii"), where.port)
-    with socket.create_connection(address, timeout_seconds) as connection:
+    with socket.create_connection(address, timeout_seconds) as connection:  # type: ignore[arg-type]
         connection.sendall(request)
         data = bytearray()
         end = -1

@@ -1,6 +1,7 @@
 """Options that several commands share, and the settings that follow from them."""
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the annotations of `StateOptions` would be looked up
+# by name, and in the modules of the classes that inherit from it.
 
 import os
 from dataclasses import dataclass, fields

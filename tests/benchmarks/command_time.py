@@ -24,18 +24,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.storage.daemon_files import DaemonFiles
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.status import PeerStatus, Status, encode_status
+from tests.support.answering_node import answering_node
 
 FLOOR = (
     ("python -c pass", ("-c", "pass")),
@@ -55,38 +51,6 @@ COMMANDS = (
     ("id",),
     ("--help",),
 )
-
-PEERS = tuple(
-    PeerStatus(peer_id=f"peer {number}", phase="training", round=12, device="CPU")
-    for number in range(7)
-)
-STATUS = Status(
-    peer_id="me",
-    run_id="ab" * 32,
-    version="0",
-    phase="paused",
-    paused_reason="user",
-    round=12,
-    peers=PEERS,
-)
-
-
-class Node(BaseHTTPRequestHandler):
-    """Answers like a node that is paused, whatever it is told to do."""
-
-    def do_GET(self) -> None:
-        self._answer(encode_status(STATUS))
-
-    def do_POST(self) -> None:
-        self._answer(b"")
-
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_arguments: object) -> None: ...
 
 
 def seconds_of(command: Sequence[str], environment: dict[str, str]) -> tuple[float, float]:
@@ -112,28 +76,21 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        state_dir = StateDir(Path(folder))
-        DaemonFiles(state_dir).new_token()
+    rows = [*FLOOR]
+    rows += [(f"gossamer {' '.join(words)}", ("-c", PROGRAM, *words)) for words in COMMANDS]
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {
+        (python, name): [] for name, _ in rows for python in options.python
+    }
+    with tempfile.TemporaryDirectory() as folder, answering_node(Path(folder)):
         environment = {**os.environ, "GOSSAMER_STATE_DIR": folder, "XDG_CONFIG_HOME": folder}
         # With it each process compiles all modules anew, which no installation does.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        rows = [*FLOOR]
-        rows += [(f"gossamer {' '.join(words)}", ("-c", PROGRAM, *words)) for words in COMMANDS]
-        found: dict[tuple[str, str], list[tuple[float, float]]] = {
-            (python, name): [] for name, _ in rows for python in options.python
-        }
-        with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            DaemonFiles(state_dir).write_api(f"127.0.0.1:{server.server_port}")
-            # Once more: the first time writes what Python compiles.
-            for turn in range(options.times + 1):
-                for name, words in rows:
-                    for python in options.python:
-                        seconds = seconds_of((python, *words), environment)
-                        if turn:
-                            found[python, name].append(seconds)
-            server.shutdown()
+        for turn in range(options.times + 1):
+            for name, words in rows:
+                for python in options.python:
+                    seconds = seconds_of((python, *words), environment)
+                    if turn:  # the first time writes what Python compiles
+                        found[python, name].append(seconds)
     table = Table(
         "", *(f"{python}: {each}" for python in options.python for each in ("CPU", "wall"))
     )
