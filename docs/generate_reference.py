@@ -27,7 +27,7 @@ from starlette.routing import Route
 from gossamer.node import cli
 from gossamer.node.app import http
 from gossamer.node.base import settings as config
-from gossamer.node.commands import options
+from gossamer.node.commands import node_options, options
 from gossamer.node.runs import draft, manifest_keys
 from gossamer.node.telemetry import status
 from gossamer.node.telemetry.gpus import Gpus
@@ -90,7 +90,7 @@ def settings_page() -> str:
     """The fields of `Settings`: key of the file, environment variable, flag, default."""
     texts = {
         **_field_texts(options.StateOptions),
-        **_field_texts(options.NodeOptions),
+        **_field_texts(node_options.NodeOptions),
         **_field_texts(config.Settings),
     }
     shown = _help("start")

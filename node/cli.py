@@ -125,6 +125,7 @@ GROUPS = (
 )
 """Commands that have commands of their own: name, line in help, and these as in `COMMANDS`."""
 
+COMPLETION = "gossamer.node.shell_completion:install"
 COMPLETION_HELP = "Install completion for bash, zsh or fish, whichever shell this is."
 
 
@@ -152,7 +153,7 @@ def _build_app() -> App:
         for name, function, help_line in commands:
             group_app.command(_path(function), name=name, help=help_line)
         app.command(group_app)
-    app.register_install_completion_command(help=COMPLETION_HELP, sort_key=place + 1)
+    app.command(COMPLETION, name="--install-completion", help=COMPLETION_HELP, sort_key=place + 1)
     return app
 
 

@@ -49,7 +49,7 @@ from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.inner_step.optimizer import clip, gradient_norm
 from gossamer.trainer.inner_step.schedule import learning_rate_of
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset

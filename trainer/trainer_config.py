@@ -7,7 +7,7 @@ from typing import Literal
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.choices import CompileChoice, MomentChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class TrainerConfig:
     """File from which the moments come and to which they are saved; empty for none."""
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
-    moments: messages.MomentChoice = "auto"
+    moments: MomentChoice = "auto"
     """What the optimiser keeps its moments in."""
-    compiling: messages.CompileChoice = "off"
+    compiling: CompileChoice = "off"
     """Whether the layers are compiled behind the training."""
     children_use_device: bool = True
     """Whether a process that the trainer starts can use the device."""

@@ -41,13 +41,14 @@ from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
-from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
+from gossamer.node.peers.run_exchange import serve_manifest
 from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant

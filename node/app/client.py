@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -11,6 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.node.base.local_http import AnswerError, ask
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir, StateDirError
@@ -143,14 +143,18 @@ def _address_of(state_dir: StateDir) -> HostPort:
 
 def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
     where = _address_of(state_dir)
-    connection = http.client.HTTPConnection(where.host, where.port, timeout=TIMEOUT_SECONDS)
+    headers = {"X-Gossamer": "1", "Connection": "close"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     try:
-        headers = {"X-Gossamer": "1", "Connection": "close"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        data = answer.read(_ANSWER_BYTES_MAX + 1)
+        code, data = ask(
+            where,
+            method,
+            path,
+            headers,
+            timeout_seconds=TIMEOUT_SECONDS,
+            body_bytes_max=_ANSWER_BYTES_MAX,
+        )
     except ConnectionRefusedError as error:
         raise NotRunningError(
             f"no node runs on {state_dir.root}: nothing listens on {where} any more, and the last "
@@ -161,18 +165,16 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
             f"the daemon at {where} did not answer within {TIMEOUT_SECONDS:g} s: it hangs, or the "
             "machine is overloaded"
         ) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, AnswerError) as error:
         raise ClientError(
             f"the connection to the daemon at {where} broke: {error or repr(error)}"
         ) from error
-    finally:
-        connection.close()
-    if answer.status == 400 and path.startswith("/api/limits"):
+    if code == 400 and path.startswith("/api/limits"):
         text = data[:_REASON_BYTES_MAX].decode("utf-8", errors="replace").strip()
         raise RefusedError(text.splitlines() or ["the daemon refuses it"])
-    if answer.status >= 300:
+    if code >= 300:
         reason = data[:300].decode("utf-8", errors="replace").strip()
-        raise ClientError(f"the program at {where} refused {path}: {answer.status} {reason}")
+        raise ClientError(f"the program at {where} refused {path}: {code} {reason}")
     if len(data) > _ANSWER_BYTES_MAX:
         raise ClientError(f"the program at {where} sent more than {_ANSWER_BYTES_MAX:,} bytes")
     return data

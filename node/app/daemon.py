@@ -42,7 +42,8 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
-from gossamer.node.peers.run_exchange import JoinError, open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
+from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.device_fit import device_fits, require_fit
 from gossamer.node.runs.least_limits import least_problems
 from gossamer.node.runs.needs import (

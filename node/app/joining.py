@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gossamer.node.base.settings import Join
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.entrance import roll_of
 from gossamer.node.peers.introductions import Applicant
 from gossamer.node.peers.run_exchange import (
     JoinError,
     NotAdmittedError,
-    open_signed_manifest,
     request_manifest,
 )
 from gossamer.node.storage.roll_file import RollFile, write_pinned_head

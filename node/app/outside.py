@@ -8,11 +8,11 @@ from gossamer.node.base.links import Links
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import RACE_SECONDS, Transport, TransportError
 from gossamer.node.peers.run_exchange import (
     JoinError,
     NotAdmittedError,
-    open_signed_manifest,
     request_manifest,
 )
 from gossamer.node.peers.watching import REQUEST_SECONDS, Show, View, Watcher

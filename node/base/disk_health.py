@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import threading
 from pathlib import Path
@@ -74,7 +73,7 @@ def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: i
         DiskError: the old file is untouched and, as far as the disk lets us, nothing is left
             beside it.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:

@@ -6,7 +6,6 @@ before flags, variables and the file, until the owner says `default`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -81,6 +80,8 @@ def check_change(name: str, text: str) -> None:
         ValueError: they are no limit and no part of the schedule; the message says why.
     """
     if name not in _SETTINGS:
+        import difflib  # here: only mistakes need it
+
         near = difflib.get_close_matches(name, _SETTINGS, n=1)
         known = f"the limits are {', '.join(SETTING_OF)}; the schedule has {', '.join(SCHEDULE)}"
         hint = f"did you mean {near[0]}?" if near else known

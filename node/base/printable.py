@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 
 def printable(text: str) -> str:
     """Returns the text on one line, with control characters escaped."""
@@ -25,6 +23,13 @@ def printable_json(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        character if character.isprintable() or character == "\n" else _escape_of(character)
         for character in text
     )
+
+
+def _escape_of(character: str) -> str:
+    """Returns the escape of JSON for a character."""
+    import json  # here: few texts have such a character
+
+    return json.dumps(character)[1:-1]

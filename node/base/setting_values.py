@@ -24,7 +24,7 @@ from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire.statement_checks import check_name
-from gossamer.trainer.ipc.messages import CompileChoice, MomentChoice
+from gossamer.trainer.ipc.choices import CompileChoice, MomentChoice
 from gossamer.trainer.resources.device_names import problem_of
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.

@@ -8,12 +8,10 @@ what is allowed there.
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import platformdirs
@@ -28,8 +26,11 @@ from gossamer.node.base.setting_values import (
     Switch,
 )
 from gossamer.protocol import limits
-from gossamer.protocol.manifest import InnerOptimizer
-from gossamer.trainer.ipc.messages import CompileChoice, MomentChoice
+from gossamer.trainer.ipc.choices import CompileChoice, MomentChoice
+
+if TYPE_CHECKING:
+    # A role is made by the commands and read from nothing, so its types are never looked up.
+    from gossamer.protocol.manifest import InnerOptimizer
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
@@ -328,6 +329,8 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
+    import difflib  # here: only mistakes need it
+
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
@@ -350,7 +353,10 @@ def _read_file(path: Path, problems: list[str], is_named: bool) -> Mapping[str, 
         if path.stat().st_size > CONFIG_FILE_BYTES_MAX:
             problems.append(f"{path}: larger than {CONFIG_FILE_BYTES_MAX} bytes: not a config file")
             return {}
-        table: dict[str, GivenValue] = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # here: most nodes have no such file
+
+        table: dict[str, GivenValue] = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         if not is_named:
             return {}
@@ -360,7 +366,7 @@ def _read_file(path: Path, problems: list[str], is_named: bool) -> Mapping[str, 
         hint = "" if is_named else "; --config /dev/null does without it"
         problems.append(f"{path}: cannot be read: {error.strerror}{hint}")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
         problems.append(f"{path}: not valid TOML: {error}")
         return {}
     unknown = sorted(set(table) - set(Settings.__struct_fields__))

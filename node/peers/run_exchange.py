@@ -10,8 +10,8 @@ from __future__ import annotations
 import trio
 
 from gossamer.node.network.frames import asked, receive_frame, send_frame
-from gossamer.node.network.identity import verify
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import (
     RACE_SECONDS,
     ConnectError,
@@ -22,9 +22,9 @@ from gossamer.node.network.transport import (
     TransportError,
 )
 from gossamer.node.peers.introductions import Applicant
-from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.manifest import Manifest, SignedManifest, decode_manifest, signing_bytes
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.manifest import Manifest, SignedManifest
 from gossamer.protocol.wire.run_messages import (
     ADMIT_PROTOCOL,
     ADMIT_REPLY_BYTES_MAX,
@@ -51,20 +51,6 @@ class NotAdmittedError(JoinError):
 
 class WrongRunError(JoinError):
     """The peers are in another run than the link says."""
-
-
-def open_signed_manifest(signed: SignedManifest) -> Manifest:
-    """The manifest inside, after every value and the founder's signature were checked.
-
-    Raises:
-        MalformedError: not a manifest, or not one that this version can train.
-        ForgedError: not signed by the founder that it names.
-    """
-    manifest = decode_manifest(signed.manifest)
-    run_id = digest_of(signed.manifest)
-    if not verify(PeerId(manifest.founder), signing_bytes(run_id), signed.signature):
-        raise ForgedError("manifest that its founder did not sign")
-    return manifest
 
 
 def serve_manifest(transport: Transport, signed: SignedManifest) -> None:

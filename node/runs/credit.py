@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gossamer.node.network.identity import Identity, IdentityError
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.names_file import MemberName
 from gossamer.node.storage.state_dir import StateDir, StateDirError

@@ -11,7 +11,7 @@ from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
+from gossamer.trainer.ipc.choices import MomentChoice, MomentFormat
 from gossamer.trainer.resources.memory_estimate import (
     GPU_FEW_TOKENS,
     GPU_TOKENS_MAX,

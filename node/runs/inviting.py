@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.node.network.identity import Identity, verify
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.entrance import roll_of
-from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError, RollFile
 from gossamer.node.storage.state_dir import StateDir

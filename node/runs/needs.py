@@ -19,7 +19,7 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.ipc.choices import MomentChoice
 from gossamer.trainer.resources.memory_estimate import (
     FLOAT_BYTES,
     Training,

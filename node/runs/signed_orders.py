@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import plistlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -173,6 +172,8 @@ def launchd_job(words: Sequence[str], environment: Mapping[str, str], log: Path)
         words: the command with its arguments.
         log: file that gets what the node writes.
     """
+    import plistlib  # here: every command reads LAUNCHD_VARIABLE, and plistlib loads XML parsers
+
     return plistlib.dumps(
         {
             "Label": LABEL,

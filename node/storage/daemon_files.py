@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX, remove_quietly, write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
@@ -65,6 +64,8 @@ class DaemonFiles:
     def new_token(self) -> str:
         """Makes the secret that orders to this daemon need, and leaves it for the commands of the
         same user (0600). Each start has another one. DiskError."""
+        import secrets  # here: commands only read the token, and `secrets` loads OpenSSL
+
         token = secrets.token_hex(TOKEN_BYTES)
         write_atomically(self._token_path, f"{token}\n".encode(), mode=0o600)
         return token

@@ -34,6 +34,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -51,7 +52,9 @@ from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OversizedError, RemoteProtocolError, VersionError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import SignedManifest, decode_manifest
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import Manifest, SignedManifest
 
 # Signature and msgpack envelope around the manifest's bytes.
 _SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
@@ -251,13 +254,15 @@ class StateDir:
         Raises:
             StateDirError: the file is damaged or cannot be read, or of a later version.
         """
+        from gossamer.protocol.manifest import SignedManifest  # here: see `_manifest_of`
+
         self._read_format()
         try:
             data = read_bounded(self.manifest_path, _SIGNED_MANIFEST_BYTES_MAX)
             if data is None:
                 return None
             signed = msgspec.msgpack.decode(data, type=SignedManifest)
-            decode_manifest(signed.manifest)
+            _manifest_of(signed)
         except VersionError as error:
             raise StateDirError(f"{self.root} holds {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
@@ -308,14 +313,14 @@ class StateDir:
             StateDirError: it is already bound to another run.
             DiskError: it was not written.
         """
-        self.require_run(decode_manifest(signed.manifest).run_id)
+        self.require_run(_manifest_of(signed).run_id)
         write_atomically(self.manifest_path, msgspec.msgpack.encode(signed))
 
     def run_id(self) -> Digest | None:
         """Returns the id of the run that lies here, if any. Raises StateDirError as `read_manifest`
         does."""
         signed = self.read_manifest()
-        return None if signed is None else decode_manifest(signed.manifest).run_id
+        return None if signed is None else _manifest_of(signed).run_id
 
     def require_run(self, run_id: bytes) -> None:
         """Refuses a directory that belongs to another run (StateDirError). A new one is fine."""
@@ -368,3 +373,10 @@ class StateDir:
 def _read_pid(descriptor: int) -> int | None:
     text = os.pread(descriptor, _SMALL_FILE_BYTES_MAX, 0).strip()
     return int(text) if text.isdigit() else None
+
+
+def _manifest_of(signed: SignedManifest) -> Manifest:
+    # Here: the commands that ask a running node know where it answers, and read no manifest.
+    from gossamer.protocol.manifest import decode_manifest
+
+    return decode_manifest(signed.manifest)

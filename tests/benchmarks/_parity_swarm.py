@@ -11,7 +11,7 @@ import numpy as np
 
 from gossamer.node.base.settings import DEFAULT_CACHE_BYTES
 from gossamer.node.demo.local_swarm import LocalSwarm
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState

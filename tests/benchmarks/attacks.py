@@ -1,25 +1,41 @@
 """What becomes of each attack that once stopped a run, row by row?
 
-    python -m tests.benchmarks.attacks            # all rows; some ten minutes
-    python -m tests.benchmarks.attacks C2 H4      # these rows
+    python -m tests.benchmarks.attacks                   # all rows; some ten minutes
+    python -m tests.benchmarks.attacks --seeds 1 2 3     # each of them in three worlds
+    python -m tests.benchmarks.attacks C2 H4             # these rows
 
 Each row runs tests that show the attack to whole nodes in virtual time, or to real connections,
 and prints what they have measured. A row whose tests fail says so, and the command ends with 1.
 The column "before" is what was measured at a3ef9ca, before anything was done about it.
+
+A seed is another world for the same story: other identities, another order in rings, other draws of
+all nodes. Seed 1 is the world of the test itself. Figures that differ between seeds are shown from
+the lowest to the highest. Rows without whole nodes have no seed and run once.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.support.measured import MARK
+from tests.support.node_world import WORLDS_VARIABLE
 
 ROW_SECONDS_MAX = 900.0
+"""Time for the tests of a row with one seed."""
+
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
+"""A number as the tests write it: 12, 1,024, 2.61 or 8e+11."""
+
 HARM, OPEN = "tests/rogue/test_harm.py::", "tests/rogue/test_open_trust.py::"
 INFLUENCE, CATALOGUE = "tests/rogue/test_influence.py::", "tests/rogue/test_catalogue.py::"
+UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_provoked_dials.py::"
+QUOTA = "tests/rogue/test_quota.py::"
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,8 @@ class Row:
     attack: str
     before: str
     tests: tuple[str, ...]
+    has_seed: bool = True
+    """Whether its tests run whole nodes, in worlds that take a seed."""
 
 
 ROWS = (
@@ -101,44 +119,136 @@ ROWS = (
             "tests/node/runs/test_needs.py"
             "::test_memory_is_refused_above_seven_tenths_of_what_is_free",
         ),
+        has_seed=False,
     ),
     Row(
         "H6",
         "idle connections of strangers",
         "nobody else can connect or be dialled",
         ("tests/node/network/test_places.py::test_idle_strangers_keep_nobody_out",),
+        has_seed=False,
+    ),
+    Row(
+        "M1",
+        "a stranger asks for blocks on 15 streams at once",
+        "98 MB/s of upload",
+        (
+            f"{UPLOADS}test_a_stranger_with_fifteen_streams_gets_no_more_than_the_budget",
+            f"{UPLOADS}test_a_member_has_no_budget_and_strangers_give_way",
+        ),
+        has_seed=False,
+    ),
+    Row(
+        "M2",
+        "announcements that name a third party's addresses",
+        "15 dials a second from one node",
+        (
+            f"{DIALS}test_announcements_that_name_a_third_party_flood_nobody",
+            f"{DIALS}test_a_third_partys_network_is_not_flooded_through_its_many_hosts",
+            f"{DIALS}test_many_networks_together_have_a_bound",
+        ),
+        has_seed=False,
+    ),
+    Row(
+        "M3",
+        "commit records that strangers sign alone, and statements of theirs",
+        "93 MB that stay",
+        (
+            f"{QUOTA}test_chains_that_strangers_sign_alone_are_under_a_quota",
+            f"{QUOTA}test_statements_of_strangers_are_under_a_quota_and_go",
+        ),
+    ),
+    Row(
+        "M4",
+        "handshakes of noise that are begun and not finished",
+        "91 % of a core",
+        (
+            "tests/node/network/test_doorstep.py"
+            "::test_half_handshakes_are_turned_away_and_other_networks_come_in",
+        ),
+        has_seed=False,
+    ),
+    Row(
+        "M5",
+        "a member says a rate of its link that it does not have",
+        "-",
+        ("tests/rogue/test_false_rate.py",),
+        has_seed=False,
+    ),
+    Row(
+        "M6",
+        "four fresh identities beside three honest members",
+        "-",
+        ("tests/rogue/test_sybils.py",),
     ),
 )
 
 
-def run(row: Row) -> tuple[bool, list[str]]:
+def run(row: Row, seed: int) -> tuple[bool, list[str]]:
     """Runs the tests of a row; returns whether they passed, and what they measured."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-s", "-o", "timeout=0", *row.tests],
         capture_output=True,
         text=True,
         timeout=ROW_SECONDS_MAX,
+        env=os.environ | {WORLDS_VARIABLE: str(seed)},
     )
     lines = [line.strip() for line in done.stdout.splitlines()]
     found = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
-    return done.returncode == 0, list(dict.fromkeys(found))
+    for line in lines:
+        if line.startswith(("FAILED ", "ERROR ")):
+            print(f"{row.name}, seed {seed}: {line}", file=sys.stderr, flush=True)
+    return done.returncode == 0, found
+
+
+def spread(lines_of_seeds: Mapping[int, Sequence[str]]) -> list[str]:
+    """Returns what the seeds measured as one list: numbers that differ as LOWEST to HIGHEST.
+
+    Seeds that did not measure the same things, because a test failed, are shown one by one.
+    """
+    if (
+        len({tuple(NUMBER.sub("0", line) for line in lines) for lines in lines_of_seeds.values()})
+        > 1
+    ):
+        return [
+            f"seed {seed}: {'; '.join(lines) or 'nothing'}"
+            for seed, lines in lines_of_seeds.items()
+        ]
+    merged = [_merged(lines) for lines in zip(*lines_of_seeds.values(), strict=True)]
+    return list(dict.fromkeys(merged))
+
+
+def _merged(lines: Sequence[str]) -> str:
+    """Merges one line of each seed; they differ in numbers alone."""
+    columns = iter(zip(*(NUMBER.findall(line) for line in lines), strict=True))
+
+    def ranged(_found: re.Match[str]) -> str:
+        column = sorted(next(columns), key=lambda text: float(text.replace(",", "")))
+        return column[0] if len(set(column)) == 1 else f"{column[0]} to {column[-1]}"
+
+    return NUMBER.sub(ranged, lines[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="C1 to C4, H1 to H6")
-    names = parser.parse_args().rows
-    unknown = sorted({*names} - {row.name for row in ROWS})
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="C1 to C4, H1 to H6, M1 to M6")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="worlds, from 1 on")
+    options = parser.parse_args()
+    unknown = sorted({*options.rows} - {row.name for row in ROWS})
     if unknown:
         parser.error(f"no such row: {' '.join(unknown)}")
     print("| | attack | before | now |\n| --- | --- | --- | --- |")
     all_passed = True
     for row in ROWS:
-        if names and row.name not in names:
+        if options.rows and row.name not in options.rows:
             continue
-        has_passed, found = run(row)
-        all_passed &= has_passed
-        now = "; ".join(found) + ("" if has_passed else " **(a test failed)**")
+        seeds = options.seeds if row.has_seed else options.seeds[:1]
+        results = {seed: run(row, seed) for seed in seeds}
+        failed = [seed for seed, (has_passed, _) in results.items() if not has_passed]
+        all_passed &= not failed
+        now = "; ".join(spread({seed: found for seed, (_, found) in results.items()}))
+        if failed:
+            now += f" **(a test failed with seed {', '.join(map(str, failed))})**"
         print(f"| {row.name} | {row.attack} | {row.before} | {now} |", flush=True)
     sys.exit(not all_passed)
 

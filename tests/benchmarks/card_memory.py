@@ -30,7 +30,7 @@ from rich.table import Table
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import optimizer_for
-from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.ipc.choices import MomentChoice
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.passes import Passes, moment_format_on

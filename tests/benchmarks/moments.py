@@ -32,7 +32,7 @@ from torch import Tensor
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.inner_step import moments
 from gossamer.trainer.inner_step.moments import Span
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text

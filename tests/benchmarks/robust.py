@@ -3,6 +3,7 @@
     python -m tests.benchmarks.robust                     # 8 peers, 3 of them hostile
     python -m tests.benchmarks.robust --uneven --topics   # steps of 4 to 16, text of own kinds
     python -m tests.benchmarks.robust --codec sparse
+    python -m tests.benchmarks.robust --codec distro      # signs of every step
 
 The peers train in this process, with the model of `losses.py --small` on the default corpus and
 fewer sequences a step. What they send is averaged chunk by chunk:
@@ -13,6 +14,11 @@ fewer sequences a step. What they send is averaged chunk by chunk:
     alone     the mean of the honest members, without the others
 
 Hostile members claim tokens without end. The loss is held-out nats a token after the last round.
+Behind the mean of the seeds stands the largest excess over `alone`, each seed compared with itself.
+
+With `distro` there is one average, that of signs, in which tokens have no weight: `signs`. The
+attacks are made of dense signs, and the codec sends the strongest coefficients of the result, so
+-10 times the work is the same as -1 times it.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from gossamer.protocol.codecs.inner_products import inner_product
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.token_caps import capped_tokens
@@ -40,16 +47,19 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.text.shard_folder import cut_text
+from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Worker
+from tests.benchmarks._robust_distro import SharedSwarm, dense, strongest
 
 Aggregate = Callable[[Sequence[Float32Array], Sequence[int]], Float32Array]
 Attack = Callable[[Float32Array, Float32Array, np.random.Generator], Float32Array]
 
 HOSTILE = (1, 4, 6)
 CLAIM = 10**9
+STEPS = 8
+"""Inner steps of a round."""
 UNEVEN = (16, 8, 4, 8, 8, 4, 8, 12)
-EVEN = (8,) * 8
+EVEN = (STEPS,) * 8
 
 
 def mean(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array:
@@ -86,9 +96,23 @@ ATTACKS: dict[str, Attack | None] = {
     "bias": lambda _own, others, _draw: -0.5 * others.mean(axis=0),
 }
 
+MIXED = "mixed"
+"""Each hostile member makes another one of the attacks, and the next one in the next round."""
 
-def small_run(sparse: bool) -> Preset:
-    run = adapted(PRESETS["tiny"], "sparse" if sparse else "diloco")
+SYNC: dict[str, SyncMode] = {"sparse": "sparse", "distro": "distro"}
+"""The modes whose name stands for the codec; all other codecs are of `diloco`."""
+
+
+def attack_of(name: str, number: int, member: int) -> Attack | None:
+    """What a hostile member does in a round."""
+    if name != MIXED:
+        return ATTACKS[name]
+    attacks = [attack for attack in ATTACKS.values() if attack is not None]
+    return attacks[(number + 2 * HOSTILE.index(member)) % len(attacks)]
+
+
+def small_run(codec_name: str) -> Preset:
+    run = adapted(PRESETS["tiny"], SYNC.get(codec_name, "diloco"))
     model = replace(run.model, width=48, hidden_width=128, num_layers=2, context=32)
     return replace(run, model=model, inner=replace(run.inner, sequences_per_step=8))
 
@@ -96,19 +120,14 @@ def small_run(sparse: bool) -> Preset:
 class Trial:
     """One training of the whole swarm."""
 
-    def __init__(self, options: argparse.Namespace, run: Preset, folder: Path, seed: int) -> None:
-        text = cut_text(options.text, folder, run.tokenizer, run.model, seed)
+    def __init__(
+        self, options: argparse.Namespace, run: Preset, text: ShardFolder, seed: int
+    ) -> None:
         self._run, self._codec = run, options.codec
         self._steps = UNEVEN if options.uneven else EVEN
         self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(8)]
-        shards, n = range(len(text.index.shards)), len(text.index.shards)
         for number, worker in enumerate(self._workers):
-            mine = (
-                shards[number * n // 8 : (number + 1) * n // 8]
-                if options.topics
-                else shards[number::8]
-            )
-            text.push_shards(worker.queue, list(mine))
+            text.push_shards(worker.queue, shards_of(text, number, options.topics))
         self._heldout = list(text.heldout(run.model.vocabulary))
         self._draw = np.random.default_rng(seed)
         decoder = Decoder(run.model)
@@ -116,10 +135,9 @@ class Trial:
         self._parameters = decoder.flat.numpy().copy()
         self._plan = ChunkPlan(self._parameters.size, 16_384)
 
-    def loss(
-        self, aggregate: Aggregate, attack: Attack | None, members: Sequence[int], rounds: int
-    ) -> float:
+    def loss(self, average_name: str, attack: str, members: Sequence[int], rounds: int) -> float:
         """The loss after so many rounds of these members."""
+        aggregate = AVERAGES[average_name]
         parameters, momentum = self._parameters, np.zeros_like(self._parameters)
         outer = self._run.outer
         honest = [member for member in members if member not in HOSTILE]
@@ -132,12 +150,12 @@ class Trial:
                 return float("inf")
             sent = {m: self._sent(self._workers[m], outer.error_decay) for m in members}
             tokens = [self._steps[m] for m in members]
-            if attack is not None:
-                others = np.stack([sent[m] for m in honest])
-                for place, member in enumerate(members):
-                    if member in HOSTILE:
-                        sent[member] = attack(sent[member], others, self._draw).astype(np.float32)
-                        tokens[place] = CLAIM
+            others = np.stack([sent[m] for m in honest])
+            for place, member in enumerate(members):
+                lie = attack_of(attack, number, member) if member in HOSTILE else None
+                if lie is not None:
+                    sent[member] = lie(sent[member], others, self._draw).astype(np.float32)
+                    tokens[place] = CLAIM
             average = np.empty_like(parameters)
             for chunk in range(self._plan.num_chunks):
                 where = self._plan.range_of(chunk)
@@ -169,35 +187,98 @@ class Trial:
         return decoded
 
 
+class SharedTrial:
+    """One training of the whole swarm, in which every step is shared."""
+
+    def __init__(
+        self, options: argparse.Namespace, run: Preset, text: ShardFolder, seed: int
+    ) -> None:
+        self._swarm = SharedSwarm(run, text.token_bytes, 8, seed)
+        for number, trainer in enumerate(self._swarm.trainers):
+            text.push_shards(trainer, shards_of(text, number, options.topics))
+        self._reader = Worker(run, text.token_bytes, "cpu")
+        self._heldout = list(text.heldout(run.model.vocabulary))
+        self._draw = np.random.default_rng(seed)
+
+    def loss(self, _average_name: str, attack: str, members: Sequence[int], rounds: int) -> float:
+        """The loss after as many steps as so many rounds have in the other modes."""
+        swarm = self._swarm
+        swarm.begin(members, rounds * STEPS)
+        for step in range(rounds * STEPS):
+            offered = swarm.offers(members)
+            signs = {m: dense(each, swarm.codec) for m, each in offered.items()}
+            others = np.stack([each for m, each in signs.items() if m not in HOSTILE])
+            for member in sorted(set(members) & set(HOSTILE)):
+                lie = attack_of(attack, step // STEPS, member)
+                if lie is not None:
+                    wanted = lie(signs[member], others, self._draw)
+                    offered[member] = strongest(wanted, swarm.codec)
+            swarm.take_step(step, offered)
+        return self._reader.loss(swarm.parameters, self._heldout)
+
+
+def shards_of(text: ShardFolder, number: int, has_topics: bool) -> range:
+    """The shards of one of eight peers: neighbouring ones, or each eighth."""
+    shards = range(len(text.index.shards))
+    if has_topics:
+        return shards[number * len(shards) // 8 : (number + 1) * len(shards) // 8]
+    return shards[number::8]
+
+
 def main() -> None:
     """Trains all arms and prints a table."""
+    names = [*ATTACKS, MIXED]
     parser = argparse.ArgumentParser("tests.benchmarks.robust", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--codec", default="int8", help="of the ring, or sparse or distro")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--uneven", action="store_true", help="peers of different speed")
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--attacks", nargs="+", choices=names, default=names)
+    parser.add_argument("--averages", nargs="+", choices=AVERAGES, default=list(AVERAGES))
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     options = parser.parse_args()
-    run = small_run(options.codec == "sparse")
+    is_shared = options.codec == "distro"
+    if is_shared and options.uneven:
+        parser.error("with distro all peers take the same steps")
+    averages = ["signs"] if is_shared else options.averages
+    with tempfile.TemporaryDirectory() as folder:
+        _print_table(options, averages, SharedTrial if is_shared else Trial, Path(folder))
 
-    def losses(aggregate: Aggregate, attack: str, members: Sequence[int]) -> str:
-        found = []
-        for seed in options.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                trial = Trial(options, run, Path(folder), seed)
-                found.append(trial.loss(aggregate, ATTACKS[attack], members, options.rounds))
-        return f"{np.mean(found):.3f}"
+
+def _print_table(
+    options: argparse.Namespace,
+    averages: Sequence[str],
+    kind: type[Trial] | type[SharedTrial],
+    folder: Path,
+) -> None:
+    run = small_run(options.codec)
+    texts: dict[int, ShardFolder] = {}
+    for seed in options.seeds:
+        (folder / str(seed)).mkdir()
+        texts[seed] = cut_text(options.text, folder / str(seed), run.tokenizer, run.model, seed)
+
+    def losses(average: str, attack: str, members: Sequence[int]) -> list[float]:
+        return [
+            kind(options, run, texts[seed], seed).loss(average, attack, members, options.rounds)
+            for seed in options.seeds
+        ]
 
     everybody = tuple(range(8))
     honest = [member for member in everybody if member not in HOSTILE]
-    table = Table("", *AVERAGES, title=f"{options.codec}, alone {losses(mean, 'nobody', honest)}")
+    # The mean of members that all are honest and take equally many steps needs no protection.
+    alone = losses("mean", "nobody", honest)
+    print("alone", *(f"{each:.3f}" for each in alone), flush=True)
+    table = Table("", *averages, title=f"{options.codec}, alone {np.mean(alone):.3f}")
     for attack in options.attacks:
-        row = [losses(each, attack, everybody) for each in AVERAGES.values()]
+        row = []
+        for average in averages:
+            found = losses(average, attack, everybody)
+            excess = max(each / reference - 1 for each, reference in zip(found, alone, strict=True))
+            row.append(f"{np.mean(found):.3f} ({excess:+.1%})")
+            print(attack, average, *(f"{each:.3f}" for each in found), flush=True)
         table.add_row(attack, *row)
-        print(attack, *row, flush=True)
-    Console().print(table)
+    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gossamer.node.demo.local_swarm import LocalNode
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import WorkStatus

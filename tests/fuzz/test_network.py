@@ -21,6 +21,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.over_libp2p.addresses import parse_address
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import ConnectError, StreamClosed
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError
@@ -29,7 +30,6 @@ from gossamer.node.peers.fetching import FetchLimits
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, Gossip, decode_statement_store
 from gossamer.node.peers.run_exchange import (
     JoinError,
-    open_signed_manifest,
     request_manifest,
     serve_admission,
     serve_manifest,

@@ -17,6 +17,7 @@ from gossamer.protocol.policy.record_quota import RecordLimits
 from gossamer.protocol.policy.statement_store import STRANGER_BYTES_MAX
 from tests.rogue.attacks_claims import long_chains, rounds_of_the_future
 from tests.rogue.rogue import Rogue
+from tests.support.measured import measured
 from tests.support.node_world import World, simulate
 
 NUM_ROGUES = 4
@@ -77,7 +78,10 @@ def test_chains_that_strangers_sign_alone_are_under_a_quota(
                 for number in range(NUM_ROGUES):
                     rogues.start_soon(attack, number)
             watcher.cancel_scope.cancel()
-        print(f"{world.round('a') - before} rounds meanwhile, at most {peak:,} bytes beside")
+        measured(
+            f"{world.round('a') - before} rounds meanwhile; at most {peak:,} bytes of records "
+            f"beside the chain, where {LIMITS.total:,} are allowed"
+        )
         assert 0 < peak <= 1.1 * LIMITS.total  # each file has a digest more than its record
         await world.reach(world.round("a") + 3, "a", "b")
         for name in "ab":  # nobody stands for them any more
@@ -122,7 +126,10 @@ def test_statements_of_strangers_are_under_a_quota_and_go(tmp_path: Path) -> Non
                 await trio.sleep(0.001)
         await world.reach(world.round("a") + 2, "a", "b")
         kept = max(bytes_of_strangers("a"), bytes_of_strangers("b"))
-        print(f"strangers said {sum(said):,} bytes; at most {peak:,} were kept, and {kept:,} are")
+        measured(
+            f"strangers said {sum(said):,} bytes of statements; at most {peak:,} were kept, and "
+            f"{kept:,} still are"
+        )
         assert sum(said) > 1.5 * NUM_ROGUES * STRANGER_BYTES_MAX
         assert 0 < peak <= NUM_ROGUES * STRANGER_BYTES_MAX
         assert kept < 10_000  # their announcements

@@ -66,6 +66,12 @@ STEP_SECONDS = 0.1
 FIRST_UNIX_SECONDS = 1_700_000_000
 """The clock of all nodes when virtual time begins."""
 SHARD_TOKENS = 512
+WORLDS_VARIABLE = "WORLDS_OF_TESTS"
+"""Variable with a number that changes the seeds of all worlds: 1, which is the default, leaves
+those that the tests name. With another number the same story has other identities, another order in
+rings, and other draws of all nodes."""
+SEEDS_APART = 1000
+"""More than the largest seed that a test names, so no two tests get the same world."""
 
 MODEL = ModelConfig(
     num_layers=1,
@@ -503,6 +509,7 @@ class World:
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.seed += SEEDS_APART * (int(os.environ.get(WORLDS_VARIABLE, "1")) - 1)
         self.local_seconds = (
             trio.current_time if self.run_in_thread is in_no_thread else time.monotonic
         )

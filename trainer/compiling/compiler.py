@@ -29,7 +29,7 @@ import torch
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.compiling.ahead import Order, reason_of
 from gossamer.trainer.compiling.parts import Backend, bytes_to_compile, compile_parts
-from gossamer.trainer.ipc.messages import CompileChoice
+from gossamer.trainer.ipc.choices import CompileChoice
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.resources.passes import Pass

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.resources.memory_estimate import MOMENT_BLOCK
 
 PIECE_ELEMENTS = 2**22

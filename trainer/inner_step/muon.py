@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.trainer.inner_step.moments import MomentVector, Span, copy_moments, spans_of, zeros
 from gossamer.trainer.inner_step.optimizer import AdamW
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.model import Decoder
 
 MOMENTUM = 0.95

@@ -19,7 +19,7 @@ from gossamer.trainer.inner_step.moments import (
     spans_of,
     zeros,
 )
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 
 
 @dataclass

@@ -38,6 +38,7 @@ import msgspec
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.run_end import SchedulePlace
+from gossamer.trainer.ipc.choices import CompileChoice, MomentChoice
 from gossamer.trainer.ipc.measures import StepTimes, bits_per_byte
 
 # Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
@@ -54,15 +55,6 @@ AUDIT_SEQUENCES_MAX = 64
 ALIVE_SECONDS = 2.0
 """Interval of the worker's signs of life, which have a few bytes each."""
 
-
-MomentFormat = Literal["fp32", "bf16", "8bit"]
-"""What an optimiser keeps its moments in, see `moments`; from the one with the most bytes."""
-
-MomentChoice = Literal["auto", "fp32", "bf16", "8bit"]
-"""The owner's choice; with `auto` it is what fits, see `fitting_moments`."""
-
-CompileChoice = Literal["auto", "on", "off"]
-"""Whether the layers are compiled; with `auto` on cards, see `compiling.compiler`."""
 
 Span = tuple[int, int, int]
 """(shard, first token, token after the last one) of consumed data."""

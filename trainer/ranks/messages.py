@@ -21,7 +21,8 @@ import msgspec
 
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc.messages import CompileChoice, Limits
+from gossamer.trainer.ipc.choices import CompileChoice
+from gossamer.trainer.ipc.messages import Limits
 
 MESSAGE_BYTES_MAX = 256 * MIB
 """Of a frame. Take has 4 bytes for each token of a step: 64 million are hours of work."""

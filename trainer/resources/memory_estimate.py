@@ -25,7 +25,7 @@ from typing import get_args
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 
 FLOAT_BYTES = 4
 

@@ -34,7 +34,7 @@ import torch
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
+from gossamer.trainer.ipc.choices import MomentChoice, MomentFormat
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.resources.memory_estimate import (
     FLOAT_BYTES,

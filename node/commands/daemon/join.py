@@ -13,7 +13,8 @@ from cyclopts import Parameter
 from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.settings import ConfigError, Join, Resume, Settings
 from gossamer.node.commands.daemon.running import run_node
-from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.node_options import Node
+from gossamer.node.commands.options import settings_of
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.network.lan import Neighbour, look_around

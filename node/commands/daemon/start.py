@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from gossamer.node.base.settings import Found, Resume
 from gossamer.node.commands.daemon.running import run_node
 from gossamer.node.commands.founder.founding_options import PRESET_HELP, check_founding_options
-from gossamer.node.commands.options import Node, settings_of, trains_on_own_text
+from gossamer.node.commands.node_options import Node
+from gossamer.node.commands.options import settings_of, trains_on_own_text
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.runs.draft import DataPlace
 from gossamer.node.storage.state_dir import StateDir

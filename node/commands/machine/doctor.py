@@ -13,7 +13,8 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.machine.machine_checks import make_checks
 from gossamer.node.commands.machine.state_checks import Level
-from gossamer.node.commands.options import Node, reading_settings_of
+from gossamer.node.commands.node_options import Node
+from gossamer.node.commands.options import reading_settings_of
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gossamer.node.base.printable import printable
 from gossamer.node.network.identity import Identity, IdentityError
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import short

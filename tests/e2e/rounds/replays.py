@@ -12,7 +12,7 @@ import torch
 
 from gossamer.node.base.settings import DEFAULT_CACHE_BYTES
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest

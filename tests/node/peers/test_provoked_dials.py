@@ -32,6 +32,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.wire.statements import Announce, Capacity
+from tests.support.measured import measured
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 VICTIM = "198.51.100.7"
@@ -132,6 +133,7 @@ def test_announcements_that_name_a_third_party_flood_nobody(
         for number in range(NUM_IDENTITIES)
     ]
     hosts = _dials_of(monkeypatch, tmp_path, announced)
+    measured(f"{len(hosts)} dials to one host in {SECONDS:.0f} s")
     assert 1 <= len(hosts) <= DIALS_MAX
 
 
@@ -143,6 +145,7 @@ def test_a_third_partys_network_is_not_flooded_through_its_many_hosts(
         for number in range(NUM_IDENTITIES)
     ]
     hosts = _dials_of(monkeypatch, tmp_path, announced)
+    measured(f"{len(hosts)} dials to one network in {SECONDS:.0f} s")
     assert 1 <= len(hosts) <= DIALS_TO_NETWORK_MAX
 
 
@@ -153,6 +156,7 @@ def test_many_networks_together_have_a_bound(
         [f"/ip4/11.{number}.{host}.7/tcp/4610" for host in range(8)] for number in range(64)
     ]
     hosts = _dials_of(monkeypatch, tmp_path, announced)
+    measured(f"{len(hosts)} dials to many networks in {SECONDS:.0f} s")
     assert 100 <= len(hosts) <= DIALS_IN_ALL_MAX
 
 

@@ -19,6 +19,7 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
+from tests.support.measured import measured
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
 BLOCK = bytes(60_000)
@@ -95,6 +96,10 @@ def test_a_stranger_with_fifteen_streams_gets_no_more_than_the_budget(tmp_path: 
             here.nursery.start_soon(here.drain, "stranger", clients["stranger"], 15)
             await trio.sleep(10.0)
             expected = 10.0 * BYTES_PER_SECOND
+            measured(
+                f"15 streams of a stranger get {here.received['stranger'] / expected:.2f} of the "
+                "budget for strangers"
+            )
             assert 0.8 * expected < here.received["stranger"] <= 1.05 * expected
             assert here.service.bytes_served <= 1.05 * expected
 
@@ -120,6 +125,10 @@ def test_a_member_has_no_budget_and_strangers_give_way(tmp_path: Path) -> None:
             await trio.sleep(2.0)
             with trio.move_on_after(1.0):
                 await here.drain("member", clients["member"], 4)
+            measured(
+                "a member beside it gets "
+                f"{here.received['member'] / BYTES_PER_SECOND:.0f} times that budget"
+            )
             assert here.received["member"] > 10 * BYTES_PER_SECOND
 
     run_simulated(main)

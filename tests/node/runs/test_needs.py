@@ -20,7 +20,7 @@ from gossamer.node.runs.needs import (
     require_memory,
 )
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.ipc.choices import MomentChoice
 from tests.support.builders import manifest
 from tests.support.measured import measured
 

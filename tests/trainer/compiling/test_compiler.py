@@ -25,7 +25,7 @@ from gossamer.trainer.compiling.ahead import Order
 from gossamer.trainer.compiling.compiler import TRIES_MAX, Compiler
 from gossamer.trainer.compiling.parts import Backend
 from gossamer.trainer.inner_step.gradients import Gradients
-from gossamer.trainer.ipc.messages import CompileChoice
+from gossamer.trainer.ipc.choices import CompileChoice
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import Pass, Passes
@@ -262,12 +262,22 @@ def has_compiler() -> bool:
     return shutil.which("g++") is not None and headers.exists()
 
 
+AT_ONCE = """
+import sys
+from gossamer.trainer.compiling import ahead
+ahead._NICENESS = 0
+sys.exit(ahead.main())
+"""
+"""Compiles as fast as the other tests let it: after them it would wait for minutes."""
+
 TRAINS = """
 import sys, time
 import numpy as np, torch
 from torch._dynamo.utils import counters
 torch.set_num_threads(1)
-from tests.trainer.compiling.test_compiler import Training, assert_same
+from gossamer.trainer.compiling import compiler
+from tests.trainer.compiling.test_compiler import AT_ONCE, Training, assert_same
+compiler.COMMAND = (sys.executable, "-c", AT_ONCE)
 from tests.support.small_model import MODEL
 random = np.random.default_rng(0)
 sequences = random.integers(0, MODEL.vocabulary, (4, MODEL.context + 1))

@@ -17,7 +17,7 @@ from gossamer.trainer.inner_step import moments
 from gossamer.trainer.inner_step.moments import MomentVector, Span, code_values, spans_of, zeros
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW
-from gossamer.trainer.ipc.messages import MomentFormat
+from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.memory_estimate import MOMENT_BLOCK, moment_bytes
 from tests.trainer.conftest import MakeTrainer, train

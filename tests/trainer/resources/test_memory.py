@@ -20,7 +20,7 @@ from gossamer.trainer import evaluate
 from gossamer.trainer.chunked_loss import chunked_loss_sum
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import optimizer_for
-from gossamer.trainer.ipc.messages import MomentChoice, MomentFormat
+from gossamer.trainer.ipc.choices import MomentChoice, MomentFormat
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.discovery import REUNION_SECONDS
 from gossamer.node.peers.known_peers_file import SAVE_SECONDS
-from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir

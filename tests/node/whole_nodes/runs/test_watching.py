@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Stream
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
-from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.peers.watching import Watcher, mean_of
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.state.commit_records import encode_commit
