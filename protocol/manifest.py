@@ -129,6 +129,10 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Whether the codes of a partial sum get wider with the number of members in it (`int4` only,
     `protocol.codecs.wide_codecs`). A manifest from before there were such codes has no such field,
     and keeps its id and its bytes on the wire."""
+    sparse_sums: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the parts of many members travel as a sum where a set of them would be longer
+    (`sparse` with `trust = "members"` only, `protocol.codecs.payloads`). A manifest from before
+    there were such sums has no such field, and keeps its id and its bytes on the wire."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Returns whether round `round_number` (the first is 1) belongs to the warm-up."""

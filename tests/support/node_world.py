@@ -411,6 +411,7 @@ def found(
             fragments=fragments,
             displacement=displacement,
             widening=True,
+            sparse_sums=True,
         ),
         rounds=replace(
             example.rounds,
