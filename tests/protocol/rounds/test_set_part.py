@@ -160,16 +160,24 @@ def test_of_two_peers_each_others_text_leads_to_one_state_and_then_to_another() 
     assert states[0][1] != states[1][1]
 
 
-def test_the_largest_parts_of_a_set_that_becomes_a_sum_are_its_senders_fault() -> None:
-    """Shares of 1 / 26 are rounded, so values at the limit may come to more."""
-    payloads, block = with_sums(), SparseCodec(64).encode(np.full(SIZE, MAGNITUDE_MAX, np.float32))
-    tokens = [1] * 26
+def test_parts_that_come_to_more_than_a_sum_may_hold_are_no_fault_of_the_own_work() -> None:
+    """Shares of 1 / 24 are rounded up, so values at the limit come to a little more."""
+    payloads, size = with_sums(), SIZE
+    block = SparseCodec(64).encode(np.full(size, MAGNITUDE_MAX, np.float32))
     received = b""
-    for position in range(1, 25):
+    for position in range(1, SET_MEMBERS_MAX + 1):
         received = add_record(received, position, block)
-    part = SetPart(vectors_of(1)[0], PLAN, payloads, tokens, 0, 1.0)
-    try:
-        payload = part.add(0, received, (1 << 25) - 2)
-    except MalformedError:
-        return
-    payloads.check(payload, SIZE, (1 << 25) - 1, is_average=False)
+    mask = (1 << SET_MEMBERS_MAX + 1) - 2
+    payloads.check(received, size, mask, is_average=False)
+    tokens = [1, *[10**6] * SET_MEMBERS_MAX]
+    with pytest.raises(MalformedError):
+        SetPart(vectors_of(1)[0], PLAN, payloads, tokens, 0, 1.0).add(0, received, mask)
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_own_work_that_cannot_be_used_is_told_before_and_behind_a_set(position: int) -> None:
+    work, payloads = vectors_of(1)[0], with_sums(1024)
+    good = SetPart(work.copy(), PLAN, payloads, [1, 1, 1], 1, 1.0).add(0, None, 0)
+    work[7] = np.nan
+    with pytest.raises(ValueError, match="own work"):
+        SetPart(work, PLAN, payloads, [1, 1, 1], position, 1.0).add(0, good, 0b10)
