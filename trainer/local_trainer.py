@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.trainer import overlap
 from gossamer.trainer.checkpoint import load_moments, save_moments
+from gossamer.trainer.compiling.compiler import NOTE_NAME, Compiler
+from gossamer.trainer.handover import HandOver
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
@@ -98,17 +98,13 @@ class LocalTrainer:
             DataError: frozen weights that cannot be used.
         """
         model, inner = config.model, config.inner
-        for vector in (base, pseudo_gradient):
-            if vector.shape != (model.num_parameters,) or vector.dtype != np.float32:
-                raise ValueError(
-                    f"base and pseudo_gradient must be {model.num_parameters} fp32 values"
-                )
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self.device = choose_device(config.device, model.width)
         self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()
+        self._handover = HandOver(base, pseudo_gradient, self._decoder.flat)
         self._text_bytes = TextBytes(config)
         self._reader = StateReader(
             self._decoder, self.device, config, self._text_bytes, on_progress
@@ -121,8 +117,17 @@ class LocalTrainer:
             self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
         self._clock = clock_of(self.device.torch_device)
+        self._compiler = Compiler(
+            self._decoder, self.device, model, config.compiling, note=self._compiling_note()
+        )
         self._own = Gradients(
-            self._decoder, self.device, model.context, passes, on_progress, self._clock
+            self._decoder,
+            self.device,
+            model.context,
+            passes,
+            on_progress,
+            self._clock,
+            self._compiler,
         )
         """Takes the gradients of this device."""
         self._gradients: Gradients | SpreadGradients = self._own
@@ -145,12 +150,19 @@ class LocalTrainer:
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
 
+    def _compiling_note(self) -> Path | None:
+        if self._config.children_use_device:
+            return None
+        # Without a place for the note, the trainer would compile again after each crash of it.
+        return None if self._optimizer_path is None else self._optimizer_path.with_name(NOTE_NAME)
+
     def spread(self, spread: Spread) -> None:
         """Takes gradients also on other devices from now on. The trainer's own is the first."""
         self._gradients = SpreadGradients(self._own, self._decoder, spread)
 
     def withdraw(self) -> None:
         """The process is ended in order; see `Passes.withdraw`. May be called from any thread."""
+        self._compiler.close()
         self._own.passes.withdraw()
 
     @property
@@ -230,10 +242,9 @@ class LocalTrainer:
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
         with self._measured("handover"):
             if goes_on:
-                np.copyto(self._pseudo_gradient, self._decoder.flat.cpu().numpy())
+                self._handover.begin_at_local()
             else:
-                self._load_base()
-                np.copyto(self._pseudo_gradient, self._base)
+                self._handover.begin_at_base()
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), place)
@@ -318,7 +329,6 @@ class LocalTrainer:
         self._optimizer.step(learning_rate)
         return True
 
-    @torch.no_grad()
     def rebase(self, ranges: messages.Ranges) -> None:
         """Takes over `base` in these ranges, where it is now the state that the round before the
         newest one led to. The newest round's work, done or still going on, is kept on top of it;
@@ -327,30 +337,14 @@ class LocalTrainer:
         if not self._has_local:
             return  # the first round begins from `base`
         with self._measured("handover"):
-            self._rebase(ranges)
-
-    def _rebase(self, ranges: messages.Ranges) -> None:
-        for part in (slice(start, stop) for start, stop in ranges):
-            # While a round runs, `work` holds what the work is measured against.
-            local, base = self._decoder.flat[part], self._base[part]
-            work = self._pseudo_gradient[part]
-            if self._round is not None:
-                overlap.rebase(local, work, base, self._stays_behind)
-                np.copyto(work, base)
-                continue
-            if self._stays_behind:
-                # In one pass: a worker that is killed here leaves work of before or of after, in
-                # every element, and nothing else.
-                work += self._stays_behind * (base - (work + local.cpu().numpy()))
-            local.copy_(torch.from_numpy(base))
-            overlap.take_work(local, work)
+            self._handover.rebase(ranges, self._stays_behind, in_round=self.in_round)
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
         with self._measured("handover"):
             if current.tokens or self._stays_behind:
-                self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
+                self._handover.collect()
             else:
                 self._pseudo_gradient[:] = 0.0
         self._round = None
@@ -403,10 +397,6 @@ class LocalTrainer:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
         return load_moments(self._optimizer, self._config.model, self._optimizer_path)
-
-    @torch.no_grad()
-    def _load_base(self) -> None:
-        self._decoder.flat.copy_(torch.from_numpy(self._base))
 
     def _require_round(self) -> _Round:
         if self._round is None:

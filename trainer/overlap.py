@@ -31,20 +31,48 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gossamer.trainer.resources.transfer import Transfer
 
-@torch.no_grad()
+
 def rebase(
+    transfer: Transfer,
     local: torch.Tensor,
     snapshot: NDArray[np.float32],
     new_base: NDArray[np.float32],
     mixing: float = 0.0,
 ) -> None:
     """`local` becomes `local + (1 - mixing) * (new_base - snapshot)`, in place."""
-    moved = torch.from_numpy(new_base - snapshot)
-    local.add_(moved.to(local.device), alpha=1.0 - mixing)
+    before, after = torch.from_numpy(snapshot), torch.from_numpy(new_base)
+    transfer.send(
+        local,
+        lambda place, buffer: torch.sub(after[place], before[place], out=buffer),
+        lambda part, moved: part.add_(moved, alpha=1.0 - mixing),
+    )
 
 
-@torch.no_grad()
-def take_work(local: torch.Tensor, pseudo_gradient: NDArray[np.float32]) -> None:
-    """`local`, a state, takes the step that `pseudo_gradient` is the work of, in place."""
-    local.sub_(torch.from_numpy(pseudo_gradient).to(local.device))
+def restart(
+    transfer: Transfer,
+    local: torch.Tensor,
+    pseudo_gradient: NDArray[np.float32],
+    base: NDArray[np.float32],
+    mixing: float = 0.0,
+) -> None:
+    """`local` becomes `base` with the step on top that `pseudo_gradient` is the work of.
+
+    With `mixing` that work first grows by what `local` stays behind, in place.
+    """
+    work, state = torch.from_numpy(pseudo_gradient), torch.from_numpy(base)
+
+    def stay_behind(place: slice, local_part: torch.Tensor) -> None:
+        # In one write: a worker that is killed here leaves in every element the work of before or
+        # of after, and nothing else.
+        part = work[place]
+        part.copy_(part + mixing * (state[place] - (part + local_part)))
+
+    if mixing:
+        transfer.receive(local, stay_behind)
+    transfer.send(
+        local,
+        lambda place, buffer: torch.sub(state[place], work[place], out=buffer),
+        torch.Tensor.copy_,
+    )

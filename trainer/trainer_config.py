@@ -27,6 +27,10 @@ class TrainerConfig:
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
     moments: messages.MomentChoice = "auto"
     """What the optimiser keeps its moments in."""
+    compiling: messages.CompileChoice = "off"
+    """Whether the layers are compiled behind the training."""
+    children_use_device: bool = True
+    """Whether a process that the trainer starts can use the device."""
     mixing: float = 0.0
     """See `overlap`."""
     frozen_paths: tuple[str, ...] = ()

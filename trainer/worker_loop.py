@@ -267,6 +267,8 @@ class Worker:
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
             moments=message.moments,
+            compiling=message.compiling,
+            children_use_device=self._confinement is None or self._confinement.children_use_gpu,
             mixing=message.mixing,
             frozen_paths=message.frozen_paths,
             tokenizer=message.tokenizer,

@@ -30,6 +30,7 @@ from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.known_peers_file import KnownPeersFile
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.run_blocks import RunBlocks
+from gossamer.node.peers.settled_stakes import SettledStakes
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
@@ -131,6 +132,7 @@ class CoreBuilder:
         choice = HeadChoice(
             rounds, PeerId(manifest.founder), None if roll is None else roll.branch_of
         )
+        self._entrance.count_at(SettledStakes(chain, choice, lambda: committed.entry.head))
         self._blocks.uploads.is_member = lambda peer: (
             manifest.admission == "allow" or peer in choice.stakes_at(committed.entry.head)
         )

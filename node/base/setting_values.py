@@ -24,7 +24,7 @@ from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire.statement_checks import check_name
-from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.ipc.messages import CompileChoice, MomentChoice
 from gossamer.trainer.resources.device_names import problem_of
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
@@ -348,6 +348,7 @@ PARSERS: dict[str, Parser] = {
     "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
     "moments": _choice(get_args(MomentChoice)),
+    "compile": _choice(get_args(CompileChoice)),
     "work_hours": _work_hours,
     "name": _name,
     "team": _name,

@@ -29,7 +29,7 @@ from gossamer.node.base.setting_values import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerOptimizer
-from gossamer.trainer.ipc.messages import MomentChoice
+from gossamer.trainer.ipc.messages import CompileChoice, MomentChoice
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
@@ -116,6 +116,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     moments: MomentChoice = "auto"
     """What the optimiser keeps its moments in: `fp32`, `bf16` (half of it) or `8bit` (a quarter);
     `auto` takes fp32 unless only less fits into the device's memory."""
+    compile: CompileChoice = "auto"
+    """Whether torch's compiler makes the layers faster, beside the training: `on`, `off`, or
+    `auto`, which does it on CUDA and ROCm cards. A CPU gains little, and needs a C++ compiler."""
     name: str = ""
     """Name by which others see this node, beside its peer id, at most 32 characters; empty shows
     none. It is signed, and nobody else has it checked."""

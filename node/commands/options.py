@@ -89,6 +89,9 @@ class NodeOptions(StateOptions):
     moments: Annotated[str | None, _default(_DEFAULTS.moments)] = None
     """Format of the optimiser's moments, the fewer bytes the later: fp32, bf16, 8bit, or auto, the
     first that fits."""
+    compile: Annotated[str | None, _default(_DEFAULTS.compile)] = None
+    """Whether torch's compiler makes the layers faster, beside the training: on, off, or auto,
+    which does it on CUDA and ROCm cards."""
     name: Annotated[str | None, _default("none")] = None
     """Name by which others see this node, beside its peer id; at most 32 characters."""
     team: Annotated[str | None, _default("none")] = None

@@ -87,6 +87,7 @@ class TrainerClient:
             optimizer_path=optimizer_path,
             micro_batch=settings.micro_batch,
             moments=settings.moments,
+            compiling=settings.compile,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
             tokenizer=manifest.data.tokenizer,

@@ -14,18 +14,22 @@ import random
 from collections.abc import Callable
 
 import structlog
+import trio
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Transport
+from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.roll_keeper import RollKeeper
 from gossamer.node.peers.run_exchange import NotAdmittedError, require_admitted, serve_admission
+from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError, RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.expulsion_count import Standings
 from gossamer.protocol.policy.roll import NO_PAGE, Roll, roots_of
 from gossamer.protocol.wire.invitation_messages import Entry
 
@@ -53,13 +57,21 @@ class Entrance:
         self._keeper: RollKeeper | None = None
         if manifest.admission == "invite":
             roll, file = roll_of(manifest), RollFile(state_dir.root, state_dir.health)
+            votes = ExpulsionKeeper(
+                roll, transport, identity, offences,
+                ExpulsionFile(state_dir.root, state_dir.health),
+            )  # fmt: skip
+            votes.load()
             own = _load(roll, file, manifest, identity.peer_id)
             randomness = random.Random(f"roll {identity.peer_id}")
             self._keeper = RollKeeper(
                 roll, transport, identity, offences, file, own, unix_seconds, randomness
             )
+            self._keeper.votes = votes
+            votes.changed = self._keeper.voted_out
             transport.admit(self.admits)
             self._keeper.open()
+            votes.open()
         else:
             require_admitted(manifest, identity.peer_id)
             serve_admission(transport, self.admits)
@@ -92,10 +104,23 @@ class Entrance:
         """The members of an invite-only run; None in other runs."""
         return None if self._keeper is None else self._keeper.roll
 
+    @property
+    def votes(self) -> ExpulsionKeeper | None:
+        """The votes by which members put out others; None in other runs."""
+        return None if self._keeper is None else self._keeper.votes
+
+    def count_at(self, standings: Standings) -> None:
+        """Says by which stake votes of members count, when the chain is read."""
+        if self.votes is not None:
+            self.votes.standings = standings
+
     async def run(self, run_in_thread: RunInThread) -> None:
-        """Keeps the roll until cancelled; returns at once in other runs."""
-        if self._keeper is not None:
-            await self._keeper.run(run_in_thread)
+        """Keeps roll and votes until cancelled; returns at once in other runs."""
+        if self._keeper is None or self.votes is None:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keeper.run, run_in_thread)
+            nursery.start_soon(self.votes.run, run_in_thread)
 
     async def introduce(self, peer: PeerId) -> None:
         """Shows a peer that this node has dialled that it is a member, if the peer is a stranger

@@ -21,6 +21,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import answering, receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
+from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
 from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, pull_roll
 from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.roll_file import RollFile
@@ -103,6 +104,8 @@ class RollKeeper:
         """Time until which this node is not introduced again; members only, so they are few."""
         self._was_told = False
         """Whether a person was told that this node is no member."""
+        self.votes: ExpulsionKeeper | None = None
+        """Compares the votes of members whenever the rolls are compared."""
 
     def open(self) -> None:
         """Serves newcomers and members. Call it after `Transport.admit`."""
@@ -250,6 +253,10 @@ class RollKeeper:
         self._changed(changes, is_published=False)
         return bool(changes.news)
 
+    def voted_out(self, changes: Changes) -> None:
+        """Votes of the members have put somebody out."""
+        self._changed(changes, is_published=False)
+
     def _changed(self, changes: Changes, *, is_published: bool) -> None:
         """Acts on a change of the roll. News that came from a member went to the others too."""
         if not changes:
@@ -300,6 +307,8 @@ class RollKeeper:
         try:
             with trio.fail_after(ROLL_SECONDS):
                 await self.reconcile(peer)
+                if self.votes is not None:
+                    await self.votes.reconcile(peer)
         except ProtocolRefused:
             await self.introduce(peer)
         except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:

@@ -15,7 +15,7 @@ from gossamer.trainer.confinement.confine import confine
 
 def main() -> int:
     """Does the task on stdin, see `preparing`."""
-    confine(Path(sys.argv[1]))
+    confine(Path(sys.argv[1]), gpu_starts=None)
     from gossamer.node.runs import preparing
 
     return preparing.main()

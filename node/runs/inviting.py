@@ -9,14 +9,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gossamer.node.network.identity import Identity
+from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.entrance import roll_of
 from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError, RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.roll import NotWelcomeError, Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
@@ -46,6 +48,19 @@ class MemberRow:
     """The one-time key of the certificate, in the form of a peer id."""
     depth: int
     is_in: bool
+
+
+def expulsions_of(roll: Roll, state_dir: StateDir) -> Expulsions:
+    """Returns the votes of members on the disk.
+
+    Raises:
+        DamagedRollError, RemoteProtocolError: the file is damaged.
+    """
+    expulsions = Expulsions(roll, verify)
+    saved = ExpulsionFile(state_dir.root).read()
+    if saved is not None:
+        expulsions.restore(saved)
+    return expulsions
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,7 @@ class InviteOnlyRun:
             page = file.read()
             if page is not None:
                 roll.add(page)
+            roll.expel(expulsions_of(roll, state_dir).expelled)
         except (DamagedRollError, RemoteProtocolError) as error:
             raise InvitationError(
                 f"the roll of the run is damaged ({error}): start the node, which gets it from "
@@ -153,27 +169,39 @@ class InviteOnlyRun:
             InvitationError: nobody or several are named, or this node may not revoke it.
             DiskError, OSError: the state directory does not take it.
         """
-        target = self._named(text)
+        target = self.named(text)
         me = self.identity.peer_id
-        if public_key_of(target) in self.roll.roots:
-            raise InvitationError(f"{target} is a root of the run: nobody can put it out")
-        above = {me, *self.roll.sponsors(target)}
-        entry = self.roll.entry(target)
-        is_root = public_key_of(me) in self.roll.roots
-        is_above = entry is None or me in {*self.roll.sponsors(target)}
-        if not (is_root or is_above):
+        if not self.may_revoke(target):
+            above = {*self.roll.sponsors(target)} - {me}
             raise InvitationError(
                 f"{target} did not come in through this node ({me}), which is no root: ask one of "
-                f"{', '.join(sorted(above - {me})) or 'the roots'}"
+                f"{', '.join(sorted(above)) or 'the roots'}"
             )
         key = public_key_of(target)
         self.file.order(self.roll.revoke(me, key, self.identity.sign))
-        members = [target, *self.roll.below(target)] if entry is not None else []
-        for peer in self.roll.of_certificate(key):
-            members += [peer, *self.roll.below(peer)]
-        return sorted(peer for peer in set(members) if self.roll.is_member(peer))
+        out = self.roll.put_out_with(key)
+        return sorted(peer for peer in out if self.roll.is_member(peer))
 
-    def _named(self, text: str) -> PeerId:
+    def may_revoke(self, target: PeerId) -> bool:
+        """Returns whether this node alone can put out a member, or all of an invitation: it is a
+        root, or above those who came in. An invitation that is not known here may be its own.
+
+        Raises:
+            InvitationError: the target is a root.
+        """
+        me, key = self.identity.peer_id, public_key_of(target)
+        if key in self.roll.roots:
+            raise InvitationError(f"{target} is a root of the run: nobody can put it out")
+        holders = [target] if self.roll.entry(target) else self.roll.of_certificate(key)
+        above = all(me in self.roll.sponsors(each) for each in holders)
+        return public_key_of(me) in self.roll.roots or above
+
+    def named(self, text: str) -> PeerId:
+        """Returns the peer id that the end of a member's id, or of an invitation's, names.
+
+        Raises:
+            InvitationError: nobody or several are named.
+        """
         entries = self.roll.page().entries
         known = {peer_of(key) for each in entries for key in (each.newcomer, each.certificate.key)}
         known |= {peer_of(key) for key in self.roll.roots}

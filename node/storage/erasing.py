@@ -27,6 +27,7 @@ RUN_NAMES = (
         "api",
         "blocks",
         "chain",
+        "expulsions",
         "extension",
         "format",
         "head",
@@ -48,7 +49,7 @@ RUN_NAMES = (
         "rollbacks",
         "samples",
     ),
-    *("seeds", "starting", "token", "trainer", "work"),
+    *("seeds", "starting", "token", "trainer", "voted", "work"),
 )
 """Everything else that a node writes into its state directory."""
 

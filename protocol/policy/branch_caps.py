@@ -23,20 +23,23 @@ BRANCHES_MIN = 4
 BranchOf = Callable[[PeerId], PeerId]
 
 
-def branch_cap(weights: Mapping[PeerId, int], branch_of: BranchOf) -> int | None:
+def branch_cap(
+    weights: Mapping[PeerId, int], branch_of: BranchOf, branches_min: int = BRANCHES_MIN
+) -> int | None:
     """Returns the most weight that one branch may have; None with too few branches for a cap.
 
     Args:
         weights: of members, 0 or more, such as tokens or 1 for each.
+        branches_min: from so many branches on none may have more than one in so many.
     """
     sums = sorted(_sums(weights, branch_of).values())
-    if len(sums) < BRANCHES_MIN:
+    if len(sums) < branches_min:
         return None
-    num_cut, cap = 0, sum(sums) // BRANCHES_MIN
+    num_cut, cap = 0, sum(sums) // branches_min
     while cap < sums[-1 - num_cut]:
-        # Of branches above the cap there are three at most: the cap is a quarter of the sum.
+        # Of four branches at least one is not above the cap, which is a quarter of the sum.
         num_cut += 1
-        cap = sum(sums[:-num_cut]) // (BRANCHES_MIN - num_cut)
+        cap = sum(sums[:-num_cut]) // (branches_min - num_cut)
     return cap
 
 

@@ -9,7 +9,8 @@ Rules
   knows, so nobody who comes later takes the place of a member. Members that were cut off from each
   other may fill the same slot twice; the order then says which entry stays.
 - A revocation counts if a root made it, or somebody above its target. It puts out the target and
-  all below it, for good. Its slot is not free again, and what it witnessed stays.
+  all below it, for good. Its slot is not free again, and what it witnessed stays. Votes of two
+  thirds of the stake do the same (`expulsions`).
 - An entry that does not count is forgotten, and so is a revocation by somebody without an entry
   that counts. A peer that still holds it offers it again.
 
@@ -86,6 +87,8 @@ class Roll:
         self._counted = Counted(self.roots)
         self._revocations: dict[bytes, dict[bytes, Revocation]] = {}
         """By revoker, then by target."""
+        self._expelled = frozenset[bytes]()
+        """Targets that votes have put out."""
         self._members = frozenset(map(peer_of, self.roots))
         self._digest: Digest | None = None
 
@@ -156,6 +159,16 @@ class Roll:
         """Returns the peers that came in by a one-time key, the first one first."""
         entries = self._counted.entries.values()
         return [peer_of(each.newcomer) for each in entries if each.certificate.key == key]
+
+    def put_out_with(self, target: bytes) -> frozenset[PeerId]:
+        """Returns the peers that go when a member, or all of an invitation, are put out."""
+        entries = self._counted.entries.keys()
+        first = [peer_of(target)] if target in entries else self.of_certificate(target)
+        return frozenset(first).union(*map(self.below, first))
+
+    def is_used(self, key: bytes) -> bool:
+        """Returns whether somebody came in by a one-time key."""
+        return self._counted.is_used(key)
 
     # Inviting and letting in
 
@@ -266,14 +279,28 @@ class Roll:
             each: held for each, held in self._revocations.items() if each in known
         }
         taken = tuple(each for each in revocations if self._keep(each))
-        self._counted.out = self._find_out()
-        self._members = frozenset(
-            peer_of(key) for key in self.roots | (self._counted.entries.keys() - self._counted.out)
-        )
+        self._find_members()
         self._digest = None
         new = tuple(each for each in self._counted.entries.values() if each not in before)
         return Changes(
             RollPage(new, taken), self._members - members, frozenset(members - self._members)
+        )
+
+    def expel(self, targets: frozenset[bytes]) -> Changes:
+        """Puts out what votes have put out by now (`expulsions`), with all below it. It is no piece
+        of the roll: the votes say it.
+
+        Args:
+            targets: keys of members and of one-time secrets. Others that were out by votes are in.
+        """
+        members, self._expelled = self._members, targets
+        self._find_members()
+        return Changes(NO_PAGE, self._members - members, frozenset(members - self._members))
+
+    def _find_members(self) -> None:
+        self._counted.out = self._find_out()
+        self._members = frozenset(
+            peer_of(key) for key in self.roots | (self._counted.entries.keys() - self._counted.out)
         )
 
     def digest(self) -> Digest:
@@ -332,6 +359,8 @@ class Roll:
             revokers.add(key)
             key = self._counted.entries[key].certificate.sponsor
         targets = {entry.newcomer, entry.certificate.key}
+        if targets & self._expelled:
+            return "the members have put it out, or its invitation, by a vote"
         if any(targets & self._revocations.get(each, {}).keys() for each in revokers):
             return "the invitation, or the member that it let in, was revoked"
         return ""

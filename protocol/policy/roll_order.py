@@ -52,6 +52,10 @@ class Counted:
         entry = self.entries.get(key)
         return 0 if entry is None else entry.certificate.depth
 
+    def is_used(self, key: bytes) -> bool:
+        """Returns whether somebody came in by a one-time key."""
+        return self._slots_used[key] > 0
+
     def why_not(self, entry: Entry) -> str:
         """Returns the reason why an entry does not count behind all others; empty if it counts."""
         certificate, members = entry.certificate, self.entries

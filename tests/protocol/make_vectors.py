@@ -57,6 +57,12 @@ from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.protocol.wire.envelopes import encode_signed, ring_id_of, seal, signing_bytes
+from gossamer.protocol.wire.expulsion_messages import (
+    ExpulsionPage,
+    ExpulsionVote,
+    encode_page,
+    expulsion_digest,
+)
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
@@ -115,6 +121,8 @@ def invitation_vector() -> dict[str, str]:
     entry = replace(blank, signature=KEYS[0].sign(blank.signing_bytes(RUN_ID)))
     unrevoked = Revocation(root, newcomer, b"")
     revocation = replace(unrevoked, signature=KEYS[0].sign(unrevoked.signing_bytes(RUN_ID)))
+    unsigned_vote = ExpulsionVote(root, newcomer, 48, digest_of(b"a head"), b"")
+    vote = replace(unsigned_vote, signature=KEYS[0].sign(unsigned_vote.signing_bytes(RUN_ID)))
     roll = Roll(RUN_ID, PEERS[:1], lambda *_: True)
     roll.add(RollPage((entry,), (revocation,)))
     return {
@@ -129,6 +137,10 @@ def invitation_vector() -> dict[str, str]:
         "welcomed": encode(Welcomed(True, "", (entry,), ())).hex(),
         "page": encode(roll.page()).hex(),
         "roll_digest": roll.digest().hex(),
+        "vote_signed_bytes": unsigned_vote.signing_bytes(RUN_ID).hex(),
+        "vote_page": encode_page(ExpulsionPage((vote,))).hex(),
+        "vote_digest": vote.digest.hex(),
+        "expelled_digest": expulsion_digest(RUN_ID, newcomer).hex(),
     }
 
 

@@ -16,6 +16,7 @@ from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest
+from gossamer.protocol.wire.expulsion_messages import EXPULSION_PROTOCOL
 from gossamer.protocol.wire.invitation_messages import ROLL_PROTOCOL
 from gossamer.protocol.wire.relay_messages import RELAY_PROTOCOL
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
@@ -46,6 +47,7 @@ def test_a_stranger_to_a_closed_run_gets_nothing(tmp_path: Path, is_by_invitatio
         RING_PROTOCOL: frame(),
         RELAY_PROTOCOL: frame(),
         ROLL_PROTOCOL: frame(bytes(DIGEST_BYTES)),
+        EXPULSION_PROTOCOL: frame(bytes(DIGEST_BYTES)),
     }
 
     async def story(nursery: trio.Nursery) -> None:

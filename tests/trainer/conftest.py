@@ -63,6 +63,7 @@ def make_trainer(model_config: ModelConfig, inner_config: InnerConfig) -> MakeTr
         base: np.ndarray | None = None,
         pseudo_gradient: np.ndarray | None = None,
         inner: InnerConfig = inner_config,
+        device: str = "cpu",
         **options: object,
     ) -> LocalTrainer:
         fresh = base is None
@@ -72,7 +73,7 @@ def make_trainer(model_config: ModelConfig, inner_config: InnerConfig) -> MakeTr
             inner=inner,
             seed=7,
             token_bytes=2,
-            device="cpu",
+            device=device,
             **options,  # type: ignore[arg-type]
         )
         trainer = LocalTrainer(

@@ -138,7 +138,7 @@ def test_a_frozen_head_gives_the_same_gradient_in_chunks(
     found = []
     for rows in (1000, 7):
         decoder.zero_grad()
-        decoder._loss_rows = rows
+        decoder.loss_rows = rows
         decoder.loss_sum(some_tokens(model)).backward()  # type: ignore[no-untyped-call]
         found.append([parameter.grad.clone() for parameter in decoder.parameters()])  # type: ignore[union-attr]
     for plain, chunked in zip(*found, strict=True):

@@ -56,7 +56,7 @@ def test_chunks_of_logits_give_the_same_gradient(
     decoder, sequences = Decoder(config), sequences_of(config)
     decoder.initialise(5)
     loss, gradients = gradients_of(decoder, sequences, None)
-    decoder._loss_rows = rows
+    decoder.loss_rows = rows
     chunked_loss, chunked = gradients_of(decoder, sequences, None)
     torch.testing.assert_close(chunked_loss, loss, rtol=1e-6, atol=0)
     for one, other in zip(gradients, chunked, strict=True):

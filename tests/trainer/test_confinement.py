@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,6 +259,81 @@ def test_a_kernel_without_landlock_is_named_and_the_network_is_given_up_all_the_
     assert done.returncode == 0, done.stderr
     assert "does not confine the trainer's writing" in done.stdout
     assert "this kernel has no Landlock" in done.stdout
+
+
+DRIVER = """
+import os, sys, threading
+from pathlib import Path
+from gossamer.trainer.confinement import confine as module
+from gossamer.trainer.confinement import probe
+
+folder, outside, kind = sys.argv[1:]
+module._NVIDIA, module._GPU_DEVICES = "null", ("null",)  # there is a card
+
+def names_its_threads():
+    for thread in os.listdir("/proc/self/task"):
+        Path(f"/proc/self/task/{thread}/comm").write_text("cuda")
+    return True
+
+def writes_elsewhere():
+    Path(outside, "driver").write_text("")
+    return True
+
+def never_starts():
+    return False
+
+def hangs():
+    threading.Event().wait()
+
+if kind == "hangs":
+    probe.SECONDS_MAX = 0.5
+print(confined := module.confine(Path(folder), gpu_starts=globals()[kind]))
+try:
+    open(f"/proc/{os.getppid()}/comm", "w").close()
+    print("may name others")
+except PermissionError:
+    print("may name nobody else")
+"""
+
+
+def confined_with_driver(kind: str, tmp_path: Path) -> str:
+    require_landlock()
+    # Not in memory, where a process with a card may write.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, str(tmp_path / "own"), outside, kind],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_driver_that_names_its_threads_works_in_a_confined_process(tmp_path: Path) -> None:
+    """NVIDIA's does since version 570, and ends with error 304 where it cannot. It was seen."""
+    said = confined_with_driver("names_its_threads", tmp_path)
+    assert "files=True" in said
+    assert "network=True" in said
+    assert "problems=()" in said
+    # What root can write in /proc is no matter of this process alone.
+    assert f"children_use_gpu={os.geteuid() != 0}" in said
+    assert os.geteuid() != 0 or "may name nobody else" in said
+
+
+@pytest.mark.parametrize("kind", ["never_starts", "hangs"])
+def test_for_a_driver_that_does_not_work_at_all_nothing_is_kept(kind: str, tmp_path: Path) -> None:
+    said = confined_with_driver(kind, tmp_path)
+    assert "files=True" in said
+    assert "network=True" in said
+    assert "problems=()" in said
+
+
+def test_what_the_driver_needs_is_kept_and_said(tmp_path: Path) -> None:
+    said = confined_with_driver("writes_elsewhere", tmp_path)
+    assert "files=False" in said
+    assert "network=True" in said
+    assert "NVIDIA's driver does not work in a process that gave up more" in said
 
 
 def test_a_confined_trainer_trains_and_saves(

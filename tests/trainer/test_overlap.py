@@ -13,22 +13,24 @@ from numpy.typing import NDArray
 from gossamer.trainer.ipc.messages import Ranges, Start
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.overlap import rebase
+from gossamer.trainer.resources.transfer import Transfer
 
 MakeTrainer = Callable[..., LocalTrainer]
+CPU = Transfer(torch.device("cpu"))
 STEP_SPAN = 4 * 17
 
 
 def test_rebase_keeps_the_progress_since_the_snapshot() -> None:
     snapshot = np.array([1.0, 2.0, 3.0], np.float32)
     local = torch.tensor([1.5, 2.0, 2.0])
-    rebase(local, snapshot, np.array([10.0, 20.0, 30.0], np.float32))
+    rebase(CPU, local, snapshot, np.array([10.0, 20.0, 30.0], np.float32))
     assert local.tolist() == [10.5, 20.0, 29.0]
 
 
 def test_with_mixing_a_part_of_the_way_is_left() -> None:
     snapshot = np.array([1.0, 2.0, 3.0], np.float32)
     local = torch.tensor([1.5, 2.0, 2.0])
-    rebase(local, snapshot, np.array([9.0, 18.0, 27.0], np.float32), 0.25)
+    rebase(CPU, local, snapshot, np.array([9.0, 18.0, 27.0], np.float32), 0.25)
     assert local.tolist() == [7.5, 14.0, 20.0]
 
 

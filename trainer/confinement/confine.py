@@ -5,8 +5,12 @@ code. A mistake there must not become a program that changes this machine's file
 a kernel that cannot do this the trainer works all the same, and says what is not confined.
 
 What it needs to write: its optimiser's state, temporary files and the caches of compilers, which
-all lie in its folder. With a GPU also the driver's devices, and shared memory in /dev/shm. The
-vectors that it shares with the daemon are descriptors that were open before, which stay usable.
+all lie in its folder. With a GPU also the driver's devices, shared memory in /dev/shm, and the
+names of its own threads in /proc. The vectors that it shares with the daemon are descriptors that
+were open before, which stay usable.
+
+Whether NVIDIA's driver then still works is tried beforehand (`probe`). Where it does not, the
+process keeps what the driver needs and says so: a card that is not used protects nobody.
 """
 
 from __future__ import annotations
@@ -14,17 +18,26 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from gossamer.trainer.confinement import landlock, seccomp
+from gossamer.trainer.confinement.probe import cuda_starts, works
 
-_GPU_DEVICES = ("nvidia*", "nvidia-caps/*", "dri/*", "kfd", "dxg")
+_NVIDIA = "nvidia*"
+_GPU_DEVICES = (_NVIDIA, "nvidia-caps/*", "dri/*", "kfd", "dxg")
 """Below /dev: NVIDIA's, AMD's two, and that of Windows' subsystem for Linux."""
 
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero")
 _SHARED_MEMORY = Path("/dev/shm")
+
+# The names of a process's threads lie there, which NVIDIA's driver writes. For a process of root's
+# the rest of /proc has the machine's settings; other users have no rights there but to what is
+# their own, and processes outside of the confinement do not let a confined one change them.
+_OWN_THREADS, _ALL_THREADS = Path("/proc/self/task"), Path("/proc")
 
 # Loading a module of the kernel takes a second or two.
 _MODPROBE_SECONDS_MAX = 30
@@ -42,6 +55,8 @@ class Confinement(NamedTuple):
     with_gpu: bool
     problems: tuple[str, ...]
     """The reasons for what it did not give up."""
+    children_use_gpu: bool = True
+    """Whether processes that it starts can use NVIDIA's cards, as far as was tried."""
 
     @property
     def text(self) -> str:
@@ -62,9 +77,29 @@ class Confinement(NamedTuple):
         return ", ".join(can) + why
 
 
-def confine(folder: Path, *, keeps_network: bool = False) -> Confinement:
-    """Confines this process, for good, as far as the system can. `folder` is made where it is not
-    there, its temporary files are removed, and libraries are told to keep their caches there.
+class _Parts(NamedTuple):
+    """The parts of a confinement that are tried."""
+
+    files: bool
+    network: bool
+
+
+_ALL_PARTS = _Parts(files=True, network=True)
+_FEWER_PARTS = (_Parts(files=False, network=True), _Parts(files=True, network=False))
+_NO_PARTS = _Parts(files=False, network=False)
+
+_DRIVER_PROBLEM = "NVIDIA's driver does not work in a process that gave up more"
+
+
+def confine(
+    folder: Path,
+    *,
+    keeps_network: bool = False,
+    gpu_starts: Callable[[], bool] | None = cuda_starts,
+) -> Confinement:
+    """Confines this process, for good, as far as the system and NVIDIA's driver can. `folder` is
+    made where it is not there, its temporary files are removed, and libraries are told to keep
+    their caches there.
 
     Call it before anything is imported that starts threads: Landlock confines one thread, and
     those that it starts later. With other threads writing does not count as given up.
@@ -72,35 +107,66 @@ def confine(folder: Path, *, keeps_network: bool = False) -> Confinement:
     Args:
         keeps_network: leaves the network to this process, and to those that it starts, until each
             calls `give_up_network`.
+        gpu_starts: tells in a confined process whether the driver works there. None where no card
+            is used: then it is not tried.
 
     Raises:
         OSError: the folder cannot be made.
     """
     _prepare(folder)
     _wake_nvidia()
+    parts, children_use_gpu = _ALL_PARTS, True
+    if gpu_starts and any(Path("/dev").glob(_NVIDIA)) and _num_threads() == 1:
+        parts = _parts_for_driver(folder, keeps_network, gpu_starts)
+        with_child = partial(_confine, folder, parts, keeps_network)
+        children_use_gpu = works(with_child, gpu_starts, in_child=True)
+    confinement = _confine(folder, parts, keeps_network)
+    return confinement._replace(children_use_gpu=children_use_gpu)
+
+
+def _parts_for_driver(folder: Path, keeps_network: bool, gpu_starts: Callable[[], bool]) -> _Parts:
+    """The most parts with which the driver works; all if it does not work without any."""
+
+    def is_fine(parts: _Parts) -> bool:
+        # With several devices, processes that this one starts use them.
+        attempt = partial(_confine, folder, parts, keeps_network)
+        return works(attempt, gpu_starts, in_child=keeps_network)
+
+    if is_fine(_ALL_PARTS) or not is_fine(_NO_PARTS):
+        return _ALL_PARTS
+    return next(filter(is_fine, _FEWER_PARTS), _NO_PARTS)
+
+
+def _confine(folder: Path, parts: _Parts, keeps_network: bool) -> Confinement:
     gpus = [path for pattern in _GPU_DEVICES for path in Path("/dev").glob(pattern)]
     gpus = [path for path in gpus if not path.is_dir()]
     folders = [folder, *([_SHARED_MEMORY] if gpus and _SHARED_MEMORY.is_dir() else [])]
     devices = [*map(Path, _PLAIN_DEVICES), *gpus]
-    problems: list[str] = []
+    threads = _OWN_THREADS if os.geteuid() == 0 else _ALL_THREADS
+    problems: list[str] = [] if parts == _ALL_PARTS else [_DRIVER_PROBLEM]
     abi = 0
     if _num_threads() > 1:
         problems.append("a library started threads before it could be confined")
-    else:
+    elif parts.files:
         try:
             abi = landlock.forbid_writes(
-                folders=folders, devices=devices, with_tcp=not keeps_network
+                folders=folders,
+                devices=devices,
+                files=[threads] if any(Path("/dev").glob(_NVIDIA)) else [],
+                with_tcp=parts.network and not keeps_network,
             )
         except OSError as error:
             problems.append(str(error))
     confinement = Confinement(
         files=abi > 0,
-        tcp=not keeps_network and abi >= landlock.TCP_ABI,
+        tcp=parts.network and not keeps_network and abi >= landlock.TCP_ABI,
         network=False,
         with_gpu=bool(gpus),
         problems=tuple(problems),
     )
-    return confinement if keeps_network else give_up_network(confinement)
+    if keeps_network or not parts.network:
+        return confinement
+    return give_up_network(confinement)
 
 
 def give_up_network(confinement: Confinement) -> Confinement:

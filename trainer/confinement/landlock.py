@@ -75,9 +75,14 @@ def abi_version() -> int:
 
 
 def forbid_writes(
-    *, folders: Iterable[Path], devices: Iterable[Path], with_tcp: bool = True
+    *,
+    folders: Iterable[Path],
+    devices: Iterable[Path],
+    files: Iterable[Path] = (),
+    with_tcp: bool = True,
 ) -> int:
-    """Takes from this process every write but those below `folders` and to `devices`; TCP, too
+    """Takes from this process every write but those below `folders`, to `devices`, and to what is
+    there already below `files`; TCP, too
     (`with_tcp`), and signals to other processes, where the kernel can. Reading stays as it is. It
     cannot be undone, and the processes that this one starts have it, too.
 
@@ -103,6 +108,8 @@ def forbid_writes(
             _allow(ruleset, folder, _IN_A_FOLDER & handled)
         for device in devices:
             _allow(ruleset, device, _IN_A_DEVICE & handled)
+        for path in files:
+            _allow(ruleset, path, (_WRITE_FILE | _TRUNCATE) & handled)
         forbid_new_privileges()
         failed, code = system_call(_RESTRICT_SELF, ruleset, 0)
         if failed:

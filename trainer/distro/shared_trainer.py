@@ -134,7 +134,7 @@ class SharedTrainer(LocalTrainer):
 
     @torch.no_grad()
     def _take_position(self) -> None:
-        self._load_base()
+        self._handover.load_base()
         if self._has_lookahead:
             self._momentum.look_ahead(self._decoder.flat, self._last_rate)
 

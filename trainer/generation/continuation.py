@@ -15,7 +15,8 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.generation.chat_template import ChatTemplate, TemplateError
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Refused, Text
-from gossamer.trainer.model import Decoder, KeyValues
+from gossamer.trainer.layers import KeyValues
+from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import unpack_model_files

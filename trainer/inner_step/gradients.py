@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.inner_step.optimizer import gradient_norm
 from gossamer.trainer.inner_step.step_clock import Part, StepClock
 from gossamer.trainer.model import Decoder
@@ -72,17 +73,19 @@ class Gradients:
         passes: Passes,
         on_progress: Callable[[], None],
         clock: StepClock | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         """
         Args:
             context: targets of a sequence.
             on_progress: is called after every micro-batch.
             clock: is told what begins; None: nobody measures.
+            compiler: is asked between steps for compiled layers; None: there are none.
         """
         self._decoder, self._device, self._context = decoder, device, context
         self._parameters = list(decoder.parameters())
         self._on_progress = on_progress
-        self._clock = clock
+        self._clock, self._compiler = clock, compiler
         self.passes = passes
         self._scale = LossScale()
         """In use if the device needs one."""
@@ -102,6 +105,8 @@ class Gradients:
     def take_part(self, sequences: NDArray[np.int64], targets: int) -> tuple[float, float]:
         """As `take`, of some sequences of a step with so many targets: their part of the mean loss,
         and the norm of their part of the gradient."""
+        if self._compiler is not None:
+            self._compiler.look(self.passes.proven)
         self._begins("forward")
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
         while True:
@@ -116,9 +121,12 @@ class Gradients:
                     return loss_value, norm
                 self.drop()
                 continue
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:
                 if not is_out_of_memory(error):
-                    raise
+                    if self._compiler is None or not self._compiler.gave_up(error):
+                        raise
+                    self.drop()
+                    continue
             # Here the error is gone, and with it the frames that hold the failed pass.
             self._make_room(len(sequences))
 

@@ -61,6 +61,9 @@ MomentFormat = Literal["fp32", "bf16", "8bit"]
 MomentChoice = Literal["auto", "fp32", "bf16", "8bit"]
 """The owner's choice; with `auto` it is what fits, see `fitting_moments`."""
 
+CompileChoice = Literal["auto", "on", "off"]
+"""Whether the layers are compiled; with `auto` on cards, see `compiling.compiler`."""
+
 Span = tuple[int, int, int]
 """(shard, first token, token after the last one) of consumed data."""
 
@@ -97,6 +100,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
     moments: MomentChoice = "auto"
     """What the optimiser keeps its moments in; see `moments`."""
+    compiling: CompileChoice = "auto"
+    """Whether the layers are compiled behind the training."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     frozen_paths: tuple[str, ...] = ()

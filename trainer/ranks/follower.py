@@ -22,6 +22,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.confinement import landlock, seccomp
 from gossamer.trainer.confinement.system_calls import prctl
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
@@ -89,7 +90,15 @@ class Follower:
             start.micro_batch,
             Path(start.passes_path) if start.passes_path else None,
         )
-        gradients = Gradients(decoder, device, start.model.context, self._passes, self._advanced)
+        compiler = Compiler(decoder, device, start.model, start.compiling)
+        gradients = Gradients(
+            decoder,
+            device,
+            start.model.context,
+            self._passes,
+            self._advanced,
+            compiler=compiler,
+        )
         while True:
             message = self._inbox.get()
             match message:

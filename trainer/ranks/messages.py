@@ -21,7 +21,7 @@ import msgspec
 
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc.messages import Limits
+from gossamer.trainer.ipc.messages import CompileChoice, Limits
 
 MESSAGE_BYTES_MAX = 256 * MIB
 """Of a frame. Take has 4 bytes for each token of a step: 64 million are hours of work."""
@@ -42,6 +42,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     sequences_per_step: int
     micro_batch: int
     """The owner's choice, see `Passes`."""
+    compiling: CompileChoice
+    """The owner's choice, see `Compiler`."""
     passes_path: str
     """File that keeps the size of a pass; empty for none."""
     frozen_paths: tuple[str, ...]

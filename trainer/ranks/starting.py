@@ -68,6 +68,7 @@ def start_others(
             model=configure.model,
             sequences_per_step=configure.inner.sequences_per_step,
             micro_batch=configure.micro_batch,
+            compiling=configure.compiling,
             passes_path=_passes_path(configure.optimizer_path, rank),
             frozen_paths=configure.frozen_paths,
             limits=limits,

@@ -21,6 +21,8 @@ KINDS = ("cuda", "mps", "xpu")
 # than with fp32.
 _FP16_CAPABILITY_MIN = 7
 
+_TRITON_CAPABILITY_MIN = 7
+
 
 def kind() -> str:
     """The kind of `KINDS` that this torch finds; empty without one."""
@@ -64,6 +66,16 @@ def free_bytes(device: torch.device) -> int:
     module = torch.get_device_module(device)
     cached = module.memory_reserved(device) - module.memory_allocated(device)
     return int(module.mem_get_info(device)[0]) + int(cached)
+
+
+def unreserved_bytes(device: torch.device) -> int:
+    """Memory of a card that no process has taken."""
+    return int(torch.get_device_module(device).mem_get_info(device)[0])
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether a CUDA or ROCm card is one that Triton, the language of torch's kernels, is for."""
+    return bool(torch.cuda.get_device_capability(device)[0] >= _TRITON_CAPABILITY_MIN)
 
 
 def total_bytes(device: torch.device) -> int:

@@ -137,6 +137,19 @@ class Device:
         """Memory that this process may still take on the device; None if that is not known."""
         return OWNER_LIMITS.free_bytes(self.torch_device, self._free_bytes())
 
+    def free_bytes_of_others(self) -> int | None:
+        """Memory that another process of this owner's may still take on the device; None if that is
+        not known, or is not bounded by a card."""
+        if not accelerator.has_own_memory(self.torch_device):
+            return None
+        free = accelerator.unreserved_bytes(self.torch_device)
+        return OWNER_LIMITS.free_bytes(self.torch_device, free)
+
+    @property
+    def is_compiled_for(self) -> bool:
+        """Whether torch's compiler writes kernels for it that are known to be worth the wait."""
+        return self.torch_device.type == "cuda" and accelerator.has_triton(self.torch_device)
+
     def _free_bytes(self) -> int | None:
         if self.torch_device.type in accelerator.KINDS:
             return accelerator.free_bytes(self.torch_device)
@@ -239,14 +252,15 @@ def choose_devices(wanted: str, width: int = 0) -> tuple[Device, ...]:
     return tuple(choose_device(name, width) for name in parts_of(wanted))
 
 
-def has_grouped_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a kernel there for grouped queries that builds no matrix of tokens by
-    tokens. On a GPU that is flash attention alone, which wants half precision and an Ampere card.
-    """
+def grouped_dtypes_of(device: torch.device) -> tuple[torch.dtype, ...]:
+    """The types for which torch has a kernel for grouped queries there that builds no matrix of
+    tokens by tokens. On a GPU that is flash attention alone, which wants half precision and an
+    Ampere card."""
+    half = (torch.bfloat16, torch.float16)
     if device.type == "cuda":
-        is_half = dtype in (torch.bfloat16, torch.float16)
-        return is_half and torch.cuda.get_device_capability(device)[0] >= _FLASH_CAPABILITY_MIN
-    return device.type != "mps"
+        is_new = torch.cuda.get_device_capability(device)[0] >= _FLASH_CAPABILITY_MIN
+        return half if is_new else ()
+    return () if device.type == "mps" else (*half, torch.float32)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -120,6 +120,8 @@ class Passes:
         the training lie in the device's memory."""
         self._place = 0
         self._is_proven = self._has_grown = False
+        self._has_worked = False
+        """Whether a step of this process went through with the present size."""
         self._free_bytes = self._failed_free_bytes = self._deaths = 0
 
     @property
@@ -129,6 +131,11 @@ class Passes:
             self._choose()
         return self._sizes[self._place]
 
+    @property
+    def proven(self) -> Pass | None:
+        """The size to use now, if a whole step went through with it in this process; else None."""
+        return self._sizes[self._place] if self._has_worked else None
+
     def begins(self) -> None:
         """A pass of the present size begins."""
         self.present  # noqa: B018  the first use chooses
@@ -137,6 +144,7 @@ class Passes:
 
     def worked(self) -> None:
         """A whole step went through with the present size."""
+        self._has_worked = True
         if not self._is_proven:
             self._is_proven = True
             if self._has_grown:
@@ -158,6 +166,7 @@ class Passes:
             return False
         self._failed_free_bytes, self._deaths = self._free_bytes or 1, 0
         self._place, self._is_proven, self._has_grown = place, False, False
+        self._has_worked = False
         return True
 
     @property

@@ -18,6 +18,7 @@ from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.runs.inviting import EXPIRES_SECONDS_MAX, InvitationError, InviteOnlyRun
+from gossamer.node.runs.voting import VotingDesk, in_words
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, address_of
 from gossamer.protocol.ids import PeerId
@@ -61,8 +62,13 @@ def invite(
 
 
 def members(*, options: State = None) -> int:
-    """List the members of an invite-only run."""
-    run = InviteOnlyRun.here(StateDir(settings_of(options).state_dir))
+    """List the members of an invite-only run.
+
+    Votes of members to put somebody out stand below the list.
+    """
+    state_dir = StateDir(settings_of(options).state_dir)
+    run = InviteOnlyRun.here(state_dir)
+    desk = VotingDesk(run, state_dir)
     whole = Column("member", overflow="fold")
     table = Table(whole, "let in by", "since", "may invite", "by invitation", "")
     for row in run.members():
@@ -73,27 +79,52 @@ def members(*, options: State = None) -> int:
             _when(row.unix_seconds) if row.sponsor else "",
             invited if row.is_in else "",
             _short(row.invitation) if row.invitation else "",
-            "" if row.is_in else "out",
+            "" if row.is_in else "out by vote" if desk.is_voted_out(row) else "out",
         )
     # A pipe gets whole ids; a terminal cuts what it has no room for.
     open_console(width=None if sys.stdout.isatty() else 200).print(table)
+    for vote in desk.open_votes():
+        voters = sorted(vote.tally.voters) if vote.tally is not None else ()
+        by = f" Votes of {', '.join(map(_short, voters))}." if voters else ""
+        own = " This node votes for it." if vote.is_wished else ""
+        print(f"To put out {vote.target}: {in_words(vote)}.{by}{own}")
     return 0
 
 
-def revoke(peer: str, *, options: State = None) -> int:
+def revoke(peer: str, *, withdraw: bool = False, options: State = None) -> int:
     """Put a member out of an invite-only run for good.
 
-    All that came in through it go with it.
+    All that came in through it go with it. A node that is no root and not above the member votes:
+    the member goes when the votes have two thirds of the standing.
 
     Parameters
     ----------
     peer
         Peer id, or id of an invitation, as `gossamer members` shows it; its last characters do.
+    withdraw
+        Take the vote of this node back. What the others have heard of it counts until it ends.
     """
-    run = InviteOnlyRun.here(StateDir(settings_of(options).state_dir))
-    out = run.revoke(peer)
+    state_dir = StateDir(settings_of(options).state_dir)
+    run = InviteOnlyRun.here(state_dir)
+    target = run.named(peer)
+    if withdraw or not run.may_revoke(target):
+        return _vote(VotingDesk(run, state_dir), target, withdraw=withdraw)
+    out = run.revoke(target)
     print("\n".join([f"Put out: {each}" for each in out] or ["Nobody has come in by it yet."]))
     print("The node tells the others within a second, or when it starts.")
+    return 0
+
+
+def _vote(desk: VotingDesk, target: PeerId, *, withdraw: bool) -> int:
+    if withdraw:
+        if not desk.withdraw(target):
+            raise InvitationError(f"this node does not vote on {target}")
+        print(f"This node votes on {target} no more. A vote that the others have ends by itself.")
+        return 0
+    vote = desk.vote(target)
+    print(f"{target} did not come in through this node, which votes that it goes.")
+    print(f"This vote counted: {in_words(vote)}.")
+    print("The node signs it within a second, or when it runs and has standing, and renews it.")
     return 0
 
 

@@ -47,7 +47,7 @@ RPC_BYTES_MAX = MIB
 MESSAGES_PER_RPC_MAX = 1024
 # Each connection has one in use; the old ones of a peer that dialled again linger a little.
 STREAMS_PER_PEER_MAX = 4
-# A run has two topics of some 90 characters.
+# A run has four topics at most, of some 90 characters.
 TOPICS_PER_PEER_MAX = 16
 TOPIC_CHARACTERS_MAX = 256
 # An author's id and a counter, in hexadecimal by some. py-libp2p keeps the ids of two minutes.

@@ -19,7 +19,8 @@ from gossamer.trainer.generation.continuation import (
 )
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Text
-from gossamer.trainer.model import Decoder, KeyValues
+from gossamer.trainer.layers import KeyValues
+from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.model_folders import LLAMA3_ROPE, config_of_family, make_folder
 

@@ -12,11 +12,11 @@ import torch
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer import local_trainer
-from gossamer.trainer import model as model_module
 from gossamer.trainer.inner_step.gradients import GOOD_STEPS, SCALE_FIRST, LossScale
+from gossamer.trainer.layers import Layer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources import device as device_module
-from gossamer.trainer.resources.device import Device, choose_device, has_grouped_kernel
+from gossamer.trainer.resources.device import Device, choose_device, grouped_dtypes_of
 from tests.trainer.conftest import MakeTrainer, train
 
 # Generations of NVIDIA's: Pascal, Volta, Turing, Ampere.
@@ -127,18 +127,18 @@ def test_grouped_queries_without_a_kernel_get_copies_of_their_keys(
 ) -> None:
     """Otherwise torch's plain attention is taken, which builds a matrix of tokens by tokens."""
     cards("T4", "A10")
-    assert has_grouped_kernel(torch.device(kind), dtype) is wanted
+    assert (dtype in grouped_dtypes_of(torch.device(kind))) is wanted
 
 
-def test_copies_of_keys_give_the_same_attention(
-    model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_keys_give_the_same_attention(model_config: ModelConfig) -> None:
     decoder = Decoder(model_config)
     decoder.initialise(5)
     tokens = torch.arange(32).reshape(2, 16)
     with torch.no_grad():
         grouped = decoder(tokens)
-        monkeypatch.setattr(model_module, "has_grouped_kernel", lambda _device, _dtype: False)
+        for layer in decoder.layers:
+            assert isinstance(layer, Layer)
+            layer.self_attn.grouped_dtypes = ()
         torch.testing.assert_close(decoder(tokens), grouped)
 
 

@@ -423,7 +423,7 @@ def test_checkpointing_and_chunks_of_logits_take_less_memory() -> None:
         kept = memory.live_bytes
         memory.peak_bytes = kept
         rows = hidden.flatten(0, 1).requires_grad_()
-        loss = chunked_loss_sum(rows, decoder.lm_head.weight, targets, decoder._loss_rows)
+        loss = chunked_loss_sum(rows, decoder.lm_head.weight, targets, decoder.loss_rows)
         loss.backward()  # type: ignore[no-untyped-call]
         chunked = memory.peak_bytes - kept
     whole = 8 * 1024 * preset.model.vocabulary * 4

@@ -1,0 +1,72 @@
+"""The process that compiles behind the training, started by a trainer and never by people:
+`python -m gossamer.trainer.compiling.ahead`, with an `Order` as JSON on stdin.
+
+What it makes lies in torch's cache on the disk, in the trainer's folder. So the trainer, which then
+compiles the same, is done in a few seconds. A compiler that crashes or hangs ends this process and
+nothing else. It inherits from the trainer what that gave up (`confinement`).
+
+Exit code 0: it is compiled. Otherwise the last line of stderr says why not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import msgspec
+import torch
+
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.compiling.parts import compile_now
+from gossamer.trainer.confinement.system_calls import prctl
+from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.passes import Pass
+
+_PR_SET_PDEATHSIG = 1
+
+_NICENESS = 10
+"""The trainer, which feeds the device, comes first."""
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: ModelConfig
+    device: str
+    sequences: int
+    checkpointing: bool
+    loss_rows: int
+    """Tokens whose logits exist at once."""
+    threads: int
+    """Of the trainer's torch: a CPU's kernels are written for a number of them."""
+
+
+def reason_of(error: Exception) -> str:
+    """A compiler's error in one line. torch names the compiler in the first line of its own, and
+    says below what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join([f"{type(error).__name__}:", *lines[:2]])
+
+
+def main() -> int:
+    """Compiles what stdin says. Exit code: 0, or 1 with the reason on stderr."""
+    if sys.platform == "linux":
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    os.nice(_NICENESS)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    torch.set_num_threads(order.threads)
+    device = choose_device(order.device, order.model.width)
+    try:
+        compile_now(
+            order.model, device, Pass(order.sequences, order.checkpointing), order.loss_rows
+        )
+    except Exception as error:
+        print(reason_of(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    # Not through the interpreter's end, which can hang or crash in a device's driver.
+    sys.stderr.flush()
+    os._exit(code)
