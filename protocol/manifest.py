@@ -70,8 +70,7 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     schedule: TokenSchedule | msgspec.UnsetType = msgspec.UNSET
     """The schedule of a run that counts tokens instead of planned steps (WSD). A manifest from
     before there was one has no such field, keeps its id, and means `warmup_steps` and
-    `total_steps`, with a cosine. These values are one field because an encoder writes a map of more
-    than 15 declared fields in another form, also where some are left out."""
+    `total_steps`, with a cosine."""
 
     @property
     def uses_muon(self) -> bool:
@@ -129,6 +128,10 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Whether the codes of a partial sum get wider with the number of members in it (`int4` only,
     `protocol.codecs.wide_codecs`). A manifest from before there were such codes has no such field,
     and keeps its id and its bytes on the wire."""
+    sparse_sums: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the parts of many members travel as a sum where a set of them would be longer
+    (`sparse` with `trust = "members"` only, `protocol.codecs.payloads`). A manifest from before
+    there were such sums has no such field, and keeps its id and its bytes on the wire."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Returns whether round `round_number` (the first is 1) belongs to the warm-up."""
@@ -298,14 +301,17 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgspec.msgpack.Encoder()
 _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Canonical bytes; `decode_manifest(encode_manifest(m)) == m`."""
-    return _encoder.encode(manifest)
+    # The encoder writes a struct of more than 15 declared fields with the long header of a map,
+    # also where some are left out. A map gets the header that its length needs.
+    fields = msgspec.to_builtins(manifest, builtin_types=(bytes,), order="deterministic")
+    return _encoder.encode(fields)
 
 
 def decode_manifest(data: bytes) -> Manifest:

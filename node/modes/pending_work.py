@@ -35,9 +35,10 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring_parts import RecordPart, SetPart, SumPart, tree_of
+from gossamer.protocol.rounds.ring_parts import RecordPart, SumPart, tree_of
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.set_part import SetPart
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet
@@ -275,7 +276,7 @@ class _FinishedSet(_Finished, SetPart):
 
 class SparseContributions:
     """Makes this node's parts in sparse rings (`sync = "sparse"`), where a chunk on its way is a
-    set of the members' largest values."""
+    set of the members' largest values, or a sum of the values of many members."""
 
     def __init__(self, payloads: SetPayloads, error_decay: float) -> None:
         """`error_decay`: part of what was not sent that is carried on, see `SetPart`."""
@@ -286,8 +287,9 @@ class SparseContributions:
         self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
     ) -> Contribution:
         """See `MakeContribution`."""
+        tokens = [ring.weights[member] for member in ring.members]
         position = ring.members.index(me)
-        return _FinishedSet(pending, plan, self._payloads.coder, position, self._error_decay)
+        return _FinishedSet(pending, plan, self._payloads, tokens, position, self._error_decay)
 
     def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
         """See `MakeContribution`: members trust each other's sets."""

@@ -148,6 +148,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "round late, 0.25 is.",
         "widening": 'With codec = "int4": whether sums of more than 8 members have 5 to 7 bits a '
         "value, so that an average stays as exact in a large ring as in a small one.",
+        "sparse_sums": 'With sync = "sparse" and trust = "members": whether the parts of many '
+        'members travel as a sum, as with codec = "int4", where one by one they would be longer.',
     },
     "rounds": {
         "round_seconds": "Time after which a peer ends its inner steps, however few it did.",
@@ -179,7 +181,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     hints["inner"]["ends"] = bool
     hints["inner"]["optimizer"] = InnerOptimizer
     del hints["inner"]["schedule"]  # the section `schedule` says it
-    hints["outer"]["widening"] = bool
+    hints["outer"]["widening"] = hints["outer"]["sparse_sums"] = bool
     hints["rounds"]["accusers"] = int
     hints["rounds"]["keepers"] = tuple[str, ...]
     hints["rounds"]["probation"] = int

@@ -35,6 +35,17 @@ def is_usable(work: Float32Array) -> bool:
     return not work.size or magnitude_of(work) <= WORK_MAGNITUDE_MAX  # NaN fails
 
 
+def usable(work: Float32Array) -> Float32Array:
+    """A part of a peer's own work, checked once more before it goes out.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    if not is_usable(work):
+        raise ValueError(f"own work has a value of {magnitude_of(work)}")
+    return work
+
+
 def check_vector(values: Float32Array) -> None:
     """Raises ValueError unless `values` is a vector of fp32 with at least one element."""
     if values.dtype != np.float32 or values.ndim != 1 or not len(values):

@@ -4,8 +4,9 @@ A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, and each 
 anew. Its average is the weighted mean, encoded once. A *set* is a list of the members'
 contributions, which no other member changes (`contributions`). Its average is the same list, and
 every peer reduces it: to a mean (`sync = "sparse"`) or to a shared step (`sync = "distro"`), in
-which a late member has no part. With `trust = "open"` both `diloco` and `sparse` move sets of
-signed records (`record_payloads`). The rules of the ring are the same for all of them.
+which a late member has no part. With `outer.sparse_sums` the sparse contributions of many members
+are a sum, because a set of them would be longer. With `trust = "open"` both `diloco` and `sparse`
+move sets of signed records (`record_payloads`). The rules of the ring are the same for all of them.
 """
 
 from __future__ import annotations
@@ -143,15 +144,82 @@ class SumPayloads:
 
 
 class SetPayloads(ListPayloads):
-    """Lists of sparse contributions."""
+    """Lists of sparse contributions; with `sums`, those of many members are sums of them."""
 
     name = SPARSE
 
-    def __init__(self, coder: SparseCodec) -> None:
-        self.coder = coder
+    def __init__(
+        self,
+        coder: SparseCodec,
+        sums: TensorCodec | None = None,
+        set_members_max: int = limits.RING_MEMBERS_MAX,
+    ) -> None:
+        """
+        Args:
+            sums: the codec of sums; None in a run that has lists only.
+            set_members_max: most members whose payload is a list, in a run with sums.
+        """
+        self.coder, self.sums = coder, sums
+        self.set_members_max = limits.RING_MEMBERS_MAX if sums is None else set_members_max
+
+    @classmethod
+    def with_sums(cls, coder: SparseCodec, chunk_elements: int) -> SetPayloads:
+        """Lists of as many members as send no more in a ring of lists than in one of sums, chunks
+        being as large as most of a run's; of none if one part is longer than a sum."""
+        sums = codec("int4", is_widening=True)
+        part_bytes = cls(coder).part_bytes(chunk_elements)
+        average_bytes = sums.encoded_bytes(chunk_elements)
+        num_members = 1 if part_bytes <= average_bytes else 0
+        sums_bytes = 0
+        while 0 < num_members < limits.RING_MEMBERS_MAX:
+            # A ring of one member more has so many links for partial sums, which have one member
+            # on the first of them, and as many again for the average.
+            num_links = num_members
+            sums_bytes += sums.of_sum(num_links).encoded_bytes(chunk_elements)
+            num_parts = sum(range(1, num_links + 1)) + num_links * (num_links + 1)
+            if num_parts * part_bytes > sums_bytes + num_links * average_bytes:
+                break
+            num_members += 1
+        return cls(coder, sums, num_members)
+
+    def is_sum(self, mask: int) -> bool:
+        """Returns whether a payload of these members is a sum, or the average of one."""
+        return mask.bit_count() > self.set_members_max
+
+    def _coder_of(self, mask: int, *, is_average: bool) -> TensorCodec | None:
+        """The codec of a sum of these members or of its average; None: the payload is a list."""
+        if self.sums is None or not self.is_sum(mask):
+            return None
+        return self.sums if is_average else self.sums.of_sum(mask.bit_count())
 
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
+
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        """See `Payloads`."""
+        coder = self._coder_of(mask, is_average=is_average)
+        if coder is not None:
+            return num_bytes == coder.encoded_bytes(num_elements)
+        return super().is_length(num_bytes, num_elements, mask, is_average=is_average)
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        """See `Payloads`."""
+        if self.sums is None or num_members <= self.set_members_max:
+            return super().mean_bytes(num_elements, num_members)
+        average_bytes = self.sums.encoded_bytes(num_elements)
+        if num_members < 2:  # there is no link
+            return average_bytes
+        part_bytes, of_lists = self.part_bytes(num_elements), self.set_members_max
+        sent = sum(n * part_bytes for n in range(1, of_lists + 1))
+        for n in range(of_lists + 1, num_members):
+            sent += self.sums.of_sum(n).encoded_bytes(num_elements)
+        return (sent // (num_members - 1) + average_bytes) // 2
+
+    def members_max(self, num_elements: int) -> int:
+        """See `Payloads`."""
+        if self.sums is None:
+            return super().members_max(num_elements)
+        return limits.RING_MEMBERS_MAX  # no list is so long that it would not fit a block
 
     def check(
         self,
@@ -163,6 +231,10 @@ class SetPayloads(ListPayloads):
         *,
         is_average: bool = True,
     ) -> None:
+        coder = self._coder_of(mask, is_average=is_average)
+        if coder is not None:
+            coder.decode(payload, num_elements)
+            return
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
 
@@ -170,6 +242,9 @@ class SetPayloads(ListPayloads):
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
         """See `SumPayloads`."""
+        coder = self._coder_of(mask, is_average=True)
+        if coder is not None:
+            return coder.decode(payload, num_elements)
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
             raise MalformedError("a contribution of a peer that is not in the ring")
@@ -234,16 +309,22 @@ def payloads_named(
     trust: Trust = "members",
     *,
     is_widening: bool = False,
+    sparse_sums_of: int = 0,
 ) -> AveragedPayloads:
     """The kind of that name. VersionError if this version does not know it.
 
     Args:
         is_widening: whether sums of many members have wider codes, where the codec has such.
+        sparse_sums_of: elements of most chunks in a run where the sparse parts of many members
+            travel as a sum, if members trust each other; 0: they are sets.
     """
     if trust == "open":
         return RecordPayloads(name, SparseCodec(top_k) if name == SPARSE else codec(name))
     if name == SPARSE:
-        return SetPayloads(SparseCodec(top_k))
+        sparse = SparseCodec(top_k)
+        if sparse_sums_of:
+            return SetPayloads.with_sums(sparse, sparse_sums_of)
+        return SetPayloads(sparse)
     return SumPayloads(codec(name, is_widening=is_widening))
 
 
@@ -255,4 +336,5 @@ def payloads_of(sync: SyncMode, outer: OuterConfig, trust: Trust) -> AveragedPay
         outer.top_k,
         trust,
         is_widening=bool(outer.widening),
+        sparse_sums_of=outer.chunk_elements if outer.sparse_sums else 0,
     )

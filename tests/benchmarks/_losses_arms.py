@@ -44,6 +44,8 @@ class Arm:
     """Part of the unsent work that is carried (`sparse` only); None: the preset's."""
     dense_warmup: bool = False
     """Whether the rounds of the warm-up send everything, with `codec` (`sparse` only)."""
+    set_members: int | None = None
+    """Most members of a set; more are a sum (`sparse` only). None: there are sets only."""
     decay: float | None = None
     """Decay of the momentum (`distro` only); None: the mode's default."""
     learning_rate: float = 0.0
@@ -94,6 +96,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"a([\d.]+)", lambda arm, found: replace(arm, mixing=float(found[1]))),
     (r"k(\d+)", lambda arm, found: replace(arm, top_k=int(found[1]))),
     (r"e([\d.]+)", lambda arm, found: replace(arm, error_decay=float(found[1]))),
+    (r"s(\d+)", lambda arm, found: replace(arm, set_members=int(found[1]))),
     (r"b([\d.]+)", lambda arm, found: replace(arm, decay=float(found[1]))),
     (r"dense", lambda arm, _: replace(arm, dense_warmup=True)),
     (r"lr([\d.]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),

@@ -8,6 +8,7 @@ import msgspec
 
 from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.manifest import OuterConfig
 from tests.benchmarks._losses_arms import Arm
 from tests.benchmarks._losses_diloco import Setting, outer_of, train_rounds
@@ -18,6 +19,9 @@ def train_sparse(setting: Setting, arm: Arm) -> Curve:
     """Rounds as in `train_diloco`, the short ones of the warm-up as well."""
     outer = sparse_outer_of(setting, arm)
     sparse = SetPayloads(SparseCodec(outer.top_k))
+    if arm.set_members is not None:
+        sums = codec("int4", is_widening=True)
+        sparse = SetPayloads(sparse.coder, sums, arm.set_members)
     warmup = payloads_named(outer.codec) if arm.dense_warmup else sparse
     return train_rounds(
         replace(setting, outer=outer),

@@ -3,6 +3,7 @@
     python -m tests.benchmarks.codecs
     python -m tests.benchmarks.codecs --rounds 50 --distribution laplace
     python -m tests.benchmarks.codecs --only-large
+    python -m tests.benchmarks.codecs --only-sparse --top-k 1024
 
 Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk by chunk (1 MiB
 each) over a vector that no cache holds; median of the turns. What sparse rings send is decoded to
@@ -18,7 +19,9 @@ member's vector drawn independently. Relative errors (norm of the error / norm o
               "carried": it adds them to its next vector, as nodes do (error feedback)
 
 Large rings: `int4` with and without wider sums, the same errors with error feedback, and the bits
-that a member sends for each value in a round, of `int4` and of `sparse`.
+that a member sends for each value in a round. Large sparse rings: sets of all members' parts, and
+sets that become sums; how far an average of sums is from that of the sets of the same work, and the
+errors of all rounds with error feedback, of which most is what was not sent yet.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.codecs.payloads import SPARSE, AveragedPayloads, payloads_named
-from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -140,7 +143,7 @@ def print_large_rings(console: Console, options: argparse.Namespace) -> None:
         "widening": payloads_named("int4", is_widening=True),
     }
     columns = [f"{kind}: {what}" for kind in kinds for what in ("average", "all, carried", "bits")]
-    for column in ("N", *columns, "sparse: bits"):
+    for column in ("N", *columns):
         table.add_column(column, justify="right")
     large = argparse.Namespace(**{**vars(options), "elements": options.large_elements})
     for num_members in LARGE_RINGS:
@@ -148,9 +151,46 @@ def print_large_rings(console: Console, options: argparse.Namespace) -> None:
         for payloads in kinds.values():
             average, carried = errors_of_ring(payloads, num_members, large, carries=True)
             row += [f"{average:.3f}", f"{carried:.3f}", f"{bits_sent(payloads, num_members):.2f}"]
-        row.append(f"{bits_sent(payloads_named(SPARSE), num_members):.2f}")
         table.add_row(*row)
     console.print(table)
+
+
+def print_large_sparse_rings(console: Console, options: argparse.Namespace) -> None:
+    table = Table(
+        title=f"large sparse rings, {options.large_elements:,} values, {options.top_k} of each "
+        f"4,096, {options.distribution}, {options.rounds} rounds"
+    )
+    sets = payloads_named(SPARSE, options.top_k)
+    sums = payloads_named(SPARSE, options.top_k, sparse_sums_of=CHUNK_ELEMENTS)
+    columns = ("sets: all, carried", "bits", "sums: from the sets", "all, carried", "bits")
+    for column in ("N", *columns, "int4: bits"):
+        table.add_column(column, justify="right")
+    large = argparse.Namespace(**{**vars(options), "elements": options.large_elements})
+    for num_members in LARGE_RINGS:
+        _, of_sets = errors_of_ring(sets, num_members, large, carries=True)
+        _, of_sums = errors_of_ring(sums, num_members, large, carries=True)
+        averages = [first_average(kind, num_members, large) for kind in (sets, sums)]
+        dense = payloads_named("int4", is_widening=True)
+        row = [
+            f"{of_sets:.4f}",
+            f"{bits_sent(sets, num_members):.2f}",
+            f"{relative_error(averages[1], averages[0]):.3f}",
+            f"{of_sums:.4f}",
+            f"{bits_sent(sums, num_members):.2f}",
+            f"{bits_sent(dense, num_members):.2f}",
+        ]
+        table.add_row(str(num_members), *row)
+    console.print(table)
+
+
+def first_average(
+    payloads: AveragedPayloads, num_members: int, options: argparse.Namespace
+) -> FloatVector:
+    """The average of one round."""
+    rng = np.random.default_rng(0)
+    vectors = [DRAWS[options.distribution](rng, options.elements) for _ in range(num_members)]
+    plan = ChunkPlan(options.elements, CHUNK_ELEMENTS)
+    return ring_average(vectors, [1] * num_members, plan, payloads)
 
 
 def bits_sent(payloads: AveragedPayloads, num_members: int) -> float:
@@ -169,13 +209,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--distribution", choices=DRAWS, default="normal")
     parser.add_argument("--large-elements", type=int, default=32 * 1024)
-    parser.add_argument("--only-large", action="store_true", help="only the table of large rings")
+    parser.add_argument("--only-large", action="store_true", help="only the tables of large rings")
+    parser.add_argument("--only-sparse", action="store_true", help="only that of sparse ones")
+    parser.add_argument("--top-k", type=int, default=DEFAULT_K, help="of sparse rings")
     options = parser.parse_args()
     console = Console(width=120)
+    if options.only_sparse:
+        print_large_sparse_rings(console, options)
+        return
     if not options.only_large:
         print_speeds(console, options)
         print_errors(console, options)
     print_large_rings(console, options)
+    print_large_sparse_rings(console, options)
 
 
 if __name__ == "__main__":

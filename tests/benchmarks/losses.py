@@ -29,6 +29,7 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     dD              each round chooses its momentum, so that the outer step has D times the length
                     of what a peer did
     kN              sparse, distro: values kept of a block or chunk
+    sN              sparse: sets of at most N members, more are sums (outer.sparse_sums)
     eX, dense       sparse: part of what was not sent that is carried; dense rounds as warm-up
     bX, look        distro: decay of the momentum; gradients with lookahead
     muon            hidden matrices by Muon, the rest by AdamW (MuLoCo)

@@ -163,7 +163,8 @@ class Run:
         if self.sync == DISTRO:
             step = SignPayloads(SignCodec(shapes_of(grids_of(self.model)), self.top_k))
             return self.inner_steps * step.mean_bytes(1, num_peers)
-        payloads = payloads_named(SPARSE if self.sync == SPARSE else self.codec, self.top_k)
+        name = SPARSE if self.sync == SPARSE else self.codec
+        payloads = payloads_named(name, self.top_k, sparse_sums_of=self.chunk_elements)
         return payloads.mean_bytes(self.num_elements, num_peers) // self.fragments
 
     @property

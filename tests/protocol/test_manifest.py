@@ -237,6 +237,24 @@ def test_a_manifest_without_wider_sums_keeps_its_bytes_and_its_codec() -> None:
         assert payloads.is_length(2 + 128 * 4 // 8, 128, (1 << 9) - 1, is_average=True)
 
 
+def test_a_manifest_without_sparse_sums_keeps_its_bytes_and_its_sets() -> None:
+    old = changed("sync", "sparse")
+    assert b"sparse_sums" not in encode_manifest(old)
+    size, mask = 4096, (1 << 40) - 1
+    for sparse_sums in (msgspec.UNSET, False, True):
+        outer = msgspec.structs.replace(old.outer, sparse_sums=sparse_sums)
+        run = msgspec.structs.replace(old, outer=outer)
+        assert problems_of(run) == []
+        assert decode_manifest(encode_manifest(run)) == run
+        assert (run.run_id == old.run_id) == (sparse_sums is msgspec.UNSET)
+        payloads = payloads_of(run.sync, run.outer, run.trust)
+        average_bytes = 2 * 32 + 4 * size // 8
+        assert payloads.is_length(average_bytes, size, mask, is_average=True) == bool(sparse_sums)
+        # Members who do not trust each other send sets in any case.
+        signed = payloads_of(run.sync, run.outer, "open")
+        assert not signed.is_length(average_bytes, size, mask, is_average=True)
+
+
 def test_a_manifest_from_before_own_data_and_conversations_keeps_its_bytes() -> None:
     old = manifest()
     assert not old.data.own

@@ -335,6 +335,9 @@ NOT_USED = MachineUse(
 )
 """Nobody uses the machines, whatever the one that runs the test does."""
 
+SUMS_TOP_K = 1024
+"""Values of each 4,096 of which the sparse parts of two members are longer than `int4`."""
+
 
 def unix_seconds() -> float:
     """The clock of all nodes."""
@@ -355,6 +358,7 @@ def found(
     identity: Identity,
     *,
     codec: str = "fp32",
+    top_k: int = 64,
     num_shards: int = 64,
     overlap: bool = False,
     inner_steps: int = 4,
@@ -412,11 +416,12 @@ def found(
             warmup_inner_steps=2,
             codec=msgspec.convert("fp32" if codec == sync else codec, Codec),
             chunk_elements=1024,
-            top_k=4 if sync == "distro" else 64,
+            top_k=4 if sync == "distro" else top_k,
             overlap=overlap,
             fragments=fragments,
             displacement=displacement,
             widening=True,
+            sparse_sums=True,
         ),
         rounds=replace(
             example.rounds,
@@ -466,6 +471,8 @@ class World:
     seed: int
     codec: str = "fp32"
     """`sparse` and `distro` stand for those modes."""
+    top_k: int = 64
+    """With `sparse`: values of each 4,096. With `SUMS_TOP_K` two members' parts are a sum."""
     wait_for_peers: int = 0
     num_shards: int = 64
     overlap: bool = False
@@ -517,6 +524,7 @@ class World:
         self.signed, self._blocks = found(
             self.identity("a"),
             codec=self.codec,
+            top_k=self.top_k,
             num_shards=self.num_shards,
             overlap=self.overlap,
             inner_steps=self.inner_steps,

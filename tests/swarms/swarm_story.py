@@ -9,8 +9,9 @@ from random import Random
 from gossamer.protocol.rounds.ring_order import PAIRS_PER_RELAY_MAX
 from tests.support.faults import Fault, FaultKind, draw_faults
 
-MODES = ("distro", "fp32", "int4", "sparse", "fragments")
-"""Ways of averaging: a codec, a mode by its name, or rounds that average half of the model."""
+MODES = ("distro", "fp32", "int4", "sparse", "sparse sums", "fragments")
+"""Ways of averaging: a codec, a mode by its name, sparse parts that are sums where two members have
+them, or rounds that average half of the model."""
 
 FAULTS: tuple[FaultKind, ...] = (
     "crash",

@@ -28,6 +28,7 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chain import Header
 from tests.support.node_world import (
     MODEL,
+    SUMS_TOP_K,
     World,
     assert_account_is_true,
     headers_of,
@@ -109,7 +110,8 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
     world = World(
         folder,
         seed=story.seed,
-        codec="fp32" if story.mode == "fragments" else story.mode,
+        codec={"fragments": "fp32", "sparse sums": "sparse"}.get(story.mode, story.mode),
+        top_k=SUMS_TOP_K if story.mode == "sparse sums" else 64,
         fragments=2 if story.mode == "fragments" else 1,
         overlap=story.overlap,
         inner_steps=story.inner_steps,

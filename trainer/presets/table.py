@@ -210,6 +210,7 @@ def _outer(
         top_k=sparse.top_k,
         error_decay=sparse.error_decay,
         widening=True,
+        sparse_sums=True,
     )
 
 

@@ -156,20 +156,31 @@ def replayed(
     rounds: Sequence[tuple[Sequence[Span], Sequence[str]]],
     leads_there: Callable[[Sequence[Reading]], bool],
 ) -> list[Reading]:
-    """Returns the peers' readings from the first round on, as far as there is a reading that leads
+    """Returns the peers' readings from the first round on, as far as there are readings that lead
     to the same states.
+
+    Several readings may lead to one state and only one of them further. In the first round of two
+    peers the state is the same if they read each other's text, where an average does not depend on
+    the order of its parts: what they carry on does. So a reading is taken back if none of the next
+    round leads on from it.
 
     Args:
         rounds: the text of each, and who read it.
         leads_there: whether the last of some rounds does, if the peers read so in each.
     """
-    read: list[Reading] = []
-    for spans, peers in rounds:
-        found = next((way for way in readings(spans, peers) if leads_there([*read, way])), None)
-        if found is None:
-            break
-        read.append(found)
-    return read
+    longest: list[Reading] = []
+
+    def leads_to_the_end(read: list[Reading]) -> bool:
+        nonlocal longest
+        if len(read) > len(longest):
+            longest = read
+        if len(read) == len(rounds):
+            return True
+        further = ([*read, way] for way in readings(*rounds[len(read)]))
+        return any(leads_there(each) and leads_to_the_end(each) for each in further)
+
+    leads_to_the_end([])
+    return longest
 
 
 @contextmanager

@@ -119,6 +119,20 @@ def test_int4_sends_wider_sums_in_large_rings_and_old_runs_do_not(peers: int, mo
     assert wide / narrow - 1 == pytest.approx(more, abs=0.001)
 
 
+@pytest.mark.parametrize("peers", [2, 24, 27, 64, 256])
+def test_sparse_sends_no_more_than_int4_and_old_runs_do(peers: int) -> None:
+    """With 64 values of each 4,096."""
+    new = replace(draft(codec="int4", sync="sparse"))
+    assert new.outer.top_k == 64
+    old = replace(new, outer=replace(new.outer, sparse_sums=msgspec.UNSET))
+    dense = replace(new, sync="diloco")
+    line = Line(20, 100)
+    sums, sets, of_int4 = (plan_round(run, peers, line).sent_bytes for run in (new, old, dense))
+    assert sums <= of_int4
+    assert (sums == sets) == (peers <= 24)
+    assert (sets > of_int4) == (peers > 24)
+
+
 @pytest.mark.parametrize(
     ("codec", "members", "records"),
     [("fp32", 1050, 6310), ("fp16", 525, 3160), ("int8", 267, 1609), ("int4", 135, 822)],

@@ -96,6 +96,95 @@ def test_the_mean_of_a_widening_ring_is_what_its_links_carry(num_members: int) -
     assert abs(payloads.mean_bytes(NUM_ELEMENTS, num_members) - sum(links) / len(links)) < 1
 
 
+CHUNK_ELEMENTS = 262_144
+
+
+def with_sums(top_k: int = 64, chunk_elements: int = CHUNK_ELEMENTS) -> SetPayloads:
+    payloads = payloads_named(SPARSE, top_k, sparse_sums_of=chunk_elements)
+    assert isinstance(payloads, SetPayloads)
+    return payloads
+
+
+@pytest.mark.parametrize(
+    ("top_k", "members"), [(1, 256), (64, 26), (128, 12), (384, 4), (1024, 1), (4096, 0)]
+)
+def test_a_set_has_as_many_members_as_are_shorter_than_sums(top_k: int, members: int) -> None:
+    assert with_sums(top_k).set_members_max == members
+    for elements in (limits.CHUNK_ELEMENTS_MIN, 65_536, limits.CHUNK_ELEMENTS_MAX):
+        payloads = with_sums(top_k, elements)
+        assert payloads.members_max(elements) == limits.RING_MEMBERS_MAX
+        longest = payloads.set_members_max * payloads.part_bytes(elements)
+        assert longest <= limits.BLOCK_BYTES_MAX
+
+
+@pytest.mark.parametrize("top_k", [1, 16, 64, 200, 1024, 4096])
+@pytest.mark.parametrize("elements", [1024, 65_536, CHUNK_ELEMENTS])
+def test_sparse_sends_no_more_than_int4_in_any_ring(top_k: int, elements: int) -> None:
+    sparse, sets = with_sums(top_k, elements), payloads_named(SPARSE, top_k)
+    dense = payloads_named("int4", is_widening=True)
+    for num_members in range(2, limits.RING_MEMBERS_MAX + 1):
+        sent = sparse.mean_bytes(elements, num_members)
+        of_int4 = dense.mean_bytes(elements, num_members)
+        of_sets = sets.mean_bytes(elements, num_members)
+        assert sent <= of_int4
+        if num_members <= sparse.set_members_max:
+            assert sent == of_sets
+        else:
+            assert of_int4 <= of_sets
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 25, 26, 27, 64, 256])
+def test_a_sparse_payload_has_one_length_for_each_number_of_members(num_members: int) -> None:
+    payloads = with_sums()
+    assert payloads.sums is not None
+    mask = (1 << num_members) - 1
+    for is_average in (False, True):
+        if num_members > 26:
+            coder = payloads.sums if is_average else payloads.sums.of_sum(num_members)
+            expected = coder.encoded_bytes(CHUNK_ELEMENTS)
+        else:
+            expected = num_members * payloads.part_bytes(CHUNK_ELEMENTS)
+        for length in (expected - 1, expected, expected + 1):
+            found = payloads.is_length(length, CHUNK_ELEMENTS, mask, is_average=is_average)
+            assert found == (length == expected)
+
+
+@pytest.mark.parametrize("num_members", [2, 26, 27, 40, 256])
+@pytest.mark.parametrize("top_k", [64, 4096])
+def test_the_mean_of_a_ring_whose_sets_become_sums_is_what_its_links_carry(
+    num_members: int, top_k: int
+) -> None:
+    payloads = with_sums(top_k)
+
+    def length_of(members: int, *, is_average: bool) -> int:
+        mask, sizes = (1 << members) - 1, range(1, 2 * NUM_ELEMENTS)
+        (length,) = [
+            n for n in sizes if payloads.is_length(n, NUM_ELEMENTS, mask, is_average=is_average)
+        ]
+        return length
+
+    links = [length_of(n, is_average=False) for n in range(1, num_members)]
+    links += [length_of(num_members, is_average=True)] * (num_members - 1)
+    assert abs(payloads.mean_bytes(NUM_ELEMENTS, num_members) - sum(links) / len(links)) < 1
+
+
+def test_a_sum_is_refused_where_a_set_belongs_and_the_other_way_round() -> None:
+    payloads = with_sums()
+    assert payloads.sums is not None
+    most = payloads.set_members_max
+    few, many = (1 << most) - 1, (1 << most + 1) - 1
+    list_of_many = b""
+    for position in range(most + 1):
+        list_of_many = add_record(list_of_many, position, CODER.encode(VECTORS[position % 3]))
+    for is_average in (False, True):
+        coder = payloads.sums if is_average else payloads.sums.of_sum(most + 1)
+        total = bytes(coder.encode(VECTORS[0]))
+        payloads.check(total, NUM_ELEMENTS, many, is_average=is_average)
+        for payload, mask in ((total, few), (list_of_many, many), (total[:-1], many)):
+            with pytest.raises(RemoteProtocolError):
+                payloads.check(payload, NUM_ELEMENTS, mask, is_average=is_average)
+
+
 @pytest.mark.parametrize("positions", [[0], [1, 2], [0, 1, 2]])
 def test_the_average_is_weighted_with_tokens(positions: list[int]) -> None:
     average = PAYLOADS.average(set_of(positions), NUM_ELEMENTS, mask_of(positions), TOKENS)

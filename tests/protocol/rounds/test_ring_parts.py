@@ -20,7 +20,8 @@ from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.codecs.wide_codecs import MEMBERS_OF_FOUR_BITS, WideningInt4Codec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.rounds.ring_parts import SetPart, SumPart, ring_average
+from gossamer.protocol.rounds.ring_parts import SumPart, ring_average
+from gossamer.protocol.rounds.set_part import SetPart
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 PLAN = ChunkPlan(3000, 2048)
@@ -159,7 +160,7 @@ def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
 def test_what_a_sparse_part_leaves_out_decays_and_stays() -> None:
     payloads = SetPayloads(SparseCodec(64))
     (vector, *_) = vectors_of(3)
-    mine = SetPart(vector, PLAN, payloads.coder, position=2, error_decay=0.5)
+    mine = SetPart(vector, PLAN, payloads, [1, 1, 1], position=2, error_decay=0.5)
     assert mine.error_of(0) is None, "nothing was sent"
     token = mine.add(0, None, 0)
     assert mine.add(0, None, 0) == token, "whatever comes round again, it is the same part"
@@ -183,7 +184,7 @@ def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> 
     for chunk, order in enumerate([(0, 1, 2), (1, 2, 0)]):
         where = PLAN.range_of(chunk)
         parts = [
-            SetPart(vector, PLAN, payloads.coder, position, 0.5)
+            SetPart(vector, PLAN, payloads, tokens, position, 0.5)
             if isinstance(payloads, SetPayloads)
             else SumPart(vector, PLAN, codec(name), tokens, position)
             for position, vector in enumerate(carried)
@@ -258,7 +259,8 @@ def test_own_work_that_cannot_be_used_is_told_from_a_payload_that_cannot(
 ) -> None:
     def side_of(work: Float32Array) -> SumPart | SetPart:
         if name == "sparse":
-            return SetPart(work, PLAN, SparseCodec(64), 0, 1.0)
+            payloads = SetPayloads(SparseCodec(64))
+            return SetPart(work, PLAN, payloads, [1] * len(MEMBERS), 0, 1.0)
         return SumPart(work, PLAN, codec(name), [1] * len(MEMBERS), 0)
 
     work = np.ones(PLAN.num_elements, np.float32)

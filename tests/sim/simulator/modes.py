@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
@@ -44,14 +45,30 @@ ELEMENTS = 150
 OPEN_SUFFIX = "+open"
 """Ends the name of a way of averaging in which members sign their records."""
 
+SUMS_SUFFIX = "+sums"
+"""Ends the name of a way of averaging in which sparse parts of many members are a sum."""
+
 ERROR_DECAY = 0.95
 RATE, MU = 0.7, 0.9
+
+Float64Array = npt.NDArray[np.float64]
 
 _TOP_K = 512
 """Of 4096: some values of so short a block."""
 
-_MEMBERS_OF_FOUR_BITS = 2
+_SUMS = WideningInt4Codec(members_of_four_bits=2)
 """So that sums of all widths are met in rings as small as these."""
+
+_SET_MEMBERS_MAX = 2
+"""So that sparse sets become sums there."""
+
+_CLIPS = (0.1, 1.4)
+"""Factors by which a sparse part may be in a sum: parts are clipped, and what a sum rounds is in
+the factors that are found. A part that is missing has 0, and a part that is there twice has 2."""
+
+_SEEN = 0.15
+"""Least size of a part's values in a sum, as a part of the largest value. The first level of `int4`
+above 0 is at 0.08, and what lies below the half of it is rounded to 0."""
 
 _ERROR_MAX = {"fp32": 2.0**-22, "fp16": 2.0**-11, "int8": 2.0**-8, "int4": 2.0**-4.5}
 """Of one encoding: root of the mean square, as a part of the largest magnitude."""
@@ -102,8 +119,10 @@ def _payloads_of(name: str) -> AveragedPayloads:
     if codec_name == SPARSE:
         sparse = _SparseCodec(_TOP_K)
         return RecordPayloads(SPARSE, sparse) if is_open else SetPayloads(sparse)
+    if codec_name == SPARSE + SUMS_SUFFIX:
+        return SetPayloads(_SparseCodec(_TOP_K), _SUMS, _SET_MEMBERS_MAX)
     if codec_name == "int4" and not is_open:
-        return SumPayloads(WideningInt4Codec(_MEMBERS_OF_FOUR_BITS))
+        return SumPayloads(_SUMS)
     return payloads_named(codec_name, trust="open" if is_open else "members")
 
 
@@ -200,24 +219,50 @@ class Mode:
                 if record.block[: len(sent)] != sent:
                     raise WrongAverageError(f"chunk {chunk}: not what {record.position} has")
             return
+        vectors = [pending[part].astype(np.float64) for pending in pendings]
+        codec_name = self.payloads.name
         if isinstance(self.payloads, SetPayloads):
             coder = self.payloads.coder
-            for record, pending in zip(
-                split(encoded, final.mask, coder.encoded_bytes(ELEMENTS)), pendings, strict=True
-            ):
-                if record.block != coder.encode(pending[part]):
-                    raise WrongAverageError(f"chunk {chunk}: not what {record.position} has")
-            return
+            blocks = [coder.encode(pending[part]) for pending in pendings]
+            if not self.payloads.is_sum(final.mask):
+                records = split(encoded, final.mask, coder.encoded_bytes(ELEMENTS))
+                for record, block in zip(records, blocks, strict=True):
+                    if record.block != block:
+                        raise WrongAverageError(f"chunk {chunk}: not what {record.position} has")
+                return
+            codec_name = _SUMS.name
+            vectors = [
+                coder.decode(block, ELEMENTS).dense(ELEMENTS).astype(np.float64) for block in blocks
+            ]
         average = self.payloads.average(encoded, ELEMENTS, final.mask, ())
         shares = np.array(weights, np.float64) / sum(weights)
-        vectors = np.stack([pending[part] for pending in pendings]).astype(np.float64)
-        error = np.sqrt(np.mean((shares @ vectors - average) ** 2))
+        if isinstance(self.payloads, SetPayloads):
+            shares = shares * _clips_in(average, shares, vectors, chunk)
+        error = np.sqrt(np.mean((shares @ np.stack(vectors) - average) ** 2))
         # Each adds its own, independent of the others'. Of a sum that has a small part of the
         # ring's tokens they are as small as the sum.
         encodings = np.sqrt(len(pendings) + 1)
-        error_max = encodings * _ERROR_MAX[self.payloads.name] * np.abs(vectors).max()
+        error_max = encodings * _ERROR_MAX[codec_name] * np.abs(vectors).max()
         if error > error_max:
             raise WrongAverageError(f"chunk {chunk}: wrong by {error:.3g}, not {error_max:.3g}")
+
+
+def _clips_in(
+    average: Float32Array, shares: Float64Array, parts: Sequence[Float64Array], chunk: int
+) -> Float64Array:
+    """The factors by which the members' parts are in an average of a sum, (members,).
+
+    Raises WrongAverageError for a factor of a part that is missing or there twice. Parts of members
+    with so little weight that a sum rounds their values away are not looked at.
+    """
+    columns = np.stack(parts, axis=1) * shares
+    solved = np.linalg.lstsq(columns, average.astype(np.float64), rcond=None)
+    factors: Float64Array = solved[0].astype(np.float64)
+    low, high = _CLIPS
+    is_seen = np.abs(columns).max(axis=0) > _SEEN * np.abs(average).max()
+    if not ((factors > low) & (factors < high))[is_seen].all():
+        raise WrongAverageError(f"chunk {chunk}: parts are in it by factors of {factors}")
+    return factors
 
 
 @cache

@@ -88,8 +88,11 @@ class Scenario:
         return (round_number - 1) % self.fragments * self.num_chunks
 
 
-MODES = ("fp32", "fp16", "int8", "int4", "sparse", "int8+open", "sparse+open")
-"""Of which each world has one. Their number has no divisor with that of the kinds of scenario."""
+_MODES = ("fp32", "fp16", "int8", "int4", "sparse", "int8+open", "sparse+open")
+"""Ways of averaging by seed. Their number has no divisor with that of the kinds of scenario."""
+
+MODES = (*_MODES, "sparse+sums")
+"""Of which each world has one: with every other sparse one the sets of many members are sums."""
 
 
 def draw(seed: int) -> Scenario:
@@ -99,9 +102,12 @@ def draw(seed: int) -> Scenario:
         scenario = _draw_ring(seed, random)
     else:
         scenario = replace(_draw_run(seed, random), fragments=random.choice((1, 1, 2, 3)))
-    number, mode = divmod(seed, len(MODES))
+    number, place = divmod(seed, len(_MODES))
     doubt = DOUBT if number % 4 in (1, 2) else 0.0
-    scenario = replace(scenario, mode=MODES[mode], overlap=number % 2 == 1, doubt=doubt)
+    mode = _MODES[place]
+    if mode == "sparse" and number // 2 % 2:
+        mode = "sparse+sums"
+    scenario = replace(scenario, mode=mode, overlap=number % 2 == 1, doubt=doubt)
     return replace(scenario, accusers=2 if number % 5 in (1, 3) else 1)
 
 
