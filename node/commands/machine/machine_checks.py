@@ -24,6 +24,7 @@ from gossamer.node.base.address_text import HostPort, parse_host_port, parse_lin
 from gossamer.node.base.owner_limits import with_limits
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
+from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.pause_checks import check_pauses
 from gossamer.node.commands.machine.reach_check import check_reach_of_idle
 from gossamer.node.commands.machine.state_checks import (
@@ -37,6 +38,7 @@ from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
 from gossamer.node.storage.limits_file import read_limits
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpu, Gpus
+from gossamer.trainer.ipc.choices import CompileChoice
 from gossamer.trainer.resources.device_names import ALL, names_together, parts_of
 
 # Importing torch with CUDA from a cold network disk takes up to a minute.
@@ -100,7 +102,8 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     """Makes the checks one by one, and that of a peer's address if one is given."""
     state_dir = StateDir(settings.state_dir)
     yield check_python()
-    yield from check_torch(settings.device, confined=settings.confine_trainer == "on")
+    confined = settings.confine_trainer == "on"
+    yield from check_torch(settings.device, confined=confined, compiling=settings.compile)
     yield check_memory()
     running = _is_running(state_dir)
     yield from check_state_dir(settings.state_dir, running)
@@ -131,10 +134,14 @@ def check_python() -> Check:
 
 
 def check_torch(
-    device: str, probe: str = _TORCH_PROBE, *, confined: bool = True
+    device: str,
+    probe: str = _TORCH_PROBE,
+    *,
+    confined: bool = True,
+    compiling: CompileChoice = "auto",
 ) -> Iterator[Check]:
-    """Checks whether torch can be imported and has the device of the settings, and what the
-    trainer's process can be kept from."""
+    """Checks whether torch can be imported and has the device of the settings, what the trainer's
+    process can be kept from, and whether layers can be compiled if they are to be."""
     report = _ask_torch(probe, confined=confined)
     if isinstance(report, str):
         advice = "Install torch for this Python as https://pytorch.org/get-started says"
@@ -145,6 +152,10 @@ def check_torch(
     yield check_device(device, report, gpus)
     free = _ask_torch(probe, confined=False) if confined and gpus and not report.kind else None
     yield check_confinement(report, free if isinstance(free, TorchReport) else None)
+    trains_on = "cpu" if device.startswith("cpu") else report.kind or "cpu"
+    compiler = check_compiler(compiling, trains_on)
+    if compiler is not None:
+        yield compiler
 
 
 def check_confinement(report: TorchReport, free: TorchReport | None) -> Check:

@@ -11,11 +11,13 @@ from rich.console import Console
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.commands.machine import machine_checks, state_checks
+from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.doctor import run_doctor
 from gossamer.node.commands.machine.machine_checks import TorchReport
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
+from gossamer.trainer.ipc.choices import CompileChoice
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 CPU_ONLY = TorchReport(version="2.9", kind="", names=[], hip="")
@@ -57,7 +59,7 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
 
 
 def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "check_torch", lambda _device, confined: iter(()))
+    monkeypatch.setattr(machine_checks, "check_torch", lambda _device, **_options: iter(()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(
             state_dir=tmp_path,
@@ -228,3 +230,40 @@ def test_the_reach_of_a_running_node(
     monkeypatch.setattr(machine_checks, "fetch_status", lambda _: status)
     check = machine_checks.check_reach(StateDir(tmp_path))
     assert (check.level, check.text) == (level, text.partition(". ")[0])
+
+
+@pytest.mark.parametrize(
+    ("choice", "device_type", "is_checked"),
+    [
+        ("auto", "cuda", True),
+        ("auto", "cpu", False),
+        ("auto", "mps", False),
+        ("on", "cpu", True),
+        ("off", "cuda", False),
+    ],
+)
+def test_the_compilers_tools_are_checked_where_they_are_to_be_used(
+    monkeypatch: pytest.MonkeyPatch, choice: CompileChoice, device_type: str, is_checked: bool
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    check = check_compiler(choice, device_type)
+    assert (check is not None) is is_checked
+    if check is not None:
+        assert check.level == "warn"
+        assert "a compiler (" in check.text
+        assert "python3-dev" in check.advice
+
+
+def test_a_machine_with_a_compiler_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "my-cc").touch(mode=0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", "my-cc")
+    check = check_compiler("auto", "cuda")
+    assert check is not None
+    assert check.level == "ok"

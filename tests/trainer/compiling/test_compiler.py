@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from gossamer.trainer.compiling import compiler as compiler_module
 from gossamer.trainer.compiling.ahead import Order
 from gossamer.trainer.compiling.compiler import TRIES_MAX, Compiler
 from gossamer.trainer.compiling.parts import Backend
+from gossamer.trainer.compiling.tools import missing_tools
 from gossamer.trainer.inner_step.gradients import Gradients
 from gossamer.trainer.ipc.choices import CompileChoice
 from gossamer.trainer.model import Decoder
@@ -257,11 +256,6 @@ def test_without_memory_for_it_nothing_is_compiled(
     assert "compiling needs 0.7 GB beside the training, and 0.1 GB are free" in caplog.text
 
 
-def has_compiler() -> bool:
-    headers = Path(sysconfig.get_path("include")) / "Python.h"
-    return shutil.which("g++") is not None and headers.exists()
-
-
 AT_ONCE = """
 import sys
 from gossamer.trainer.compiling import ahead
@@ -295,7 +289,9 @@ print(counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_mi
 """
 
 
-@pytest.mark.skipif(not has_compiler(), reason="no g++ or no headers of Python: nothing compiles")
+@pytest.mark.skipif(
+    bool(missing_tools("cpu")), reason=f"nothing compiles here: {missing_tools('cpu')} missing"
+)
 def test_the_real_compiler_gives_the_same_gradients(tmp_path: Path) -> None:
     """The process fills torch's cache on the disk, and the trainer then finds everything there.
     Both are processes of their own, as in a daemon: pytest changes what the cache goes by."""
