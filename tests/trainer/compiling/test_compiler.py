@@ -297,7 +297,12 @@ def test_the_real_compiler_gives_the_same_gradients(tmp_path: Path) -> None:
     Both are processes of their own, as in a daemon: pytest changes what the cache goes by."""
     done = subprocess.run(
         [sys.executable, "-c", TRAINS],
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.getcwd()},
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+            "TMPDIR": str(tmp_path),  # for headers, hundreds of megabytes
+            "PYTHONPATH": os.getcwd(),
+        },
         capture_output=True,
         text=True,
         timeout=280,
