@@ -11,7 +11,6 @@ Exit code 0: it is compiled. Otherwise the last line of stderr says why not.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import msgspec
@@ -19,11 +18,9 @@ import torch
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.compiling.parts import compile_now
-from gossamer.trainer.confinement.system_calls import prctl
+from gossamer.trainer.confinement.system_calls import end_with_parent
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import Pass
-
-_PR_SET_PDEATHSIG = 1
 
 _NICENESS = 10
 """The trainer, which feeds the device, comes first."""
@@ -49,8 +46,7 @@ def reason_of(error: Exception) -> str:
 
 def main() -> int:
     """Compiles what stdin says. Exit code: 0, or 1 with the reason on stderr."""
-    if sys.platform == "linux":
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    end_with_parent()
     os.nice(_NICENESS)
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     torch.set_num_threads(order.threads)

@@ -35,7 +35,7 @@ from gossamer.trainer.resources.device import Device
 from gossamer.trainer.resources.passes import Pass
 
 SECONDS_MAX = 900.0
-"""Time of one compilation. A slow machine needs some two minutes, one that hangs for ever."""
+"""Time of one compilation. It took 21 to 25 s on an H200 and 76 s on two busy cores."""
 
 NOTE_NAME = "compiling"
 """Name of the note beside the optimiser's file."""
@@ -154,14 +154,20 @@ class Compiler:
             loss_rows=self._decoder.loss_rows,
             threads=torch.get_num_threads(),
         )
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  is read when the process has ended
         self._started = time.monotonic()
-        self._process = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._output,
-        )
+        try:
+            # It is read when the process has ended.
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115
+            self._process = subprocess.Popen(
+                COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._output,
+            )
+        except OSError as error:  # a full disk, too many processes
+            self.close()
+            self._turn_off(f"the compiler cannot be started: {error}")
+            return
         assert self._process.stdin is not None
         # A process that is gone already is found so at the next look.
         with suppress(OSError), self._process.stdin as stdin:

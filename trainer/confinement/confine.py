@@ -117,24 +117,31 @@ def confine(
     _wake_nvidia()
     parts, children_use_gpu = _ALL_PARTS, True
     if gpu_starts and any(Path("/dev").glob(_NVIDIA)) and _num_threads() == 1:
-        parts = _parts_for_driver(folder, keeps_network, gpu_starts)
-        with_child = partial(_confine, folder, parts, keeps_network)
-        children_use_gpu = works(with_child, gpu_starts, in_child=True)
+        parts, is_tried = _parts_for_driver(folder, keeps_network, gpu_starts)
+        # With several devices it was tried in a child.
+        if is_tried and not keeps_network:
+            attempt = partial(_confine, folder, parts, keeps_network)
+            children_use_gpu = works(attempt, gpu_starts, in_child=True)
     confinement = _confine(folder, parts, keeps_network)
     return confinement._replace(children_use_gpu=children_use_gpu)
 
 
-def _parts_for_driver(folder: Path, keeps_network: bool, gpu_starts: Callable[[], bool]) -> _Parts:
-    """The most parts with which the driver works; all if it does not work without any."""
+def _parts_for_driver(
+    folder: Path, keeps_network: bool, gpu_starts: Callable[[], bool]
+) -> tuple[_Parts, bool]:
+    """The most parts with which the driver works, and True; all of them, and False, if it does not
+    work without any."""
 
     def is_fine(parts: _Parts) -> bool:
         # With several devices, processes that this one starts use them.
         attempt = partial(_confine, folder, parts, keeps_network)
         return works(attempt, gpu_starts, in_child=keeps_network)
 
-    if is_fine(_ALL_PARTS) or not is_fine(_NO_PARTS):
-        return _ALL_PARTS
-    return next(filter(is_fine, _FEWER_PARTS), _NO_PARTS)
+    if is_fine(_ALL_PARTS):
+        return _ALL_PARTS, True
+    if not is_fine(_NO_PARTS):
+        return _ALL_PARTS, False
+    return next(filter(is_fine, _FEWER_PARTS), _NO_PARTS), True
 
 
 def _confine(folder: Path, parts: _Parts, keeps_network: bool) -> Confinement:

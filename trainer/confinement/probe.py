@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 SECONDS_MAX = 60.0
-"""Time of one trial. The driver starts in a second, or in many if it loads a module first."""
+"""Time of one trial, for a driver that hangs. One that loads a kernel's module takes longest."""
 
 _POLL_SECONDS = 0.01
 

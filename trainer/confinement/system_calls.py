@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
+
+_PR_SET_PDEATHSIG = 1
 
 _Argument = int | bytes | ctypes.Array[ctypes.c_char] | None
 
@@ -20,6 +23,12 @@ def prctl(option: int, *arguments: _Argument) -> tuple[int, int]:
     if sys.platform != "linux":
         return -1, _no_such_call()
     return _call("prctl", option, *arguments, *([0] * (4 - len(arguments))))
+
+
+def end_with_parent() -> None:
+    """Has this process killed when the thread that started it ends, also while it is stopped or
+    hangs in a driver. Linux alone can do that."""
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def _call(function: str, *arguments: _Argument) -> tuple[int, int]:

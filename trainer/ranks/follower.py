@@ -24,7 +24,7 @@ import numpy as np
 
 from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.confinement import landlock, seccomp
-from gossamer.trainer.confinement.system_calls import prctl
+from gossamer.trainer.confinement.system_calls import end_with_parent
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.ipc.messages import Limits
 from gossamer.trainer.model import decoder_on
@@ -32,8 +32,6 @@ from gossamer.trainer.ranks import messages
 from gossamer.trainer.ranks.group import Group
 from gossamer.trainer.resources.device import OWNER_LIMITS, choose_device, is_out_of_memory
 from gossamer.trainer.resources.passes import Passes
-
-_PR_SET_PDEATHSIG = 1
 
 _INBOX_MAX = 8
 """Messages that are read ahead: the first process waits for answers, but not after Limits."""
@@ -134,9 +132,7 @@ def _taken(gradients: Gradients, message: messages.Take) -> messages.Taken:
 def main() -> int:
     """Works at stdin and stdout until the end of stdin. Exit code: 0 then, 1 after Failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # Also a process that is stopped, or hangs in a driver, ends with the first one.
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    end_with_parent()
     source, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

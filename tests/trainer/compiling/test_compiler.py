@@ -241,6 +241,20 @@ def test_a_compiler_that_hangs_is_ended(
     assert "was not done after" in caplog.text
 
 
+def test_a_compiler_that_cannot_be_started_stops_no_training(
+    training: MakeTraining,
+    sequences: NDArray[np.int64],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(compiler_module, "COMMAND", ("/not/there",))
+    trained = training(backend="inductor")
+    eager = training("off").take(sequences)
+    for _ in range(3):
+        assert_same(eager, trained.take(sequences))
+    assert "the compiler cannot be started" in caplog.text
+
+
 def test_without_memory_for_it_nothing_is_compiled(
     training: MakeTraining,
     sequences: NDArray[np.int64],
