@@ -317,6 +317,8 @@ class Worker:
             )
         if self._confinement is not None and may_be_several(message.device):
             self._confinement = give_up_network(self._confinement)
+            if self._spread is not None:
+                self._confinement = self._confinement.without(*self._spread.network_problems)
         self._limit(message.limits or messages.Limits(), self._device)
         return devices
 

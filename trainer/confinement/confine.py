@@ -58,6 +58,16 @@ class Confinement(NamedTuple):
     children_use_gpu: bool = True
     """Whether processes that it starts can use NVIDIA's cards, as far as was tried."""
 
+    def without(self, *problems: str) -> Confinement:
+        """The same, or less where a process that this one started keeps the network.
+
+        Args:
+            problems: the reasons.
+        """
+        if not problems:
+            return self
+        return self._replace(tcp=False, network=False, problems=(*self.problems, *problems))
+
     @property
     def text(self) -> str:
         """Says what is confined and what is not, for people. The folder's path is not in it: the

@@ -76,10 +76,7 @@ class Follower:
         assert isinstance(self._inbox.get(), messages.Connect)
         group = Group(device.torch_device, start.rank, start.num_ranks, start.store_path)
         group.connect()
-        if start.is_confined:
-            with suppress(OSError):  # the first process says what the system refuses
-                landlock.forbid_new_privileges()
-                seccomp.forbid_network()
+        self._say(messages.Connected(_give_up_network() if start.is_confined else ""))
         decoder = decoder_on(start.model, device, start.frozen_paths, self._advanced)
         self._passes = Passes(
             device,
@@ -119,6 +116,16 @@ class Follower:
         """Says why it cannot go on, if anybody is there."""
         with suppress(OSError):
             self._say(messages.Failed(reason))
+
+
+def _give_up_network() -> str:
+    """Gives the network up for good. Returns the reason where the system refuses, for people."""
+    try:
+        landlock.forbid_new_privileges()
+        seccomp.forbid_network()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _taken(gradients: Gradients, message: messages.Take) -> messages.Taken:

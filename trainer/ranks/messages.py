@@ -6,7 +6,7 @@ They go over the stdin and stdout of these processes:
     ...       one tagged struct of this module, as msgpack
 
 The first process (rank 0) starts one more for each further device, a follower. Order of a life:
-Start -> Started, Connect, then any number of `Take -> Advanced, Advanced, ... Taken, Add` and of
+Start -> Started, Connect -> Connected, then any number of `Take -> Advanced, Advanced, ... Taken, Add` and of
 Limits. A follower that cannot go on says Failed and ends. The end of its stdin ends it at once.
 With Connect, after Take and with Add all of them enter a collective of `group`, and at no other
 time: so none waits in one for another that is still at work.
@@ -75,6 +75,13 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """torch is loaded and the device is there."""
 
 
+class Connected(msgspec.Struct, frozen=True, tag="connected"):
+    """The follower is connected, and gave up the network where it was told to."""
+
+    problem: str = ""
+    """What the system refused to take from it, for people."""
+
+
 class Advanced(msgspec.Struct, frozen=True, tag="advanced"):
     """A piece of work is done."""
 
@@ -94,7 +101,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 ToFollower = Start | Connect | Take | Add | Limits
-FromFollower = Started | Advanced | Taken | Failed
+FromFollower = Started | Connected | Advanced | Taken | Failed
 
 to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
 from_follower: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)

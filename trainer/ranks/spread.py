@@ -13,7 +13,7 @@ between two steps is the same with one device and with several.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,22 @@ class Spread:
     """The devices beside the first one, connected."""
 
     def __init__(
-        self, followers: Followers, group: Group, shares: Shares, close_store: Callable[[], None]
+        self,
+        followers: Followers,
+        group: Group,
+        shares: Shares,
+        close_store: Callable[[], None],
+        network_problems: Sequence[str] = (),
     ) -> None:
-        """`close_store` removes the file by which the processes found each other."""
+        """
+        Args:
+            close_store: removes the file by which the processes found each other.
+            network_problems: reasons why other processes keep the network that they were to give
+                up, for people.
+        """
         self.followers, self.group, self.shares = followers, group, shares
         self._close_store = close_store
+        self.network_problems = tuple(network_problems)
 
     def close(self) -> None:
         """Ends the other processes. May be called from any thread, and twice."""

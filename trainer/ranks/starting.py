@@ -82,13 +82,15 @@ def start_others(
         followers.tell(messages.Connect())
         group = Group(first, 0, len(devices), store_path)
         group.connect()
+        connected = followers.hear(messages.Connected, START_SECONDS_MAX)
     except BaseException:
         followers.close()
         folder.cleanup()
         raise
     names = {device.name for device in devices}
     shares = Shares(configure.inner.sequences_per_step, len(devices), by_speed=len(names) > 1)
-    return Spread(followers, group, shares, folder.cleanup)
+    problems = tuple(dict.fromkeys(each.problem for each in connected if each.problem))
+    return Spread(followers, group, shares, folder.cleanup, problems)
 
 
 def _passes_path(optimizer_path: str, rank: int) -> str:

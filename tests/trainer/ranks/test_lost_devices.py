@@ -135,6 +135,30 @@ def test_a_worker_of_two_is_confined_and_ends_when_one_is_killed(tmp_path: Path)
     assert not list((tmp_path / "own" / "tmp").iterdir())
 
 
+_SLOW_MACHINE = """
+import platform, sys, time
+
+def machine():
+    time.sleep(1)
+    return "toaster"
+
+if "gossamer.trainer.ranks.follower" in sys.orig_argv:
+    platform.machine = machine
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the filter")
+def test_the_worker_says_that_another_process_keeps_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits until each has given it up, or says why not."""
+    (tmp_path / "sitecustomize.py").write_text(_SLOW_MACHINE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with worker_of_two(tmp_path / "own") as (_, configured, _):
+        assert "it can open network connections" in configured.confinement
+        assert "does not know Linux on toaster" in configured.confinement
+
+
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_no_process_outlives_a_worker_that_is_killed(tmp_path: Path, is_stopped: bool) -> None:
     if is_stopped and sys.platform != "linux":
