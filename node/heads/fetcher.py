@@ -7,12 +7,18 @@ there. The signers of the head decide what that means for the node's own round:
   them would be on a branch that loses.
 - A head of others counts when its blocks are here, if it counts at all (`HeadChoice.counts`).
 
-Fetches run side by side, so one that does not answer delays no other one.
+The round of a ring that is nearly finished here is not fetched. The averages that it lacks are on
+their way, and the peers that have them would send all of them again, over lines that the ring
+needs. If the ring takes too long, the node gives it up and fetches the round (`rounds.decisions`).
+
+Fetches run side by side, so one that does not answer delays no other one. A fetch ends when the
+node has reached the head in another way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import structlog
 import trio
@@ -41,6 +47,7 @@ class _Claim:
 
     signers: frozenset[PeerId]
     counts_at_once: bool
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class HeadFetcher:
@@ -53,6 +60,8 @@ class HeadFetcher:
         self._swarm = swarm
         self._orders = orders
         self._claims: dict[Digest, _Claim] = {}
+        self.finishing_ring: Callable[[], Digest | None] = lambda: None
+        """Returns the ring that this node itself is finishing; None without one."""
 
     async def run(self) -> None:
         """Fetches until cancelled."""
@@ -68,13 +77,19 @@ class HeadFetcher:
         return bool(self._claims) or bool(self._heads.wanted())
 
     def _look(self, nursery: trio.Nursery) -> None:
-        """Begins fetches, at most one for each signer at a time."""
+        """Begins fetches, at most one for each signer at a time, and ends those of no use."""
+        for head, claim in self._claims.items():
+            if self._heads.is_reached(head):
+                claim.scope.cancel()
         for head in self._heads.wanted():
             signers = self._heads.signers_of(head)
             counts_at_once = self._heads.counts_at_once(head)
             if counts_at_once:
                 self._heads.note_counting(head)
                 self._orders.notify()
+                ring_id = self.finishing_ring()
+                if ring_id is not None and self._heads.is_by_way_of(ring_id, head):
+                    continue
             rivals = [c for c in self._claims.values() if c.counts_at_once == counts_at_once]
             if (
                 head not in self._claims
@@ -86,7 +101,10 @@ class HeadFetcher:
 
     async def _fetch(self, head: Digest, claim: _Claim) -> None:
         try:
-            await self._chain_sync.fetch(head, self._swarm.sources)
+            with claim.scope:
+                await self._chain_sync.fetch(head, self._swarm.sources)
+            if claim.scope.cancelled_caught:
+                return
         except BehindError as error:
             log.info("the blocks of a heavier head cannot be had", head=short(head), why=str(error))
             if not claim.counts_at_once:

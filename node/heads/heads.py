@@ -257,6 +257,11 @@ class Heads:
         committed = self._committed
         return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
+    def is_reached(self, head: Digest) -> bool:
+        """Returns whether a known head is the committed one or an ancestor of it."""
+        committed = self._committed
+        return not committed.chain.only_in(head, committed.head)
+
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
         """Returns whether the branch of a head begins with the round that this ring commits."""
         chain = self._committed.chain

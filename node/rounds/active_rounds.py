@@ -94,6 +94,15 @@ class ActiveRounds:
         return () if driver is None else driver.machine.members_at_work
 
     @property
+    def finishing_ring(self) -> Digest | None:
+        """The ring of the newest round, while this node passes its chunks on or after it has all
+        averages; None otherwise."""
+        driver = None if self._newest is None else self._newest.driver
+        if driver is None or (driver.committed is None and driver.machine.successor is None):
+            return None
+        return driver.ring_id
+
+    @property
     def _running(self) -> RoundDriver | None:
         """The newest round's driver, while it is on its way to a commit."""
         driver = None if self._newest is None else self._newest.driver

@@ -137,6 +137,7 @@ class Participant:
             context.extensions,
             orders,
         )
+        self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring
         self._finished_run = FinishedRun(
             committed, swarm, trainings, self._follower, self._saver, heldout, self.rounds,
             context.health, serve_seconds,
