@@ -7,7 +7,8 @@ They go over the stdin and stdout of these processes:
 
 The first process (rank 0) starts one more for each further device, a follower. Order of a life:
 Start -> Started, Connect -> Connected, then any number of
-`Take -> Advanced, Advanced, ... Taken, Add` and of Limits. A follower that cannot go on says Failed and ends. The end of its stdin ends it at once.
+`Take -> Advanced, Advanced, ... Taken, Add` and of Limits. A follower that cannot go on says Failed
+and ends. The end of its stdin ends it at once.
 With Connect, after Take and with Add all of them enter a collective of `group`, and at no other
 time: so none waits in one for another that is still at work.
 """
