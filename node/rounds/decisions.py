@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import structlog
 
 from gossamer.node.heads.heads import BetterHead
+from gossamer.node.rounds.dispatcher import linger_seconds
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import HeadWeight
 from gossamer.protocol.wire.statements import Phase
 
 OVERTAKEN_SECONDS = 5.0
-"""Time for which this node may still finish its own ring after others have committed that ring.
-After that it fetches the round from them."""
+"""Time without a new average for which this node may still finish its own ring after others have
+committed that ring. After that it fetches the round from them."""
 
 log = structlog.get_logger("node")
 
@@ -88,13 +90,46 @@ def stops_training(
     return Decision(False, "no peer waits")
 
 
+@dataclass
+class RingProgress:
+    """How far the ring of a round has come at this node, in local times."""
+
+    ring_id: Digest | None = None
+    num_averages: int = 0
+    began_seconds: float = 0.0
+    newest_seconds: float = 0.0
+    """Time at which the newest average was first seen; of the ring's begin before that."""
+
+    def look(self, now: float, ring_id: Digest | None, num_averages: int) -> None:
+        """Notes what is here now."""
+        if ring_id != self.ring_id:
+            self.ring_id, self.began_seconds = ring_id, now
+        elif num_averages == self.num_averages:
+            return
+        self.num_averages, self.newest_seconds = num_averages, now
+
+    def finishing_until(self, committed_seconds: float) -> float:
+        """Local time until which this node may still finish the ring.
+
+        All averages of a round that is fetched come anew, which takes about as long as the ring. So
+        a ring that still brings averages gets the time for which its members serve this node, and
+        no more: a member that sends them slowly on purpose holds this node up for one ring.
+
+        Args:
+            committed_seconds: when this node heard that others have committed the ring.
+        """
+        spent_seconds = committed_seconds - self.began_seconds
+        latest = committed_seconds + linger_seconds(spent_seconds)
+        return min(latest, max(committed_seconds, self.newest_seconds) + OVERTAKEN_SECONDS)
+
+
 def is_overtaken(
     better: BetterHead,
     attainable: HeadWeight,
     now: float,
     *,
     is_on_mine: bool,
-    is_finishing: bool,
+    finishing_until: float | None,
 ) -> Decision:
     """Returns whether a better head makes this node's present round not worth waiting for.
 
@@ -102,8 +137,8 @@ def is_overtaken(
         attainable: weight of the present ring's commit if all its members sign it.
         now: local time.
         is_on_mine: whether the better head descends from this node's committed head.
-        is_finishing: whether the better head includes the commit of the ring that this node still
-            passes chunks on for.
+        finishing_until: local time until which this node may finish its own ring, where the better
+            head includes the commit of that ring; None where it does not.
     """
     # A lone commit on this node's head does not stop a ring of many. Two branches that go on side
     # by side are different: the one that is behind now yields. If each went by what its own ring
@@ -112,8 +147,7 @@ def is_overtaken(
         return Decision(False, "the present ring can outweigh the better head")
     # A peer that stayed for the commit of another ring, in order to make one of the same weight,
     # would split the swarm into two halves that overtake each other in turn.
-    patience_seconds = OVERTAKEN_SECONDS if is_finishing else 0.0
-    if now < better.since_seconds + patience_seconds:
+    if finishing_until is not None and now < finishing_until:
         return Decision(False, "the others committed this ring, which is nearly finished here")
     return Decision(True, "a better head is committed elsewhere")
 

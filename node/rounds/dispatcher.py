@@ -55,8 +55,13 @@ HELLO_SECONDS = 10.0
 """Time for which a predecessor that began a ring waits until this peer follows the same ring."""
 
 LINGER_SECONDS = 10.0
-"""Time after the commit for which a member serves those that have not voted for it yet. A member
-that has not voted by then fetches the round instead (`decisions.OVERTAKEN_SECONDS`)."""
+"""Time after the commit for which a member serves those that have not voted for it yet, and as long
+as the ring took where that is longer. A member that has not voted by then fetches the round instead
+(`decisions.RingProgress`)."""
+
+LINGER_SECONDS_MAX = 600.0
+"""The same where members train in their ring, which may take an hour. Averages of 300 MB come in
+this time over a line of 4 Mbit/s, and are kept in memory meanwhile."""
 
 SILENT_SECONDS = 6.0
 """A connected successor from which nothing at all came for so long has failed: three signs of life
@@ -68,6 +73,15 @@ ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
 its stream is refused, because another ring is followed here."""
 
 Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"]
+
+
+def linger_seconds(ring_seconds: float) -> float:
+    """Time after the commit of a ring for which a member serves those that have not voted yet.
+
+    Args:
+        ring_seconds: time that the ring took.
+    """
+    return max(LINGER_SECONDS, min(ring_seconds, LINGER_SECONDS_MAX))
 
 
 class RoundDispatcher:
@@ -344,7 +358,7 @@ class RoundDispatcher:
                 self._do.contested(action)
             case Committed():
                 self._phase, self.committed, self._wanted_step = "delivering", action, None
-                self.ends_seconds = now + LINGER_SECONDS
+                self.ends_seconds = now + linger_seconds(now - self._began_seconds)
                 self._do.notify_committed(action)
 
     def _begin_ring(self, now: float, action: BeginRing) -> None:

@@ -2,7 +2,7 @@
 
 The dispatcher decides, this module does the I/O. Everything runs in one nursery that ends with the
 round, so nothing of a round outlives it, except the links to members that may still need averages
-to commit: they get `LINGER_SECONDS`.
+to commit: they get `linger_seconds`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RoundDriver:
     async def run(self) -> None:
         """Drives the machine until the round is committed here, and then by all other members.
 
-        `finished` is set at the commit; the rest takes at most `LINGER_SECONDS`.
+        `finished` is set at the commit; the rest takes at most `linger_seconds`.
 
         Cancellation: every task of the round ends; links are reset.
         """

@@ -18,13 +18,14 @@ from gossamer.node.rounds.context import Phases
 from gossamer.node.rounds.decisions import (
     Decision,
     DecisionLog,
+    RingProgress,
     gives_up_round,
     is_overtaken,
     stops_training,
 )
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.round_end import RoundEnd
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Committed
 
 LEAVE_SECONDS = 20.0
@@ -115,6 +116,7 @@ class Turn:
         """Waits for the commit at this node; None if the round is not worth waiting for."""
         driver, orders = self._driver, self._orders
         leave_seconds = math.inf
+        progress = RingProgress()
         while driver.committed is None:
             if orders.wants_device:
                 await self._opened.work.make_way()
@@ -123,10 +125,11 @@ class Turn:
             if driver.is_spoilt:
                 return None
             better = self._heads.better()
+            progress.look(trio.current_time(), driver.ring_id, driver.machine.num_averages)
             overtaken = is_round_overtaken(
                 self._heads,
                 better,
-                driver.ring_id,
+                progress,
                 driver.machine.attainable,
                 is_at_work=driver.machine.successor is not None,
             )
@@ -153,7 +156,7 @@ class Turn:
 def is_round_overtaken(
     heads: Heads,
     better: BetterHead | None,
-    ring_id: Digest | None,
+    progress: RingProgress,
     weights: Mapping[PeerId, int],
     *,
     is_at_work: bool,
@@ -162,16 +165,17 @@ def is_round_overtaken(
 
     Args:
         better: the best head; None if it is this node's own.
-        ring_id: the ring that this node follows; None without one.
+        progress: of the ring that this node follows.
         weights: the members that may yet sign that ring's commit, each with the tokens of its work.
         is_at_work: whether this node still passes chunks of that ring on.
     """
     if better is None:
         return Decision(False, "no better head is known")
+    is_finishing = is_at_work and heads.is_by_way_of(progress.ring_id, better.head)
     return is_overtaken(
         better,
         heads.attainable(better, weights),
         trio.current_time(),
         is_on_mine=heads.is_on_mine(better.head),
-        is_finishing=is_at_work and heads.is_by_way_of(ring_id, better.head),
+        finishing_until=progress.finishing_until(better.since_seconds) if is_finishing else None,
     )

@@ -2,8 +2,9 @@
 
 Rules
 -----
-- The partial sum of every chunk walks the ring. The member at position ``chunk mod N`` starts it.
-  If that member is out, the next living member starts it, unless it has already added to the chunk.
+- The partial sum of every chunk walks the ring. The chunks are started by some members in turn: by
+  all of them, or by those behind a relay (`ring_order.chunk_starters`). If that member is out, the
+  next living member starts the chunk, unless it has already added to the chunk.
 - No member is in a sum twice: a member adds its part to a partial sum only if the mask lacks it. A
   member that has the average of a chunk ignores partial sums of that chunk.
 - A member that has already added to a chunk ignores a partial sum of it, unless the sum is worth
@@ -99,10 +100,22 @@ Action: TypeAlias = Contribute | FinishAverage | Send
 class RingReduce:
     """One member's view of the ring of one round."""
 
-    def __init__(self, members: Sequence[PeerId], me: PeerId, num_chunks: int) -> None:
+    def __init__(
+        self,
+        members: Sequence[PeerId],
+        me: PeerId,
+        num_chunks: int,
+        starters: Sequence[int] | None = None,
+    ) -> None:
+        """
+        Args:
+            members: in ring order.
+            starters: positions of the members that start chunks, in turn; None: all of them.
+        """
         if me not in members:
             raise LocalProtocolError("not a member of this ring")
         self.members = tuple(members)
+        self._starters = tuple(range(len(members)) if starters is None else starters)
         self._me = me
         self._position = self.members.index(me)
         self._chunks = [Chunk() for _ in range(num_chunks)]
@@ -319,8 +332,9 @@ class RingReduce:
 
     def _is_starter(self, chunk: int) -> bool:
         num_members = len(self.members)
+        first = self._starters[chunk % len(self._starters)]
         for offset in range(num_members):
-            member = self.members[(chunk + offset) % num_members]
+            member = self.members[(first + offset) % num_members]
             if member in self.living:
                 return member == self._me
         return False

@@ -124,6 +124,41 @@ def ring_order(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> list[
     return [peers[number] for number in order]
 
 
+def chunk_starters(members: Sequence[PeerId], said: Mapping[PeerId, bytes]) -> tuple[int, ...]:
+    """Positions of the members that start the chunks of a ring: chunk c begins at
+    ``starters[c mod len(starters)]``.
+
+    A relay's line is the slowest of a ring, because it carries what the relay passes on beside its
+    own part. A chunk that begins at position p crosses each line twice, as a sum and as an average,
+    with two exceptions: its sum does not cross the line from p - 1 to p, and its average does not
+    cross the line from p - 2 to p - 1. So the members start chunks behind whom these two lines are
+    a relay's most often. Without relays all members start chunks.
+
+    Args:
+        members: in ring order.
+        said: `Ready.links` of each.
+    """
+    links = Links(members, said)
+    num_members = len(members)
+    places = range(num_members)
+    crosses_relay = [False for _ in places]
+    """Of the line from each position to the next one. A relay's own part crosses its line as well,
+    where only one member can be the relay."""
+    for place in places:
+        after = (place + 1) % num_members
+        if links.cost(place, after) != RELAY_COST:
+            continue
+        crosses_relay[place] = True
+        relays = links.of[place] & links.of[after]
+        if relays.bit_count() == 1:
+            crosses_relay[relays.bit_length() - 1] = True
+    spared = [
+        crosses_relay[(place - 1) % num_members] + crosses_relay[(place - 2) % num_members]
+        for place in places
+    ]
+    return tuple(place for place in places if spared[place] == max(spared))
+
+
 def _mask_of(names: Sequence[bytes], listed: Collection[bytes]) -> int:
     return sum(1 << number for number, name in enumerate(names) if name in listed)
 

@@ -176,8 +176,9 @@ def ring_average(
 ) -> Float32Array:
     """The average of the members' work, as all members decode it, weighted with capped tokens.
 
-    The ring of a round without faults: chunk c begins with member c mod N and walks once round, and
-    the last member finishes it. So the same additions are done in the same order as between peers.
+    The ring of a round without faults and relays: chunk c begins with member c mod N and walks once
+    round, and the last member finishes it. So the same additions are done in the same order as
+    between peers.
 
     Args:
         pendings: (plan.num_elements,) of each member, in ring order. Afterwards they hold what each

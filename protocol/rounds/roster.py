@@ -26,7 +26,13 @@ from typing import NamedTuple
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring_order import linked_members, rank, rank_order, ring_order
+from gossamer.protocol.rounds.ring_order import (
+    chunk_starters,
+    linked_members,
+    rank,
+    rank_order,
+    ring_order,
+)
 from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed, ring_id_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed
 
@@ -146,6 +152,12 @@ class Ring:
     ready: tuple[Ready, ...]
     envelope: Signed
     """The roster as its organiser signed it, for the commit record."""
+
+    @property
+    def starters(self) -> tuple[int, ...]:
+        """Positions of the members that start chunks, in turn."""
+        said = {peer: ready.links for peer, ready in zip(self.members, self.ready, strict=True)}
+        return chunk_starters(self.members, said)
 
     @property
     def weights(self) -> dict[PeerId, int]:

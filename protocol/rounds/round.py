@@ -284,7 +284,7 @@ class Round(RoundView):
             was_slow=self._hints.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
-        reduce = RingReduce(ring.members, self._me, rules.num_chunks)
+        reduce = RingReduce(ring.members, self._me, rules.num_chunks, ring.starters)
         doubts = Doubts(self._hints.doubted)
         return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)
 

@@ -128,6 +128,11 @@ class RoundView:
         return None if self._attempt is None else self._attempt.successor
 
     @property
+    def num_averages(self) -> int:
+        """Chunks of the followed ring whose average is here; 0 without a ring."""
+        return 0 if self._attempt is None else self._attempt.reduce.num_averages
+
+    @property
     def removed(self) -> frozenset[PeerId]:
         """Members that are out of the ring that this peer follows, or followed last."""
         return frozenset() if self._attempt is None else self._attempt.removed

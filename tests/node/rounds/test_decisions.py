@@ -12,12 +12,14 @@ from gossamer.node.rounds.decisions import (
     OVERTAKEN_SECONDS,
     Decision,
     DecisionLog,
+    RingProgress,
     gives_up_round,
     goes_straight_on,
     is_overtaken,
     is_too_early,
     stops_training,
 )
+from gossamer.node.rounds.dispatcher import LINGER_SECONDS
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.policy.head_choice import HeadWeight
 
@@ -78,24 +80,61 @@ def test_only_the_first_round_waits_for_peers_and_only_ready_ones_count() -> Non
 
 
 @pytest.mark.parametrize(
-    ("attainable", "seconds", "is_on_mine", "is_finishing", "holds"),
+    ("attainable", "seconds", "is_on_mine", "finishing_until", "holds"),
     [
-        (HeadWeight(5, 151), 60.0, True, False, False),
-        (HeadWeight(6, 1), 60.0, True, False, False),
-        (HeadWeight(4, 10**9), 0.0, True, False, True),
-        (HeadWeight(5, 150), 0.0, True, False, True),
-        (HeadWeight(5, 151), 0.0, False, False, True),
-        (HeadWeight(5, 150), OVERTAKEN_SECONDS - 0.1, True, True, False),
-        (HeadWeight(5, 150), OVERTAKEN_SECONDS, True, True, True),
+        (HeadWeight(5, 151), 60.0, True, None, False),
+        (HeadWeight(6, 1), 60.0, True, None, False),
+        (HeadWeight(4, 10**9), 0.0, True, None, True),
+        (HeadWeight(5, 150), 0.0, True, None, True),
+        (HeadWeight(5, 151), 0.0, False, None, True),
+        (HeadWeight(5, 150), 4.9, True, NOW + 5.0, False),
+        (HeadWeight(5, 150), 5.0, True, NOW + 5.0, True),
     ],
 )
 def test_a_better_head_overtakes_a_round_that_cannot_outweigh_it_nor_is_nearly_finished(
-    attainable: HeadWeight, seconds: float, is_on_mine: bool, is_finishing: bool, holds: bool
+    attainable: HeadWeight,
+    seconds: float,
+    is_on_mine: bool,
+    finishing_until: float | None,
+    holds: bool,
 ) -> None:
     decision = is_overtaken(
-        BETTER, attainable, NOW + seconds, is_on_mine=is_on_mine, is_finishing=is_finishing
+        BETTER, attainable, NOW + seconds, is_on_mine=is_on_mine, finishing_until=finishing_until
     )
     assert decision.holds is holds
+
+
+@pytest.mark.parametrize(
+    ("ring_seconds", "averages_at", "until"),
+    [
+        (60.0, [], NOW + OVERTAKEN_SECONDS),
+        (60.0, [NOW - 1.0], NOW + OVERTAKEN_SECONDS),
+        (60.0, [NOW + 4.0], NOW + 4.0 + OVERTAKEN_SECONDS),
+        (60.0, [NOW + 4.0 * n for n in range(14)], NOW + 4.0 * 13 + OVERTAKEN_SECONDS),
+        (60.0, [NOW + 4.0 * n for n in range(30)], NOW + 60.0),
+        (1.0, [NOW + 4.0], NOW + 4.0 + OVERTAKEN_SECONDS),
+        (1.0, [NOW + 4.0 * n for n in range(30)], NOW + LINGER_SECONDS),
+    ],
+    ids=["none", "before", "one", "many", "for ever", "short ring", "short ring, for ever"],
+)
+def test_a_ring_that_brings_averages_gets_as_much_time_again(
+    ring_seconds: float, averages_at: list[float], until: float
+) -> None:
+    """The others commit the ring at NOW."""
+    progress, ring_id = RingProgress(), digest_of(b"ring")
+    progress.look(NOW - ring_seconds, ring_id, 0)
+    for number, seconds in enumerate(averages_at, 1):
+        progress.look(seconds, ring_id, number)
+        progress.look(seconds + 0.1, ring_id, number)
+    assert progress.finishing_until(NOW) == pytest.approx(until)
+
+
+def test_another_ring_begins_with_its_own_time() -> None:
+    progress = RingProgress()
+    progress.look(NOW - 100.0, digest_of(b"first ring"), 3)
+    progress.look(NOW - 20.0, digest_of(b"second ring"), 0)
+    progress.look(NOW + 18.0, digest_of(b"second ring"), 1)
+    assert progress.finishing_until(NOW) == pytest.approx(NOW + 20.0)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import pytest
 
 from gossamer.node.rounds.dispatcher import (
     LINGER_SECONDS,
+    LINGER_SECONDS_MAX,
     SILENT_SECONDS,
     TICK_SECONDS,
     RoundDispatcher,
+    linger_seconds,
 )
 from gossamer.node.rounds.effects import (
     SENDS_PER_CHUNK_MAX,
@@ -283,6 +285,14 @@ def test_a_commit_that_all_have_is_delivered_and_one_has_a_time_to_be() -> None:
     assert member.is_delivered
     assert not member.dispatcher.is_open
     assert member.dispatcher.ends_seconds == 1.0 + LINGER_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("ring_seconds", "seconds"),
+    [(1.0, LINGER_SECONDS), (60.0, 60.0), (7200.0, LINGER_SECONDS_MAX)],
+)
+def test_a_member_is_served_as_long_as_the_ring_took(ring_seconds: float, seconds: float) -> None:
+    assert linger_seconds(ring_seconds) == seconds
 
 
 def test_a_link_that_is_full_has_failed() -> None:

@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.heads import BetterHead, Heads
-from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
+from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS, RingProgress
 from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.known_rounds import KnownRounds
@@ -37,6 +37,9 @@ ME, B, C, STRANGER = peers(4)
 ALL = (ME, B, C)
 TOKENS = 100
 MY_RING, OTHER_RING = digest_of(b"mine"), digest_of(b"other")
+
+RING_SECONDS = 60.0
+"""Time that my ring has taken when a better head is seen."""
 GATHER_SECONDS = 10.0
 END = RunEnd(manifest().model, manifest().inner, manifest().outer)
 """Of a run that does not end."""
@@ -119,17 +122,33 @@ class Chain:
         return head
 
     def is_overtaken_after(
-        self, seconds: float, *, ring: Collection[PeerId] = ALL, is_at_work: bool = True
+        self,
+        seconds: float,
+        *,
+        ring: Collection[PeerId] = ALL,
+        is_at_work: bool = True,
+        average_at: float | None = None,
     ) -> bool:
-        """Returns whether my ring is left so long after the better head was first seen."""
+        """Returns whether my ring is left so long after the better head was first seen.
+
+        Args:
+            average_at: time from the better head to an average of the ring, which began a minute
+                before the better head was seen.
+        """
 
         async def main() -> bool:
+            progress = RingProgress()
+            progress.look(trio.current_time(), MY_RING, 0)
+            await trio.sleep(RING_SECONDS)
             self.heads.better()
+            heard_at = trio.current_time()
             await trio.sleep(seconds)
+            if average_at is not None:
+                progress.look(heard_at + average_at, MY_RING, 1)
             weights = dict.fromkeys(ring, TOKENS)
             better = self.heads.better()
             return is_round_overtaken(
-                self.heads, better, MY_RING, weights, is_at_work=is_at_work
+                self.heads, better, progress, weights, is_at_work=is_at_work
             ).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
@@ -215,6 +234,8 @@ def test_the_commit_of_my_own_ring_by_others_is_finished_here_if_that_is_soon(
     chain.add(chain.mine, [B, C], TOKENS, MY_RING)
     assert not chain.is_overtaken_after(OVERTAKEN_SECONDS - 0.01, ring=[ME])
     assert chain.is_overtaken_after(OVERTAKEN_SECONDS, ring=[ME])
+    assert not chain.is_overtaken_after(OVERTAKEN_SECONDS + 2.9, ring=[ME], average_at=3.0)
+    assert chain.is_overtaken_after(OVERTAKEN_SECONDS + 3.0, ring=[ME], average_at=3.0)
     assert chain.is_overtaken_after(0.0, ring=[ME], is_at_work=False)
 
 

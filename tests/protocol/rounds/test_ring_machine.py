@@ -56,11 +56,13 @@ class Link:
 class Member:
     """One member: its machines, and what is to be done for them."""
 
-    def __init__(self, members: list[PeerId], me: PeerId, num_chunks: int) -> None:
+    def __init__(
+        self, members: list[PeerId], me: PeerId, num_chunks: int, starters: list[int]
+    ) -> None:
         self.me = me
         self.position = members.index(me)
         self.alive = True
-        self.ring = RingReduce(members, me, num_chunks)
+        self.ring = RingReduce(members, me, num_chunks, starters)
         self.accusations = Accusations(members, me)
         self.tasks: list[Contribute | FinishAverage] = []
         self.links: dict[PeerId, Link] = {}
@@ -86,7 +88,10 @@ class RingMachine(RuleBasedStateMachine):
         names = peers(num_members)
         self.num_faults = num_faults
         self.random = Random(order)
-        self.members = {name: Member(names, name, num_chunks) for name in names}
+        starters = sorted(
+            self.random.sample(range(num_members), self.random.randint(1, num_members))
+        )
+        self.members = {name: Member(names, name, num_chunks, starters) for name in names}
         for member in self.members.values():
             self.do(member, member.ring.start())
 

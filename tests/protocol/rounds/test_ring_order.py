@@ -19,6 +19,7 @@ from gossamer.protocol.rounds.ring_order import (
     RELAY_COST,
     UNREACHABLE_COST,
     Links,
+    chunk_starters,
     encode_links,
     linked_members,
     rank_order,
@@ -178,6 +179,52 @@ def test_it_is_also_the_turn_of_those_that_have_more_links_than_others() -> None
         head = digest_of(head)
     assert len(seen) == 8
     assert min(seen.values()) >= 20
+
+
+def relay_load(num_members: int, start: int, over_relay: AbstractSet[int]) -> int:
+    """How often a chunk crosses a relay's line, if it begins at this position.
+
+    Args:
+        over_relay: positions from which the line to the next member is such a line.
+    """
+    finisher = start - 1
+    hops = num_members - 1
+    sums = [(start + hop) % num_members for hop in range(hops)]
+    averages = [(finisher + hop) % num_members for hop in range(hops)]
+    return sum(place in over_relay for place in sums + averages)
+
+
+@pytest.mark.parametrize(("num_public", "num_private"), [(1, 2), (1, 3), (2, 5), (2, 6), (3, 6)])
+def test_chunks_begin_where_they_cross_the_relays_lines_least_often(
+    num_public: int, num_private: int
+) -> None:
+    said = with_public(num_public, num_private)
+    size = len(said)
+    for attempt in range(5):
+        order = ring_order(HEAD, attempt, said)
+        links = Links(order, said)
+        relayed = {place for place in range(size) if links.cost(place, (place + 1) % size)}
+        assert relayed
+        if num_public == 1:  # the relay is known, so its own part counts
+            relayed.add(order.index(peers(1)[0]))
+        loads = [relay_load(size, place, relayed) for place in range(size)]
+        starters = chunk_starters(order, said)
+        assert {loads[place] for place in starters} == {min(loads)}
+        assert len(starters) == loads.count(min(loads))
+
+
+def test_a_public_member_and_three_strict_ones_have_two_members_that_start_chunks() -> None:
+    """Each chunk crosses the relay's line 4 times, and not 4.5 times as with all four."""
+    said = with_public(1, 3)
+    order = ring_order(HEAD, 0, said)
+    relay = order.index(peers(1)[0])
+    assert {(place - relay) % 4 for place in chunk_starters(order, said)} == {2, 3}
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 8])
+def test_without_a_relay_all_members_start_chunks(num_members: int) -> None:
+    said = said_by(num_members, set(itertools.combinations(range(num_members), 2)))
+    assert chunk_starters(list(said), said) == tuple(range(num_members))
 
 
 def test_a_relay_that_is_no_member_has_room() -> None:
