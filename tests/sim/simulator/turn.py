@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gossamer.node.heads.heads import BetterHead
 from gossamer.node.rounds.decisions import (
     Decision,
+    RingProgress,
     gives_up_round,
     is_overtaken,
     stops_training,
@@ -115,6 +116,7 @@ class Turn:
         self._is_training = True
         self._is_stopping = False
         self._offer: int | None = None
+        self._progress = RingProgress()
 
     def begin(self) -> None:
         peer = self._peer
@@ -201,14 +203,18 @@ class Turn:
         checks, machine, mine = self._world.checks, self.driver.machine, self._peer.heads.head
         first = checks.path(mine, better.head)[-1:]
         ring_id = None if machine.ring is None else machine.ring.ring_id
+        self._progress.look(self._peer.now, ring_id, machine.num_averages)
+        is_finishing = machine.successor is not None and any(
+            checks.headers[head].ring_id == ring_id for head in first
+        )
+        until = self._progress.finishing_until(better.since_seconds)
         is_on_mine = not checks.path(better.head, mine)
         decision = is_overtaken(
             better,
             checks.choice.attainable(mine, better.head, machine.attainable),
             self._peer.now,
             is_on_mine=is_on_mine,
-            is_finishing=machine.successor is not None
-            and any(checks.headers[head].ring_id == ring_id for head in first),
+            finishing_until=until if is_finishing else None,
         )
         self._world.count("head held back", not decision.holds)
         return decision
