@@ -249,9 +249,11 @@ class Joiner:
         if not await trainer.genesis():
             await self._follower.until_trainer_is_up()
             return True
-        initial = np.array(trainer.base)
         try:
-            await self._trainings.run_in_thread(lambda: committed.set_genesis(initial))
+            # The copy of a large model takes a second, too.
+            await self._trainings.run_in_thread(
+                lambda: committed.set_genesis(np.array(trainer.base))
+            )
         except ForgedError:
             log.info("this machine draws other initial weights; they are fetched from peers")
             return False

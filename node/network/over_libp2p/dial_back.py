@@ -74,21 +74,17 @@ class DialBacks:
         own: OwnAddresses,
         guard: DialGuard,
         peers: Callable[[], list[PeerId]],
-        *,
-        is_elsewhere: Callable[[str], bool] | None = None,
     ) -> None:
         """
         Args:
             guard: bounds the dials that peers ask for.
             peers: the connected peers.
-            is_elsewhere: whether a host is in another network; for tests on loopback.
         """
         self._doors = doors
         self._swarm = swarm
         self._own = own
         self._guard = guard
         self._peers = peers
-        self._is_elsewhere = is_elsewhere or self._is_in_another_network
         self._asked: dict[PeerId, float] = {}
         self._helped: OrderedDict[PeerId, float] = OrderedDict()
         self._num_helping = 0
@@ -113,7 +109,7 @@ class DialBacks:
         for peer in peers:
             host = self._host_of(peer)
             is_due = now >= self._asked.get(peer, -math.inf) + ASK_AGAIN_SECONDS
-            if is_due and host is not None and self._is_elsewhere(host):
+            if is_due and host is not None and self._is_in_another_network(host):
                 return peer
         return None
 
@@ -164,7 +160,7 @@ class DialBacks:
                 raise MalformedError("a dial-back that names no ports")
             host = self._host_of(stream.peer_id)
             port = 0
-            if host is not None and self._is_elsewhere(host) and self._may_help(stream.peer_id):
+            if host is not None and self._may_help(stream.peer_id, host):
                 self._num_helping += 1
                 try:
                     port = await self._dial(stream.peer_id, host, request.ports)
@@ -172,7 +168,9 @@ class DialBacks:
                     self._num_helping -= 1
             await _say(stream, Dialled(port))
 
-    def _may_help(self, peer: PeerId) -> bool:
+    def _may_help(self, peer: PeerId, host: str) -> bool:
+        if not self._is_in_another_network(host):
+            return False
         now = trio.current_time()
         is_due = now >= self._helped.get(peer, -math.inf) + HELP_AGAIN_SECONDS
         if not is_due or self._num_helping >= HELPS_AT_ONCE_MAX:
