@@ -98,9 +98,10 @@ class ActiveRounds:
         """The ring of the newest round, while this node passes its chunks on or after it has all
         averages; None otherwise."""
         driver = None if self._newest is None else self._newest.driver
-        if driver is None or (driver.committed is None and driver.machine.successor is None):
+        if driver is None:
             return None
-        return driver.ring_id
+        passes_on = driver.is_running and driver.machine.successor is not None
+        return driver.ring_id if passes_on or driver.committed is not None else None
 
     @property
     def _running(self) -> RoundDriver | None:
