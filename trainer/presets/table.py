@@ -203,7 +203,7 @@ def _outer(
         displacement=step.displacement,
         warmup_rounds=warmup_rounds,
         warmup_inner_steps=warmup_inner_steps,
-        # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried as residual.
+        # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried.
         codec="fp16",
         chunk_elements=default_chunk_elements(model.num_parameters),
         overlap=True,

@@ -8,8 +8,9 @@ from typing import get_args
 import pytest
 
 from gossamer.node.modes.table import MODES, mode_for
-from gossamer.protocol.manifest import SyncMode, Trust
+from gossamer.protocol.manifest import Trust
 from gossamer.protocol.manifest_checks import problems_of
+from gossamer.protocol.sync_modes import SyncMode
 from tests.support.builders import manifest
 
 
