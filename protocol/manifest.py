@@ -19,9 +19,9 @@ from gossamer.protocol.errors import MalformedError, OversizedError, VersionErro
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest_checks import problems_of
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.sync_modes import SyncMode
 
 Codec = Literal["fp32", "fp16", "int8", "int4"]
-SyncMode = Literal["diloco", "sparse", "distro"]
 Trust = Literal["open", "members"]
 InnerOptimizer = Literal["adamw", "muon"]
 

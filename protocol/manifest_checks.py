@@ -11,6 +11,7 @@ from gossamer.protocol.errors import MalformedError, ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
 from gossamer.protocol.lora import problems_of_lora
 from gossamer.protocol.standing import STANDING_ROUNDS
+from gossamer.protocol.sync_modes import SYNC_MODES
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import (
@@ -218,7 +219,7 @@ class _Checks:
             f"({outer.inner_steps})",
         )
         self.require(
-            outer.fragments == 1 or manifest.sync == "diloco",
+            outer.fragments == 1 or SYNC_MODES[manifest.sync].may_have_fragments,
             f'outer.fragments is {outer.fragments}; with sync = "{manifest.sync}" it is 1',
         )
         self.require(
@@ -239,8 +240,8 @@ class _Checks:
         )
 
     def sync(self, manifest: Manifest) -> None:
-        outer = manifest.outer
-        if manifest.sync == "distro":
+        outer, mode = manifest.outer, SYNC_MODES[manifest.sync]
+        if mode.shares_steps:
             self.within(
                 "outer.inner_steps (shared steps of a round)",
                 outer.inner_steps,
@@ -265,7 +266,7 @@ class _Checks:
                 "step, so no step is counted that was not taken",
             )
         self.require(
-            not outer.displacement or manifest.sync == "diloco",
+            not outer.displacement or mode.may_choose_momentum,
             'outer.displacement is not 0: only sync = "diloco" chooses its momentum',
         )
 
@@ -279,7 +280,7 @@ class _Checks:
         if not manifest.model.lora:
             return
         self.require(
-            manifest.sync != "distro",
+            SYNC_MODES[manifest.sync].may_have_adapters,
             'model.lora is for sync = "diloco" and "sparse"; the signs of "distro" were not tried '
             "on adapters",
         )
@@ -300,7 +301,7 @@ class _Checks:
             )
             return
         self.require(
-            manifest.sync != "distro",
+            SYNC_MODES[manifest.sync].may_be_open,
             'trust is "open"; with sync = "distro" only "members" is allowed: the signs of single '
             "steps are not signed",
         )

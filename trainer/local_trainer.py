@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,37 +25,19 @@ from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.inner_step.step_clock import Part, clock_of
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.local_round import LocalRound
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks.spread import Spread, SpreadGradients
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.state_reader import StateReader
-from gossamer.trainer.text.data import DataQueue, add_span, num_targets
+from gossamer.trainer.text.data import DataQueue, num_targets
 from gossamer.trainer.text_bytes import TextBytes
 from gossamer.trainer.trainer_config import TrainerConfig
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
 STEPS_AHEAD = 4
-
-# A round ends early when its data was in this many pieces: its spans go into one message, and one
-# step may add as many as it has sequences, and more. The daemon makes one span of a partition's.
-_SPANS_PER_ROUND = messages.SPANS_PER_ROUND_MAX // 2
-
-
-@dataclass
-class _Round:
-    number: int
-    first_step: int
-    steps_max: int
-    seconds_max: float
-    started: float
-    place: SchedulePlace | None
-    steps: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-    loss_sum: float = 0.0
-    spans: list[messages.Span] = field(default_factory=list)
 
 
 class LocalTrainer:
@@ -131,7 +112,7 @@ class LocalTrainer:
         )
         """Takes the gradients of this device."""
         self._gradients: Gradients | SpreadGradients = self._own
-        self._round: _Round | None = None
+        self._round: LocalRound | None = None
         self._has_local = False
         """True if the local parameters belong to a round, which may have ended."""
         self._stays_behind = 0.0
@@ -186,18 +167,12 @@ class LocalTrainer:
     @property
     def seconds_left(self) -> float:
         """Time until the round has to end; not positive when it is over."""
-        current = self._require_round()
-        return current.started + current.seconds_max - time.monotonic()
+        return self._require_round().seconds_left
 
     @property
     def is_round_over(self) -> bool:
         """True if the round has had its steps, its time or its pieces of data."""
-        current = self._require_round()
-        return (
-            current.steps >= current.steps_max
-            or self.seconds_left <= 0
-            or len(current.spans) >= _SPANS_PER_ROUND
-        )
+        return self._require_round().is_over
 
     @property
     def waits_for_others(self) -> bool:
@@ -247,7 +222,7 @@ class LocalTrainer:
                 self._handover.begin_at_base()
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
-        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), place)
+        self._round = LocalRound(number, first_step, steps_max, seconds_max, place)
         self._asked = False
         if goes_on:
             self.rebase(new)
@@ -293,16 +268,10 @@ class LocalTrainer:
 
         tokens = 0 if skipped else targets
         text_bytes = self._text_bytes.of_targets(batch.sequences) if tokens else 0
-        for span in batch.spans:
-            add_span(current.spans, span)
-        current.steps += 1
-        current.tokens += tokens
-        current.text_bytes += text_bytes
-        if not skipped:
-            current.loss_sum += loss * tokens
+        current.add_step(batch.spans, tokens, text_bytes, loss)
         return messages.Step(
             round=current.number,
-            step=current.first_step + current.steps - 1,
+            step=current.newest_step,
             loss=loss,
             tokens=tokens,
             seconds=time.monotonic() - started,
@@ -348,15 +317,7 @@ class LocalTrainer:
             else:
                 self._pseudo_gradient[:] = 0.0
         self._round = None
-        return messages.Finished(
-            round=current.number,
-            steps=current.steps,
-            tokens=current.tokens,
-            spans=tuple(current.spans),
-            loss_mean=current.loss_sum / current.tokens if current.tokens else math.nan,
-            seconds=time.monotonic() - current.started,
-            text_bytes=current.text_bytes,
-        )
+        return current.finished()
 
     def evaluate(
         self, paths: tuple[str, ...], tokens_max: int, seconds_max: float = math.inf
@@ -398,7 +359,7 @@ class LocalTrainer:
             return ""
         return load_moments(self._optimizer, self._config.model, self._optimizer_path)
 
-    def _require_round(self) -> _Round:
+    def _require_round(self) -> LocalRound:
         if self._round is None:
             raise TrainerError("no round is running: Begin comes first")
         return self._round

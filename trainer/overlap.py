@@ -1,7 +1,7 @@
 """Training that goes on while the swarm averages: what becomes of the local parameters.
 
 A state arrives `tau` inner steps after the work for it was handed over: all parameters of it, or
-one fragment (`protocol.fragments`). The local progress since that snapshot is kept on top:
+one fragment (`protocol.state.sync_sets`). The local progress since that snapshot is kept on top:
 
     local_parameters' = new_parameters + (local_parameters - snapshot_parameters)
 

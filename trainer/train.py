@@ -38,13 +38,14 @@ from msgspec.structs import replace
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
 from gossamer.protocol.codecs.tensor_codecs import codec_names
-from gossamer.protocol.manifest import InnerOptimizer, Manifest, SyncMode, Trust
+from gossamer.protocol.manifest import InnerOptimizer, Manifest, Trust
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.run_end import RunEnd, SchedulePlace
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.inner_step.optimizer import clip, gradient_norm

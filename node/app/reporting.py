@@ -23,7 +23,8 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.disk_use import bytes_beside
 from gossamer.node.storage.names_file import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
+from gossamer.node.telemetry.metric_labels import PEER_PATHS
+from gossamer.node.telemetry.metrics import package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import (
     CapacityStatus,

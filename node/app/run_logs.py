@@ -8,7 +8,7 @@ from gossamer.node.app.core import NodeInputs
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.telemetry.log_places import place_of
-from gossamer.node.telemetry.metrics import STEP_PARTS
+from gossamer.node.telemetry.metric_labels import STEP_PARTS
 from gossamer.node.telemetry.run_log import RunLog
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.trainer.ipc.messages import Step

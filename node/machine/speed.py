@@ -8,7 +8,8 @@ import math
 import msgspec
 
 from gossamer.node.machine.card_rates import peak_operations
-from gossamer.node.telemetry.metrics import STEP_PARTS, Metrics
+from gossamer.node.telemetry.metric_labels import STEP_PARTS
+from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.wire.statements import Capacity
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes

@@ -34,6 +34,7 @@ from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.resources.device_names import may_be_several
 
@@ -383,7 +384,7 @@ class TrainerClient:
 
 
 def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:
-    if manifest.sync != "distro":
+    if not SYNC_MODES[manifest.sync].shares_steps:
         return None
     return messages.SharedSteps(top_k=manifest.outer.top_k, lookahead=manifest.outer.lookahead)
 

@@ -8,7 +8,7 @@ from gossamer.node.modes.pending_work import dense_mode, record_mode, sparse_mod
 from gossamer.node.modes.shared import shared_mode
 from gossamer.node.modes.sync_mode import MakeMode
 from gossamer.protocol.manifest import Manifest, Trust
-from gossamer.protocol.manifest import SyncMode as SyncModeName
+from gossamer.protocol.sync_modes import SyncMode as SyncModeName
 
 MODES: Mapping[tuple[SyncModeName, Trust], MakeMode] = {
     ("diloco", "members"): dense_mode,

@@ -61,7 +61,7 @@ class _Target:
 
 
 class Members(Protocol):
-    """Who takes part in the run; see `entrance.Entrance`."""
+    """The peers that take part in the run; see `entrance.Entrance`."""
 
     def is_out(self, peer: PeerId, /) -> bool:
         """Returns whether a peer was put out of the run for good."""

@@ -16,15 +16,16 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import answering, asked, receive_frame, send_frame
+from gossamer.node.network.frames import answering
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
 from gossamer.node.peers.introductions import PIECES_AT_ONCE, ROLL_SECONDS
 from gossamer.node.peers.offences import Offences
+from gossamer.node.peers.piece_exchange import PieceExchange
 from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, public_key_of, short
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, public_key_of, short
 from gossamer.protocol.policy.expulsion_count import Standings
 from gossamer.protocol.policy.expulsions import CONFIRM_ROUNDS, Expulsions
 from gossamer.protocol.policy.roll import Changes, Roll
@@ -36,7 +37,6 @@ from gossamer.protocol.wire.expulsion_messages import (
     ExpulsionPage,
     ExpulsionVote,
     SavedExpulsions,
-    decode_expulsion_digests,
     decode_expulsion_page,
     encode_page,
 )
@@ -58,7 +58,13 @@ class ExpulsionKeeper:
         offences: Offences,
         file: ExpulsionFile,
     ) -> None:
-        self.expulsions = Expulsions(roll, verify)
+        self.expulsions = expulsions = Expulsions(roll, verify)
+        self._exchange = PieceExchange(
+            EXPULSION_PROTOCOL,
+            expulsions,
+            lambda digests: encode_page(expulsions.pieces(digests)),
+            EXPULSION_PIECES_MAX,
+        )
         self.standings: Standings | None = None
         """The stake on this node's chain; None until the chain is read."""
         self.changed: Callable[[Changes], None] = lambda _: None
@@ -234,8 +240,11 @@ class ExpulsionKeeper:
         if self.standings is None:
             return
         try:
-            page = await self._pull(peer)
-            fresh = self.expulsions.fresh(page.votes, self.standings.settled_round)
+            message = await self._exchange.pull(self._transport, peer)
+            if message is None:
+                return
+            votes = decode_expulsion_page(message).votes
+            fresh = self.expulsions.fresh(votes, self.standings.settled_round)
             for start in range(0, len(fresh), PIECES_AT_ONCE):
                 self.expulsions.check(fresh[start : start + PIECES_AT_ONCE])
                 await trio.lowlevel.checkpoint()
@@ -249,37 +258,6 @@ class ExpulsionKeeper:
         if self._take(fresh):
             log.debug("news of votes", peer=short(peer), votes=len(fresh))
 
-    async def _pull(self, peer: PeerId) -> ExpulsionPage:
-        """Returns the votes of a peer that are missing here, unchecked."""
-        held = set(self.expulsions.digests())
-        async with asked(
-            self._transport, peer, EXPULSION_PROTOCOL, self.expulsions.digest()
-        ) as stream:
-            _, listed = await receive_frame(
-                stream, message_bytes_max=0, payload_bytes_max=EXPULSION_PIECES_MAX * DIGEST_BYTES
-            )
-            wanted = [each for each in decode_expulsion_digests(listed) if each not in held]
-            if not wanted:
-                return ExpulsionPage(())
-            await send_frame(stream, b"", b"".join(wanted))
-            message, _ = await receive_frame(stream, payload_bytes_max=0)
-        return decode_expulsion_page(message)
-
     async def _serve(self, stream: Stream) -> None:
         async with answering(stream, ROLL_SECONDS, self._offences.note):
-            digest, _ = await receive_frame(
-                stream, message_bytes_max=DIGEST_BYTES, payload_bytes_max=0
-            )
-            if len(digest) != DIGEST_BYTES:
-                raise MalformedError(f"digest of votes of {len(digest)} bytes")
-            if bytes(digest) == self.expulsions.digest():
-                await send_frame(stream, b"")
-                return
-            await send_frame(stream, b"", b"".join(self.expulsions.digests()))
-            _, wanted = await receive_frame(
-                stream,
-                message_bytes_max=0,
-                payload_bytes_max=EXPULSION_PIECES_MAX * DIGEST_BYTES,
-            )
-            page = self.expulsions.pieces(frozenset(decode_expulsion_digests(wanted)))
-            await send_frame(stream, encode_page(page))
+            await self._exchange.answer(stream)

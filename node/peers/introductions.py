@@ -7,10 +7,11 @@ from typing import TypeVar
 
 import trio
 
-from gossamer.node.network.frames import asked, receive_frame, send_frame
+from gossamer.node.network.frames import asked, receive_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport, TransportError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, public_key_of
+from gossamer.node.peers.piece_exchange import PieceExchange
+from gossamer.protocol.ids import Digest, PeerId, public_key_of
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
@@ -21,7 +22,6 @@ from gossamer.protocol.wire.invitation_messages import (
     Invitation,
     RollPage,
     Welcomed,
-    decode_digests,
     decode_page,
     decode_welcomed,
     encode,
@@ -61,6 +61,13 @@ async def ask_to_come_in(transport: Transport, peer: PeerId, claim: Claim) -> We
     return decode_welcomed(message)
 
 
+def exchange_of(roll: Roll) -> PieceExchange:
+    """Returns the exchange by which members compare their rolls."""
+    return PieceExchange(
+        ROLL_PROTOCOL, roll, lambda digests: encode(roll.pieces(digests)), PIECES_MAX
+    )
+
+
 async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> list[RollPage]:
     """Returns the pieces of a peer's roll that are missing in `roll`, unchecked, in parts that can
     be checked in a moment each. Each sponsor comes before its newcomers.
@@ -69,16 +76,9 @@ async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> list[Roll
         TransportError: the peer cannot be asked.
         RemoteProtocolError: its answer is not valid.
     """
-    async with asked(transport, peer, ROLL_PROTOCOL, roll.digest()) as stream:
-        _, listed = await receive_frame(
-            stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
-        )
-        held = set(roll.digests())
-        wanted = [each for each in decode_digests(listed) if each not in held]
-        if not wanted:
-            return []
-        await send_frame(stream, b"", b"".join(wanted))
-        message, _ = await receive_frame(stream, payload_bytes_max=0)
+    message = await exchange_of(roll).pull(transport, peer)
+    if message is None:
+        return []
     page = decode_page(message)
     return [
         *(RollPage(part, ()) for part in _parts(page.entries)),

@@ -12,7 +12,7 @@ Streams:  see `protocol.wire.invitation_messages`
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import structlog
 import trio
@@ -22,16 +22,15 @@ from gossamer.node.network.frames import answering, receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
 from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
-from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, pull_roll
+from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, exchange_of, pull_roll
 from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.roll_file import RollFile
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.policy.roll import Changes, NotWelcomeError, Roll, UnknownClaimError
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
-    PIECES_MAX,
     PROBLEM_CHARACTERS_MAX,
     ROLL_PROTOCOL,
     Certificate,
@@ -41,7 +40,6 @@ from gossamer.protocol.wire.invitation_messages import (
     RollPage,
     Welcomed,
     decode_claim,
-    decode_digests,
     decode_page,
     encode,
 )
@@ -331,21 +329,4 @@ class RollKeeper:
 
     async def _serve_roll(self, stream: Stream) -> None:
         async with answering(stream, ROLL_SECONDS, self._offences.note):
-            digest, _ = await receive_frame(
-                stream, message_bytes_max=DIGEST_BYTES, payload_bytes_max=0
-            )
-            if len(digest) != DIGEST_BYTES:
-                raise MalformedError(f"digest of a roll of {len(digest)} bytes")
-            if bytes(digest) == self.roll.digest():
-                await send_frame(stream, b"")
-                return
-            await send_frame(stream, b"", *_listed(self.roll.digests()))
-            _, wanted = await receive_frame(
-                stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
-            )
-            page = self.roll.pieces(frozenset(decode_digests(wanted)))
-            await send_frame(stream, encode(page))
-
-
-def _listed(digests: Iterable[Digest]) -> list[bytes]:
-    return [b"".join(list(digests)[:PIECES_MAX])]
+            await exchange_of(self.roll).answer(stream)

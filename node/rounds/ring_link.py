@@ -1,6 +1,6 @@
-"""The ring's stream to one member, and the serving side of it.
+"""The sending side of the ring's stream to one member.
 
-`protocol.wire.ring_messages` has the messages.
+`ring_service` has the receiving side, `protocol.wire.ring_messages` the messages.
 
 A receipt is acknowledged when it is read, never when it is passed on, so a slow member shows as
 itself and not as its predecessor. A link without any receipt for `RECEIPT_SECONDS`, although

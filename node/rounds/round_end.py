@@ -159,9 +159,9 @@ class WorkSaver:
                 pause_seconds = max(SAVE_SECONDS, self._trainer.save_seconds / SAVE_SHARE)
                 self._due_seconds = trio.current_time() + pause_seconds
         except DiskError as error:
-            self._health.failed("residual", error)
+            self._health.failed("work", error)
         else:
-            self._health.wrote("residual")
+            self._health.wrote("work")
 
     async def _save_trainer(self, *, wait: bool) -> None:
         if wait:

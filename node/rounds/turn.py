@@ -29,7 +29,7 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Committed
 
 LEAVE_SECONDS = 20.0
-"""An orderly leave gives its last round this long; then the work stays on disk as residual."""
+"""An orderly leave gives its last round this long; then the work stays on disk and is carried."""
 
 POLL_SECONDS = 0.25
 """Interval at which a waiting turn looks for changes without an event: a deadline, a better head,

@@ -11,6 +11,7 @@ from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc.choices import MomentChoice, MomentFormat
 from gossamer.trainer.resources.memory_estimate import (
     GPU_FEW_TOKENS,
@@ -91,7 +92,7 @@ def device_fit(
     most = max(1, min(num_sequences, GPU_TOKENS_MAX // context))
     few = min(num_sequences, -(-GPU_FEW_TOKENS // context))
     free = memory.free_bytes - DRIVER_BYTES
-    shares_steps = run.sync == "distro"
+    shares_steps = SYNC_MODES[run.sync].shares_steps
     elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
     training = smallest = Training(
         run.model, half=True, moment_elements=elements if holds_moments else 0

@@ -20,13 +20,13 @@ from gossamer.protocol.manifest import (
     Manifest,
     OuterConfig,
     RoundConfig,
-    SyncMode,
     TokenSchedule,
     Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
+from gossamer.protocol.sync_modes import SYNC_MODES, SyncMode
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD
 from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
@@ -48,7 +48,7 @@ Admission = Literal["open", "allow", "invite"]
 
 
 DataPlace = Literal["shared", "own"]
-"""Whose text peers train on: the founder's, or each its own."""
+"""The text that peers train on: the founder's, or each its own."""
 
 TextFormat = Literal["text", "messages"]
 """What the text is: plain text, or conversations."""
@@ -244,14 +244,15 @@ def problems_of_draft(draft: Draft) -> list[str]:
         found.append(
             'schedule.kind is "cosine"; warmup_tokens, total_tokens and cooldown_tokens are then 0'
         )
-    if draft.sync == "distro" and not found:
+    mode = SYNC_MODES[draft.sync]
+    if mode.shares_steps and not found:
         members_max = sign_payloads(draft.model, draft.outer).members_max(1)
         if members_max < DISTRO_MEMBERS_MIN:
             found.append(
                 f"outer.top_k is {draft.outer.top_k}; with a model of this size the parts of only "
                 f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit"
             )
-    if draft.trust == "open" and draft.sync != "distro" and not found:
+    if draft.trust == "open" and mode.may_be_open and not found:
         elements_max = open_chunk_elements_max(draft.sync, draft.outer)
         if draft.outer.chunk_elements > elements_max:
             found.append(
@@ -318,7 +319,7 @@ def default_chunk_elements_of(model: ModelConfig, outer: OuterConfig, run: Draft
     """
     fragments = min(max(1, outer.fragments), model.num_layers)
     elements = default_chunk_elements(model.num_parameters // fragments)
-    if run.trust == "open" and run.sync != "distro" and 1 <= outer.top_k <= 4096:
+    if run.trust == "open" and SYNC_MODES[run.sync].may_be_open and 1 <= outer.top_k <= 4096:
         elements = min(elements, open_chunk_elements_max(run.sync, outer))
     return elements
 

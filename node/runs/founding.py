@@ -27,6 +27,7 @@ from gossamer.protocol.manifest import (
 from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
+from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
@@ -184,7 +185,7 @@ def risk_of(draft: Draft) -> str | None:
     if draft.admission != "open" or draft.trust == "open":
         return None
     choice = 'admission = "invite"'
-    if draft.sync != "distro":
+    if SYNC_MODES[draft.sync].may_be_open:
         choice = f'trust = "open" or {choice}'
     return (
         "every peer may join this run, and each of its members can replace the model. Among people "

@@ -19,6 +19,7 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc.choices import MomentChoice
 from gossamer.trainer.resources.memory_estimate import (
     FLOAT_BYTES,
@@ -91,7 +92,7 @@ def needs_of(
     records = _records_bytes(run)
     # Parameters, gradient, what the optimiser keeps, and weights that adapters leave as they are,
     # in half precision on cards alone; activations come on top.
-    shares_steps = run.sync == "distro"
+    shares_steps = SYNC_MODES[run.sync].shares_steps
     elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
     kept = moment_bytes(elements, "fp32" if moments == "auto" or shares_steps else moments)
     trainer = FLOAT_BYTES * 2 * parameters + kept

@@ -36,6 +36,7 @@ from gossamer.protocol.limits import RING_MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.protocol.sync_modes import SYNC_MODES
 
 LINE_SHARE = 0.95
 """Fraction of a line's rate that carries chunks. TCP, encryption and framing take the rest.
@@ -198,7 +199,8 @@ def plan_round(
     num_links = 2 * (peers - 1)
     offers_seconds = shared_steps_seconds = 0.0
     ring_latency_seconds = (num_links + AGREE_LINKS) * line.latency_seconds
-    if draft.sync == "distro":
+    mode = SYNC_MODES[draft.sync]
+    if mode.shares_steps:
         payloads = sign_payloads(model, outer)
         offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
         step_seconds = num_links * (HOP_SECONDS + line.latency_seconds)
@@ -217,7 +219,7 @@ def plan_round(
         waits = AGREE_SECONDS + ring_latency_seconds + shared_steps_seconds
         averaging_of.append(sent_of[-1] / slower + waits if peers > 1 else shared_steps_seconds)
     sent_open: int | None = None
-    if draft.sync != "distro" and draft.trust == "members":
+    if mode.may_be_open and draft.trust == "members":
         signed = payloads_of(draft.sync, outer, "open")
         sent_open = round(mean(_sent_of(exchange.plan, signed, peers) for exchange in turns))
     inner_steps = outer.inner_steps // outer.fragments
@@ -254,7 +256,7 @@ def _sent_of(plan: ChunkPlan, payloads: Payloads, peers: int) -> int:
 def _fragments_advised(draft: Draft | Manifest) -> int:
     """Returns the most fragments that the manifest allows, up to `FRAGMENTS_ADVISED`."""
     outer, num_layers = draft.outer, draft.model.num_layers
-    if draft.sync != "diloco":
+    if not SYNC_MODES[draft.sync].may_have_fragments:
         return 0
     most = min(FRAGMENTS_ADVISED, num_layers)
     allowed = max(n for n in range(1, most + 1) if outer.inner_steps % n == 0)

@@ -27,6 +27,7 @@ from gossamer.protocol.state.digest import FloatVector, StateIndex, float_bytes,
 from gossamer.protocol.state.outer_momentum import OuterRates, tuned_rates
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSet, SyncSets
+from gossamer.protocol.sync_modes import SYNC_MODES
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class _Step(NamedTuple):
 def payloads_for(manifest: Manifest) -> AveragedPayloads | SignPayloads:
     """Returns the kind of what travels for a chunk in a run. VersionError for a codec that this
     version does not know."""
-    if manifest.sync == "distro":
+    if SYNC_MODES[manifest.sync].shares_steps:
         return sign_payloads(manifest.model, manifest.outer)
     return payloads_of(manifest.sync, manifest.outer, manifest.trust)
 

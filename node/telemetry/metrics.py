@@ -1,8 +1,7 @@
 """Prometheus metrics of one node: prefix `gossamer_`, base units, no peer ids in labels.
 
-The values of a label are a fixed set that exists from the start, so that the rate of something that
-has not happened yet is 0 and not absent. Any other value is counted as `other`, so that no peer can
-make labels grow. Each node has its own registry, so that several nodes fit in one process.
+The values of a label are a fixed set (`metric_labels`). A metric is made in the `_add_` of its
+subject. Each node has its own registry, so that several nodes fit in one process.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gossamer.node.base.pausing import PAUSE_REASONS
+from gossamer.node.telemetry import metric_labels
 from gossamer.node.telemetry.gpus import GpuCollector, Gpus
 from gossamer.node.telemetry.metric_families import OTHER, Registrar
 from gossamer.node.telemetry.status import (
@@ -28,47 +28,6 @@ from gossamer.node.telemetry.status import (
 )
 from gossamer.node.telemetry.use_metrics import UseMetrics
 from gossamer.protocol.wire.statements import Phase
-
-STEP_PARTS = ("data", "forward", "backward", "optimizer", "handover")
-"""Fields of `StepTimes`."""
-RESTART_REASONS = ("failed", "killed", "hung")
-PEER_PATHS = ("direct", "crossed", "relayed")
-DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
-PURPOSES = ("gossip", "ring", "blocks", "chain", "manifest", "peers")
-COMMIT_TIMINGS = ("on_time", "late")
-WORK_FATES = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
-DROP_REASONS = ("stale", "out_of_range", "abandoned", "rolled_back")
-ROUND_PHASES = ("training", "gathering", "averaging", "committing")
-SKIP_REASONS = (
-    "reset",
-    "timeout",
-    "slow",
-    "silent",
-    "stalled",
-    "restarted",
-    "follows",
-    "malformed",
-)
-"""First words of the reasons of `Removed`."""
-VERDICTS = ("good", "poor", "undecided")
-"""What an audit of this node came to; `undecided`: it could not tell, and it said nothing."""
-HANDSHAKE_OUTCOMES = ("unfinished", "turned_away")
-BLOCK_STATES = ("stored", "pinned")
-DISK_KINDS = ("blocks", "pinned", "other")
-"""All blocks, which the quota limits; those of them that stay beyond it; and all other files of the
-state directory."""
-OFFENCE_REASONS = (
-    "protocol",
-    "malformed",
-    "oversized",
-    "forged",
-    "version",
-    "implausible",
-    "flood",
-    "unproven",
-    "equivocation",
-)
-"""Values of `reason` of `RemoteProtocolError` and its subclasses."""
 
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ROUND_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -128,7 +87,10 @@ class Metrics:
         self._phase = add.gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)
         self._paused = add.gauges("paused", "1 if paused for this reason.", "reason", PAUSE_REASONS)
         self.restarts = add.counters(
-            "restarts_total", "Restarts of the trainer process.", "reason", RESTART_REASONS
+            "restarts_total",
+            "Restarts of the trainer process.",
+            "reason",
+            metric_labels.RESTART_REASONS,
         )
         self.stalled_seconds = add.counter(
             "stalled_seconds_total",
@@ -144,9 +106,9 @@ class Metrics:
             "Connections of others that never came to a proof of their key: begun and not finished,"
             " or turned away because many were not.",
             "outcome",
-            HANDSHAKE_OUTCOMES,
+            metric_labels.HANDSHAKE_OUTCOMES,
         )
-        self.peers = add.gauges("peers", "Connected peers.", "path", PEER_PATHS)
+        self.peers = add.gauges("peers", "Connected peers.", "path", metric_labels.PEER_PATHS)
         self._network_bytes = Counter(
             "network_bytes_total",
             "Payload bytes exchanged with peers.",
@@ -156,10 +118,10 @@ class Metrics:
         )
         self._traffic_seen: dict[tuple[str, str], int] = {}
         for direction in ("sent", "received"):
-            for purpose in (*PURPOSES, OTHER):
+            for purpose in (*metric_labels.PURPOSES, OTHER):
                 self._network_bytes.labels(direction, purpose)
         self.dials = add.counters(
-            "dials_total", "Attempts to connect to a peer.", "outcome", DIAL_OUTCOMES
+            "dials_total", "Attempts to connect to a peer.", "outcome", metric_labels.DIAL_OUTCOMES
         )
         self.peer_rtt_seconds = add.histogram(
             "peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS
@@ -172,26 +134,29 @@ class Metrics:
             "tokens_committed_total",
             "Own tokens in committed rounds: in that for which they were trained, or a later one.",
             "timing",
-            COMMIT_TIMINGS,
+            metric_labels.COMMIT_TIMINGS,
         )
         self.tokens_reclaimed = add.counters(
             "tokens_reclaimed_total",
             "Own tokens of rounds that are no longer in the chain.",
             "timing",
-            COMMIT_TIMINGS,
+            metric_labels.COMMIT_TIMINGS,
         )
         self._work = add.gauges(
             "work_tokens",
             "All tokens that this node trained in the run, by their fate.",
             "fate",
-            WORK_FATES,
+            metric_labels.WORK_FATES,
         )
         self.late_work_tokens = add.gauge(
             "late_work_tokens",
             "Those of the carried tokens that missed their round and wait for a later one.",
         )
         self.tokens_dropped = add.counters(
-            "tokens_dropped_total", "Own tokens that no round will contain.", "reason", DROP_REASONS
+            "tokens_dropped_total",
+            "Own tokens that no round will contain.",
+            "reason",
+            metric_labels.DROP_REASONS,
         )
         self.step_duration_seconds = add.histogram(
             "step_duration_seconds", "Time of an inner step.", _STEP_BUCKETS
@@ -201,7 +166,7 @@ class Metrics:
             "Time of inner steps by what it went into; handover: taking over states, and handing "
             "over the work, between them. None where the device's clock is not read.",
             "part",
-            STEP_PARTS,
+            metric_labels.STEP_PARTS,
         )
         self.trainer_waiting_seconds = add.counter(
             "trainer_waiting_seconds_total",
@@ -259,7 +224,9 @@ class Metrics:
             registry=registry,
             buckets=_ROUND_BUCKETS,
         )
-        self._round_duration = {phase: round_duration.labels(phase) for phase in ROUND_PHASES}
+        self._round_duration = {
+            phase: round_duration.labels(phase) for phase in metric_labels.ROUND_PHASES
+        }
         self.round_group_size = add.gauge("round_group_size", "Members of the newest ring.")
         self.round = add.gauge("round", "The newest committed round.")
         self.swarm_tokens = add.gauge("swarm_tokens", "Tokens of all peers in the committed chain.")
@@ -282,7 +249,10 @@ class Metrics:
             "When a round with this node in it was last committed; 0 before the first.",
         )
         self.audits = add.counters(
-            "audits_total", "Audits that this node made of others' work.", "verdict", VERDICTS
+            "audits_total",
+            "Audits that this node made of others' work.",
+            "verdict",
+            metric_labels.VERDICTS,
         )
         self.poor_work = add.counter(
             "poor_work_total", "Members that two of three auditors found to have done poor work."
@@ -291,7 +261,10 @@ class Metrics:
             "poor_members_total", "Times that this node let a member sit out because of its work."
         )
         self.ring_skips = add.counters(
-            "ring_skips_total", "Members that this node skipped in a ring.", "reason", SKIP_REASONS
+            "ring_skips_total",
+            "Members that this node skipped in a ring.",
+            "reason",
+            metric_labels.SKIP_REASONS,
         )
 
     def _add_data(self, add: Registrar) -> None:
@@ -306,7 +279,9 @@ class Metrics:
         )
 
     def _add_storage(self, add: Registrar) -> None:
-        self.blocks = add.gauges("blocks", "Blocks of state and data.", "state", BLOCK_STATES)
+        self.blocks = add.gauges(
+            "blocks", "Blocks of state and data.", "state", metric_labels.BLOCK_STATES
+        )
         self.block_verify_failures = add.counter(
             "block_verify_failures_total",
             "Blocks from disk or peers that did not match their digest.",
@@ -315,7 +290,7 @@ class Metrics:
             "disk_used_bytes",
             "Disk in use: all blocks, those of them that are pinned, and all other files.",
             "kind",
-            DISK_KINDS,
+            metric_labels.DISK_KINDS,
         )
         self.disk_quota_bytes = add.gauge(
             "disk_quota_bytes",
@@ -328,13 +303,16 @@ class Metrics:
 
     def _add_offences(self, add: Registrar) -> None:
         self.offences = add.counters(
-            "offences_total", "Violations of the protocol by peers.", "reason", OFFENCE_REASONS
+            "offences_total",
+            "Violations of the protocol by peers.",
+            "reason",
+            metric_labels.OFFENCE_REASONS,
         )
         self.bans = add.counters(
             "bans_total",
             "Peers banned for a while, by the reason of their last offence.",
             "reason",
-            OFFENCE_REASONS,
+            metric_labels.OFFENCE_REASONS,
         )
         self.peers_banned = add.gauge("peers_banned", "Peers that are banned now.")
 
@@ -346,7 +324,7 @@ class Metrics:
         self._paused.set_only(reason)
 
     def set_work(self, work: WorkStatus) -> None:
-        for fate in WORK_FATES:
+        for fate in metric_labels.WORK_FATES:
             self._work.set(fate, getattr(work, fate))
 
     def set_data(self, data: DataStatus) -> None:
@@ -360,7 +338,7 @@ class Metrics:
         self._outer_average_scale.set(math.nan if step is None else step.average_scale)
 
     def observe_round_phase(self, phase: str, seconds: float) -> None:
-        """Adds the time of a phase of a round, which is one of `ROUND_PHASES`."""
+        """Adds the time of a phase of a round, which is one of `metric_labels.ROUND_PHASES`."""
         self._round_duration[phase].observe(seconds)
 
     def end_round(self, outcome: Outcome, group_size: int) -> None:
@@ -373,7 +351,7 @@ class Metrics:
         """Adds the growth of a transport's totals: bytes (sent, received) by protocol."""
         for protocol, totals in sorted(traffic.items()):
             name = protocol.split("/")[2] if protocol.startswith("/gossamer/") else protocol
-            purpose = name if name in PURPOSES else OTHER
+            purpose = name if name in metric_labels.PURPOSES else OTHER
             for direction, total in zip(("sent", "received"), totals, strict=True):
                 seen = self._traffic_seen.get((protocol, direction), 0)
                 if total > seen:

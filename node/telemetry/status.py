@@ -127,7 +127,7 @@ class WorkStatus(msgspec.Struct, frozen=True, kw_only=True):
     committed_on_time: int = 0
     """Committed in the round that they were trained for."""
     committed_late: int = 0
-    """Committed in a later round, as residual."""
+    """Committed in a later round, as carried work."""
     dropped: int = 0
     """Dropped, because they missed too many rounds or were not finite."""
     lost: int = 0

@@ -15,7 +15,7 @@ Rules
 - Two lives of a peer may offer as much on the same head. The peer's `Ready` in the roster of a
   header's ring says which of these offers the header took.
 - A header takes tokens of all lots of its offer alike. They are *on time* if they were trained on
-  the header's parent, else *late* (they were residual). Chunks of which it did not take this peer's
+  the header's parent, else *late* (they were carried). Chunks of which it did not take this peer's
   part stay in `pending`, and the rest of the tokens stays carried.
 - A header that turns out not to be in the chain gives back what it took. To move to another branch
   is: `branch_left`, then `abandoned` for each header that is left, newest first, then

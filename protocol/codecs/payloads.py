@@ -22,7 +22,8 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.manifest import OuterConfig, SyncMode, Trust
+from gossamer.protocol.manifest import OuterConfig, Trust
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.protocol.token_caps import capped_tokens
 
 SPARSE = "sparse"

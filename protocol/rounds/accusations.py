@@ -1,7 +1,9 @@
 """The members that are out of a ring, derived from what its members say of each other.
 
-This is the only place that decides who is out. `ring.RingReduce` keeps the living members that
-follow from it, in ring order.
+This is the only place that derives from accusations who is out. `ring.RingReduce` keeps the living
+members that follow from it, in ring order. Others decide when a member is accused: `attempt` if
+nothing moves, `link_rates` if a link is slow, and the node if a stream fails or is silent
+(`node.rounds.dispatcher`).
 
 Rules of accusations
 --------------------

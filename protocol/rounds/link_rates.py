@@ -43,7 +43,7 @@ Rules
   `LIMIT_SHARE` of the limit or more the link is as fast as it may be. The ring waits for it as long
   as it lasts no longer than the round so far (`LIMIT_PATIENCE_FRACTION`); else this peer leaves.
 
-The slow member is removed from this ring. Its finished parts count; the rest is its residual. Times
+The slow member is removed from this ring. Its finished parts count; the rest is carried. Times
 are seconds of the local clock.
 """
 

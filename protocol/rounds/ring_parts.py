@@ -1,12 +1,14 @@
 """One member's arithmetic in a ring: what it adds to each chunk, and what it carries on.
 
-A member's *pending work* is its newest pseudo-gradient plus the residual of earlier rounds. A ring
-only reads it. The commit of the round changes it chunk by chunk. If the average contains the
-member, its pending work becomes what its part left out (`error_of`). For a dense codec these are
-the rounding errors, and nothing for an exact codec. For a sparse part it is all that was not sent,
-decayed. If the average does not contain the member, its pending work stays and belongs to its next
-part. So no work is lost, and none counts twice. This is error feedback (1-bit SGD, Seide et al.
-2014; EF-SGD, arXiv 1901.09847).
+A member's *pending work* is its newest pseudo-gradient plus its *carried work*: what no round has
+taken yet, and what its parts in earlier rounds left out (the residual). A ring only reads it. The
+commit of the round changes it chunk by chunk. If the average contains the member, its pending work
+becomes what its part left out (`error_of`). For a dense codec these are the rounding errors, and
+nothing for an exact codec. For a sparse part it is all that was not sent, decayed. If the average
+does not contain the member, its pending work stays and belongs to its next part. So no work counts
+twice. None is lost here but what a sparse part decays, and some of the rounding errors of a member
+that did little (`rounded_sums`). This is error feedback (1-bit SGD, Seide et al. 2014; EF-SGD,
+arXiv 1901.09847).
 
 `ring_average` walks all chunks of an undisturbed ring in one process. The machine that does the
 same between peers, and survives their faults, is `protocol.rounds.ring`.

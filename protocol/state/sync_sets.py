@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gossamer.protocol.codecs.chunk_values import is_usable
-from gossamer.protocol.manifest import OuterConfig, SyncMode
+from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.sync_modes import SYNC_MODES, SyncMode
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class SyncSets:
 
     def __init__(self, model: ModelConfig, outer: OuterConfig, sync: SyncMode = "diloco") -> None:
         self._warmup_rounds = outer.warmup_rounds
-        if sync == "distro":
+        if SYNC_MODES[sync].shares_steps:
             # A chunk is a shared step, and not a range of the parameters.
             self.whole = SyncSet((), ChunkPlan(outer.inner_steps, 1), 0, 0)
             self.turns: tuple[SyncSet, ...] = (self.whole,)

@@ -4,13 +4,9 @@ A vote says that its voter wants a member, or all that came in by an invitation,
 *head*, the committed round at whose end standing is counted (`protocol.policy.expulsions`). Votes
 that hold put the target out as a revocation by its sponsor does.
 
-``/gossamer/expulsions/1``, between members:
-
-request: the digest of what the caller holds, as the message
-reply:   an empty message if it is the same, which ends the exchange; or else, as the payload, the
-         32 bytes of each vote and of each target that is out (`expulsion_digest`)
-request: those that are wanted, as the payload
-reply:   an `ExpulsionPage` as the message: these votes, and for each target those that put it out
+``/gossamer/expulsions/1``, between members, is the exchange of `piece_messages`. Its pieces are the
+votes and the targets that are out (`expulsion_digest`). Its page is an `ExpulsionPage`: the votes
+that are wanted, and for each target those that put it out.
 
 Every public key is the 32 raw bytes of an Ed25519 key.
 """
@@ -140,17 +136,6 @@ def decode_saved(data: bytes) -> SavedExpulsions:
         if any(vote.target != votes[0].target for vote in votes):
             raise MalformedError("a file of votes that mixes the votes on two targets")
     return saved
-
-
-def decode_expulsion_digests(data: bytes | bytearray) -> list[Digest]:
-    """The digests in a payload of ``/gossamer/expulsions/1``.
-
-    Raises:
-        MalformedError: it does not have whole digests, or too many.
-    """
-    if len(data) % DIGEST_BYTES or len(data) > EXPULSION_PIECES_MAX * DIGEST_BYTES:
-        raise MalformedError(f"digests of votes in {len(data)} bytes")
-    return [Digest(bytes(data[at : at + DIGEST_BYTES])) for at in range(0, len(data), DIGEST_BYTES)]
 
 
 def check_vote(vote: ExpulsionVote) -> None:

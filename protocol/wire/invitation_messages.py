@@ -9,13 +9,8 @@ All entries and revocations that a member knows are its *roll* (`protocol.policy
 request: a `Claim` as the frame's message (an empty frame asks no more than whether one is admitted)
 reply:   a `Welcomed` as the frame's message
 
-``/gossamer/roll/1``, between members:
-
-request: the digest of the roll as the message
-reply:   an empty message if the rolls are the same, which ends the exchange; or else the digests of
-         the pieces held, 32 bytes each, as the payload
-request: the digests of the pieces that are wanted, as the payload
-reply:   a `RollPage` as the message
+``/gossamer/roll/1``, between members, is the exchange of `piece_messages`. Its pieces are entries
+and revocations, and its page is a `RollPage`.
 
 Every public key is the 32 raw bytes of an Ed25519 key. Signatures cover a context, the run id and
 the piece, so that a piece of one run says nothing in another.
@@ -29,7 +24,7 @@ import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, OversizedError
-from gossamer.protocol.ids import DIGEST_BYTES, PUBLIC_KEY_BYTES, Digest, digest_of
+from gossamer.protocol.ids import PUBLIC_KEY_BYTES, Digest, digest_of
 
 ROLL_PROTOCOL = "/gossamer/roll/1"
 
@@ -268,17 +263,6 @@ def decode_invitation(data: bytes) -> Invitation:
     ):
         raise OversizedError("an invitation with too many or too long addresses")
     return invitation
-
-
-def decode_digests(data: bytes | bytearray) -> list[Digest]:
-    """The digests in a payload of ``/gossamer/roll/1``.
-
-    Raises:
-        MalformedError: it does not have whole digests.
-    """
-    if len(data) % DIGEST_BYTES or len(data) > PIECES_MAX * DIGEST_BYTES:
-        raise MalformedError(f"digests in {len(data)} bytes")
-    return [Digest(bytes(data[at : at + DIGEST_BYTES])) for at in range(0, len(data), DIGEST_BYTES)]
 
 
 def check_certificate(certificate: Certificate) -> None:

@@ -98,13 +98,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     round: int
     head: bytes
     tokens: int
-    """Tokens behind the pseudo-gradient, residual of earlier rounds included: its weight."""
+    """Tokens behind the pseudo-gradient, carried work included: its weight."""
     steps: int
     loss: float
     """Mean training loss of the round's inner steps, nats per token."""
     norm: float
-    """Euclidean norm of the pseudo-gradient, residual included; 0 in a run without `displacement`,
-    where nothing depends on it and the ring need not wait for it."""
+    """Euclidean norm of the pseudo-gradient, carried work included; 0 in a run without
+    `displacement`, where nothing depends on it and the ring need not wait for it."""
     spans: tuple[Span, ...]
     links: bytes = b""
     """The peers that the author is connected to, `limits.LINK_BYTES` of the digest of each, sorted

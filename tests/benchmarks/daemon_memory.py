@@ -23,7 +23,7 @@ from rich.table import Table
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.manifest_file import write_manifest_file
-from gossamer.protocol.manifest import SyncMode
+from gossamer.protocol.sync_modes import SyncMode
 
 WIDTHS = (512, 768)
 ROUNDS = 4

@@ -39,9 +39,9 @@ from gossamer.protocol.codecs.inner_products import inner_product
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted

@@ -34,7 +34,7 @@ def num_peers() -> int:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, run: Run, num_peers: int) -> Iterator[Lab]:
-    """A machine more than peers. Who of them is in the run later is the tests' affair."""
+    """A machine more than peers. The tests decide which of them are in the run later."""
     with contextlib.ExitStack() as stack:
         rates = [run.mbit] * (num_peers + 1)
         try:

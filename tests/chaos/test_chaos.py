@@ -158,8 +158,8 @@ def test_two_halves_go_on_and_become_one_again(
         "two more rounds of both halves",
     )
     lab.unite()
-    # Whose head lost fetches what it missed, some times a round's bytes. On these lines that takes
-    # as long as the rounds themselves, which a round of a real run outlasts many times.
+    # A machine whose head lost fetches what it missed, some times a round's bytes. On these lines
+    # that takes as long as the rounds themselves, which a round of a real run outlasts many times.
     for machine in machines:
         machine.set_rate(QUICK_LINES * run.mbit)
     united_seconds = time.monotonic()

@@ -177,8 +177,9 @@ class Watch:
     ) -> float:
         """Waits for a round of exactly these, on one head; returns its seconds, their median.
 
-        It is one after round `after`. Who is cut off in the middle of a ring of shared steps may
-        commit it alone, with what all others did before: the same contributors, and another head.
+        It is one after round `after`. A machine that is cut off in the middle of a ring of shared
+        steps may commit it alone, with what all others did before: the same contributors, and
+        another head.
         """
         wanted = {machine.peer_id for machine in machines}
 

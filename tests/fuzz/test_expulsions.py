@@ -24,17 +24,18 @@ from gossamer.protocol.policy.expulsions import Expulsions
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import (
+    EXPULSION_PIECES_MAX,
     EXPULSION_PROTOCOL,
     VOTE_PERIOD,
     ExpulsionPage,
-    decode_expulsion_digests,
     decode_expulsion_page,
     decode_saved,
     encode_page,
     encode_saved,
 )
-from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.invitation_messages import Invitation, RollPage
+from gossamer.protocol.wire.piece_messages import decode_digests
+from tests.fuzz.conversations import conversations, frame
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 from tests.support.mutations import anything, damaged
 
@@ -103,26 +104,8 @@ def test_decoders(name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_digests(data: st.DataObject) -> None:
     with suppress(RemoteProtocolError):
-        found = decode_expulsion_digests(data.draw(damaged([DIGESTS])))
+        found = decode_digests(data.draw(damaged([DIGESTS])), EXPULSION_PIECES_MAX)
         assert all(len(each) == 32 for each in found)
-
-
-def frame(message: bytes, payload: bytes = b"") -> bytes:
-    return encode_prefix(len(message), len(payload)) + message + payload
-
-
-@st.composite
-def conversations(draw: st.DrawFn, frames: list[tuple[bytes, bytes]]) -> bytes:
-    """The frames in their order, some of them damaged, and perhaps damaged once more as a whole."""
-    said = b""
-    for message, payload in frames:
-        if message and draw(st.booleans()):
-            is_packed = message == PAGE
-            message = draw(anything([message]) if is_packed else damaged([message]))[:4000]
-        if payload and draw(st.booleans()):
-            payload = draw(damaged([payload]))[:4000]
-        said += frame(message, payload)
-    return draw(damaged([said])) if draw(st.booleans()) else said
 
 
 def keeper(folder: Path, answer: bytes = b"") -> tuple[ExpulsionKeeper, Offences, Roll]:

@@ -24,21 +24,22 @@ from gossamer.node.storage.roll_file import DamagedRollError, RollFile
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.roll import Roll
-from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.invitation_messages import (
+    PIECES_MAX,
     ROLL_PROTOCOL,
     Invitation,
     RollPage,
     Welcomed,
     decode_claim,
-    decode_digests,
     decode_invitation,
     decode_page,
     decode_revocation,
     decode_welcomed,
     encode,
 )
+from gossamer.protocol.wire.piece_messages import decode_digests
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL
+from tests.fuzz.conversations import conversations
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 from tests.support.mutations import anything, damaged
 
@@ -95,7 +96,9 @@ def test_decoders(name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_digests(data: st.DataObject) -> None:
     with suppress(RemoteProtocolError):
-        assert all(len(each) == 32 for each in decode_digests(data.draw(damaged([DIGESTS]))))
+        assert all(
+            len(each) == 32 for each in decode_digests(data.draw(damaged([DIGESTS])), PIECES_MAX)
+        )
 
 
 @given(data=st.data())
@@ -106,24 +109,6 @@ def test_texts_of_people(data: st.DataObject) -> None:
     text = data.draw(damaged([whole.encode()])).decode("latin-1")
     with suppress(ConfigError):
         parse_links((text,))
-
-
-def frame(message: bytes, payload: bytes = b"") -> bytes:
-    return encode_prefix(len(message), len(payload)) + message + payload
-
-
-@st.composite
-def conversations(draw: st.DrawFn, frames: list[tuple[bytes, bytes]]) -> bytes:
-    """The frames in their order, some of them damaged, and perhaps damaged once more as a whole."""
-    said = b""
-    for message, payload in frames:
-        if message and draw(st.booleans()):
-            is_packed = message != ROLL.digest()
-            message = draw(anything([message]) if is_packed else damaged([message]))[:4000]
-        if payload and draw(st.booleans()):
-            payload = draw(damaged([payload]))[:4000]
-        said += frame(message, payload)
-    return draw(damaged([said])) if draw(st.booleans()) else said
 
 
 def keeper(folder: Path, roll: Roll, answer: bytes = b"") -> tuple[RollKeeper, Offences]:

@@ -189,7 +189,7 @@ def test_half_of_the_peers_die_at_once_and_the_others_finish_the_round(accusers:
     for seed, moment in enumerate(ROUND):
         world = run(with_faults(calm(seed, 8, accusers=accusers), Fault(moment, "half")))
         late = seconds_of_round(world) - undisturbed_seconds(seed, 8)
-        # Who hears of the commit from those that died with it fetches the round.
+        # A peer that hears of the commit from those that died with it fetches the round.
         margin_seconds = RESET_MARGIN_SECONDS + OVERTAKEN_SECONDS + RING_SECONDS / 2
         assert late < margin_seconds, f"seed {seed} at {moment:.1f} s"
         assert len(world.living()) == 4

@@ -38,7 +38,6 @@ from gossamer.protocol.manifest import (
     Codec,
     Manifest,
     SignedManifest,
-    SyncMode,
     TokenSchedule,
     Trust,
     decode_manifest,
@@ -53,6 +52,7 @@ from gossamer.protocol.state.digest import genesis_digest_of
 from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes
 from tests.support import builders

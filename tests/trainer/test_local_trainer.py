@@ -13,7 +13,7 @@ import torch
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer import local_trainer
+from gossamer.trainer import local_round
 from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.inner_step.optimizer import AdamW
@@ -127,7 +127,7 @@ def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: 
 def test_a_round_in_many_pieces_ends_early(
     make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_trainer, "_SPANS_PER_ROUND", 128)
+    monkeypatch.setattr(local_round, "SPANS_MAX", 128)
     trainer = make_trainer()
     for number in range(200):
         trainer.push(number, shard, 0, 17)
@@ -469,4 +469,4 @@ def test_spans_of_a_round_fit_their_message() -> None:
     )
     assert len(framing.encode(finished)) < framing.MESSAGE_BYTES_MAX
     steps_max = max(preset.inner.sequences_per_step for preset in PRESETS.values())
-    assert local_trainer._SPANS_PER_ROUND + 2 * steps_max <= messages.SPANS_PER_ROUND_MAX
+    assert local_round.SPANS_MAX + 2 * steps_max <= messages.SPANS_PER_ROUND_MAX

@@ -14,8 +14,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.state import outer_momentum
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.inner_step.schedule import learning_rate_at
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder

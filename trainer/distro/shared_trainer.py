@@ -6,9 +6,10 @@ to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. Th
 the same on all peers (`shared_step`) and comes with `base`. So a round has no work that could be
 carried: what the swarm did not take stays in the momentum.
 
-The momentum is this mode's residual, and kept over restarts. It is saved with its place in the
-chain: what was taken up to there is out of it, and what later rounds took is not. Only the daemon
-knows whether they took anything, so it has to confirm a momentum that was loaded (`keep_momentum`).
+The momentum has what this peer has not sent, and is kept over restarts. It is saved with its place
+in the chain: what was taken up to there is out of it, and what later rounds took is not. Only the
+daemon knows whether they took anything, so it has to confirm a momentum that was loaded
+(`keep_momentum`).
 Otherwise the first round drops it, because nothing may be counted twice.
 """
 

@@ -1,8 +1,8 @@
 """The chat template of an imported model: messages to tokens, as `transformers` does it.
 
 A template is a program in Jinja that the model's authors wrote. It runs in Jinja's sandbox, in a
-process that has given up files and network (`trainer.generate`), in a bound of memory. The caller
-bounds its time.
+process that has given up files and network (`trainer.generation.generate`), in a bound of memory.
+The caller bounds its time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.protocol.manifest import SyncMode
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.presets.preset import Preset
 
 

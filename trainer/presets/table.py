@@ -133,7 +133,7 @@ class _Sparse(NamedTuple):
 _PUBLISHED_OUTER = OuterStep(0.7, 0.9)
 _SMALL_OUTER = OuterStep(1.0, 0.8)
 _SELF_TUNING = OuterStep(1.0, 0.9, displacement=1.4)
-"""Each round chooses its momentum (`protocol.rounds.outer_tuning`). This is for sizes with which
+"""Each round chooses its momentum (`protocol.state.outer_momentum`). This is for sizes with which
 no trial was long enough to find a constant."""
 
 # SparseLoCo (arXiv 2508.15706): no momentum.
@@ -203,7 +203,7 @@ def _outer(
         displacement=step.displacement,
         warmup_rounds=warmup_rounds,
         warmup_inner_steps=warmup_inner_steps,
-        # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried as residual.
+        # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried.
         codec="fp16",
         chunk_elements=default_chunk_elements(model.num_parameters),
         overlap=True,

@@ -12,7 +12,7 @@
 
 The estimate of a pass is a little less than the truth: it has neither the short-lived tensors
 within a layer nor the workspaces of libraries. So the largest pass that fits by it is rarely too
-small, and at most a few times too large, which halving finds out (`trainer.micro_batch`).
+small, and at most a few times too large, which halving finds out (`trainer.resources.passes`).
 
 Letters: W width, Q width of all query heads, K of all key (or value) heads, F hidden width, V
 vocabulary. An element has c bytes: 2 under autocast, else 4.

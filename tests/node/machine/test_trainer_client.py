@@ -217,7 +217,7 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
 
     async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
         nonlocal finished, unfinished
-        trainer.pending[:] = 0.5  # the residual of earlier rounds
+        trainer.pending[:] = 0.5  # work carried from earlier rounds
         expected = trainer.pending.copy()
         nursery.start_soon(kill_again_and_again, trainer)
         number = 0

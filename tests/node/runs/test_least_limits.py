@@ -20,8 +20,8 @@ from gossamer.node.runs.needs import (
 )
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.telemetry.gpus import Gpus
-from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.rounds.link_rates import LIMIT_PATIENCE_FRACTION
+from gossamer.protocol.sync_modes import SyncMode
 from tests.support.builders import manifest
 from tests.support.simulated_nvml import Card, SimulatedNvml
 

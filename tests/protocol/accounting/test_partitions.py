@@ -17,8 +17,9 @@ from gossamer.protocol.accounting.partitions import (
     round_tokens,
     shards_per_partition,
 )
-from gossamer.protocol.manifest import Manifest, SyncMode
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.roster import ROSTER_BYTES_MAX
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import DATA_RANGES_MAX
 from gossamer.trainer.presets.modes import adapted

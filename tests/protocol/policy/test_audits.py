@@ -45,7 +45,7 @@ def verdict_of(audit: Audit, *, is_poor: bool) -> Verdict:
     return Verdict(audit.round, audit.head, is_poor, 0.1, 0.1)
 
 
-# Who
+# The member and its auditors
 
 
 def test_nobody_audits_itself_and_all_have_their_turn() -> None:

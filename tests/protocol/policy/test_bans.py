@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gossamer.node.telemetry.metrics import OFFENCE_REASONS
+from gossamer.node.telemetry.metric_labels import OFFENCE_REASONS
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.bans import (

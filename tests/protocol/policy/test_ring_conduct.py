@@ -1,4 +1,4 @@
-"""Who sits out of rings, after what others say of it."""
+"""The peers that sit out of rings, after what others say of them."""
 
 from __future__ import annotations
 

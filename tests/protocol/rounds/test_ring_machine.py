@@ -46,7 +46,7 @@ def digest_of_sum(payload: Payload) -> Digest:
 @dataclass
 class Link:
     """The link from one member to another. A member that opens it in the middle of a ring waits for
-    the inventory. Who opens it in the middle of a ring waits for the inventory."""
+    the inventory."""
 
     asks_first: bool
     frames: deque[Send] = field(default_factory=deque)

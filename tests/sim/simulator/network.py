@@ -1,4 +1,4 @@
-"""Who can hear whom: partitions, connections, and what silence looks like.
+"""Which peers hear each other: partitions, connections, and what silence looks like.
 
 A connection is known at each end by itself: each end notices on its own that it is gone, soon when
 the other side's system said so, late when nothing came any more. Peers that can hear each other

@@ -273,7 +273,7 @@ class Peer:
         return awaited(self.living(), self.heads.recent(), checks.round_of(head), is_lost)
 
     def members_changed(self) -> None:
-        """Who lives, or where they are, may have changed."""
+        """Which peers live, or where they are, may have changed."""
         self.heads.look()
         expected = self.expected()
         driver = self.driver

@@ -127,7 +127,7 @@ def _draw_ring(seed: int, random: Random) -> Scenario:
         )
     )
     kinds = _with_slow_lines(seed, kinds)
-    # Who falls behind has to be able to fetch a round while the others train for the next.
+    # A peer that falls behind has to be able to fetch a round while the others train for the next.
     train_seconds = max(1.0, 2 * num_chunks * frame_seconds)
     stop = 0.5 + random.choice((1.0, 4.0, 10.0)) * num_peers * frame_seconds
     return Scenario(

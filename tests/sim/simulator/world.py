@@ -96,7 +96,7 @@ class World:
         """A peer's head or life changed: all may be well now."""
         self._news = True
 
-    # Who there is
+    # The peers
 
     def all_peers(self) -> list[Peer]:
         """Living or not, in order."""

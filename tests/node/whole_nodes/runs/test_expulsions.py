@@ -154,7 +154,7 @@ def test_members_confirm_a_vote_at_newer_heads(tmp_path: Path) -> None:
         await world.reach(40, *"abc", seconds=300.0)
         for name in "bc":
             vote(world, name, "d")
-        # Who is a root, or above it, would revoke; as a vote it needs the third one.
+        # A root, or a member above it, would revoke; as a vote it needs the third one.
         vote(world, "a", "d")
         await world.until(lambda: all("d" not in members(world, name) for name in "abc"))
         keeper = world.nodes["c"].entrance.votes
