@@ -148,7 +148,8 @@ class Paths:
         the direct connection ends first.
         """
         with trio.move_on_after(DRAIN_SECONDS_MAX):
-            while self._is_direct(peer) and not await self._is_idle(circuit, peer):
+            # Streams set no event when they end.
+            while self._is_direct(peer) and not await self._is_idle(circuit, peer):  # noqa: ASYNC110
                 await trio.sleep(DRAIN_LOOK_SECONDS)
         if self._is_direct(peer):
             await circuit.close()
