@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import trio
-from libp2p.abc import INetConn
+from libp2p.abc import INetConn, INetStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
@@ -225,9 +225,12 @@ class Paths:
 def _has_streams(connection: INetConn) -> bool:
     """Returns whether anything but gossip is under way on a connection. Gossip begins anew on
     another one."""
-    streams = ((each.get_protocol(), each.muxed_stream) for each in connection.get_streams())
     return any(
-        not (protocol or "").startswith(GOSSIP_PREFIX) and not stream.closed
-        for protocol, stream in streams
-        if isinstance(stream, YamuxStream) and stream.discarded_at is None
+        not (each.get_protocol() or "").startswith(GOSSIP_PREFIX) and _is_used(each)
+        for each in connection.get_streams()
     )
+
+
+def _is_used(net_stream: INetStream) -> bool:
+    stream = getattr(net_stream, "muxed_stream", None)
+    return isinstance(stream, YamuxStream) and not stream.closed and stream.discarded_at is None
