@@ -328,9 +328,10 @@ class RoundDispatcher:
             self._execute(now, action)
         if not self.is_open:
             return
-        if self.machine.successor is not None:
+        successor = self.machine.successor
+        if successor is not None:
             # Whether or not there is something to send: only a link shows that its end died.
-            self._link_to(self.machine.successor)
+            self._link_to(successor)
         if self._phase == "delivering" and self.machine.is_over:
             self._phase = "delivered"
             for peer in sorted(self._links):

@@ -97,6 +97,9 @@ class HeadChoice:
         self._signers: OrderedDict[tuple[Digest, Digest], frozenset[PeerId]] = OrderedDict()
         self._forks: OrderedDict[tuple[Digest, Digest], Digest] = OrderedDict()
         self._anchors: OrderedDict[tuple[Digest, Digest], Digest] = OrderedDict()
+        self._best: OrderedDict[tuple[Digest, ...], Digest] = OrderedDict()
+        """The head that wins among some, by these in order; not in invite-only runs, whose branches
+        change."""
 
     # Stake and support
 
@@ -130,9 +133,9 @@ class HeadChoice:
         """The stake of some peers together at a known head."""
         stakes = self.stakes_at(head)
         chosen = frozenset(peers)
-        counted = {peer: stake for peer, stake in stakes.items() if peer in chosen}
         if self.branch_of is None:
-            return sum(counted.values())
+            return sum([stakes[peer] for peer in chosen & stakes.keys()])
+        counted = {peer: stake for peer, stake in stakes.items() if peer in chosen}
         return capped_total(counted, self.branch_of, branch_cap(stakes, self.branch_of))
 
     def weight(self, fork: Digest, head: Digest) -> HeadWeight:
@@ -221,9 +224,18 @@ class HeadChoice:
         pairs would not do: the stake differs from fork to fork, and three heads could each win over
         the next one.
         """
-        left = sorted(set(heads))
+        left = tuple(sorted(set(heads)))
         if len(left) == 1:
             return left[0]
+        if self.branch_of is not None:
+            return self._find_best(left)
+        found = self._best.get(left)
+        if found is None:
+            found = self._best[left] = self._find_best(left)
+            _forget_old(self._best)
+        return found
+
+    def _find_best(self, left: Sequence[Digest]) -> Digest:
         fork = left[0]
         for head in left[1:]:
             fork = self.fork_of(fork, head)

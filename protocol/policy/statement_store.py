@@ -13,7 +13,7 @@ current head.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from gossamer.protocol import limits
@@ -132,23 +132,23 @@ class StatementStore:
 
         The caller does so at every new head: statements about a ring of two heads ago have no use.
         """
-        self._replace(
-            {
-                key: entry
+        self._drop(
+            [
+                key
                 for key, entry in self._entries.items()
-                if key not in self._old or not isinstance(entry.statement, RingStatement)
-            }
+                if key in self._old and isinstance(entry.statement, RingStatement)
+            ]
         )
         self._old = set(self._entries)
 
     def keep(self, wanted: Callable[[Signed, Statement], bool]) -> None:
         """Drops every statement that is not wanted any more."""
-        self._replace(
-            {
-                key: entry
+        self._drop(
+            [
+                key
                 for key, entry in self._entries.items()
-                if wanted(entry.signed, entry.statement)
-            }
+                if not wanted(entry.signed, entry.statement)
+            ]
         )
 
     def take_dropped(self) -> list[bytes]:
@@ -240,19 +240,16 @@ class StatementStore:
 
     def _forget(self, key: tuple[str, ...]) -> None:
         entry = self._entries.pop(key)
+        author = entry.signed.author
         self._digests.discard(entry.signed.digest)
-        self._count_of[entry.signed.author] -= 1
-        self._bytes_of[entry.signed.author] -= entry.num_bytes
+        self._count_of[author] -= 1
+        self._bytes_of[author] -= entry.num_bytes
         self._num_bytes -= entry.num_bytes
+        if not self._count_of[author]:  # authors come and go
+            del self._count_of[author], self._bytes_of[author]
 
-    def _replace(self, entries: dict[tuple[str, ...], _Entry]) -> None:
-        self._dropped += [
-            entry.signed.digest[:TAG_BYTES]
-            for key, entry in self._entries.items()
-            if key not in entries
-        ]
-        self._entries = entries
-        self._digests = set()
-        self._count_of, self._bytes_of, self._num_bytes = Counter(), Counter(), 0
-        for entry in entries.values():
-            self._remember(entry)
+    def _drop(self, keys: Iterable[tuple[str, ...]]) -> None:
+        """Statements are not wanted any more."""
+        for key in keys:
+            self._dropped.append(self._entries[key].signed.digest[:TAG_BYTES])
+            self._forget(key)

@@ -140,6 +140,8 @@ class RingsElsewhere:
 
     def _at_work(self, expected: frozenset[PeerId]) -> frozenset[PeerId]:
         """Members of all rings that are at work."""
+        if not self._rings:
+            return frozenset()
         rings = (members - accusations.out for members, accusations in self._rings.values())
         return frozenset().union(*(members for members in rings if members & expected))
 
@@ -243,7 +245,7 @@ class Gatherer:
         if expected != self._expected:
             self._gone = (self._gone | self._expected) - expected
             self._expected = expected
-        self._trailing |= frozenset(trailing)
+        self._trailing = self._trailing.union(trailing)
         self._note_complete(now)
 
     def begin_again(

@@ -342,6 +342,8 @@ class RingLinkRates:
 
     def _threshold(self, living: Sequence[PeerId]) -> float | None:
         """The rate below which a link is slow; None: too few members have said a rate."""
+        if not self._words:
+            return None
         others = [peer for peer in living if peer != self._me]
         if len(others) < 2:
             return None

@@ -117,6 +117,8 @@ def ring_order(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> list[
         said: `Ready.links` of each member.
     """
     peers = rank_order(head, attempt, said)
+    if not any(said.values()):
+        return peers
     links = Links(peers, said)
     order = list(range(len(peers)))
     if links.total(order):
@@ -182,7 +184,7 @@ def linked_members(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> d
         said: `Ready.links` of each.
     """
     kept = dict(said)
-    while len(kept) > 1:
+    while len(kept) > 1 and any(kept.values()):
         order = ring_order(head, attempt, kept)
         links = Links(order, kept)
         apart = {number for pair in _pairs_apart(links) for number in pair}

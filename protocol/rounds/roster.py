@@ -76,7 +76,8 @@ class Decision:
 
 def is_complete(gathering: Gathering) -> bool:
     """Returns whether this peer and all expected peers are ready."""
-    return gathering.me in gathering.ready and set(gathering.expected) <= set(gathering.ready)
+    ready = gathering.ready
+    return gathering.me in ready and not frozenset(gathering.expected).difference(ready)
 
 
 def decide(
@@ -99,7 +100,7 @@ def decide(
     if due + (num_past + 1) * attempt_seconds <= now:
         num_past += 1
     attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
-    organiser = rank_order(gathering.head, attempt, gathering.ready)[0]
+    organiser = min(gathering.ready, key=lambda peer: rank(gathering.head, attempt, peer))
     if organiser != gathering.me:
         return Decision(
             None, f"attempt {attempt} is {organiser}'s", due + (num_past + 1) * attempt_seconds

@@ -18,6 +18,9 @@ from gossamer.node.demo.story import run_demo
 pytestmark = [pytest.mark.e2e, pytest.mark.real_processes]
 
 MARK = "DEMO_TEST_MARK"
+SECONDS = 15.0
+"""Every scene waits for what it shows, however long that takes."""
+
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -49,7 +52,7 @@ def test_the_demo_trains_through_a_death_and_a_birth(tmp_path: Path, mark: str) 
     folder = tmp_path / "demo"
     console = Console(file=io.StringIO(), width=200)
 
-    status = run_demo(folder, seconds=45.0, console=console)
+    status = run_demo(folder, seconds=SECONDS, console=console)
 
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()

@@ -19,7 +19,7 @@ from gossamer.node.peers.known_peers_file import SAVE_SECONDS
 from gossamer.node.storage.state_dir import StateDir
 from tests.internet.homes import PORT, Home, Homes
 from tests.internet.internet import Machine, Router
-from tests.support.daemons import MANIFEST, PATIENCE_SECONDS
+from tests.support.daemons import MANIFEST, PATIENCE_SECONDS, poll
 from tests.support.netns import NamespacesUnavailable
 
 pytestmark = pytest.mark.e2e
@@ -298,7 +298,12 @@ def test_a_member_finds_the_others_when_its_seed_is_gone(tmp_path: Path) -> None
             _swarm(homes, tmp_path)
             seed, watched, last = homes.homes
             _wait_for_round_of_all(watched, len(machines))
-            time.sleep(SAVE_SECONDS + 1.0)  # the addresses of peers are on its disk
+            known = {seed.peer_id, watched.peer_id}
+            poll(
+                lambda: known <= dict(StateDir(last.root).known_peers().newest_first()).keys(),
+                "addresses of both on its disk",
+                SAVE_SECONDS + PATIENCE_SECONDS,
+            )
             last.kill()
             seed.kill()
             _wait_for_round_of_all(watched, 1)

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,7 +59,15 @@ def run_seed(seed: int, *, bug: str | None = None, verbose: bool = False) -> Out
 
 def run_seeds(seeds: Iterable[int], *, bug: str | None = None) -> Iterator[Outcome]:
     """In parallel; outcomes come in the order of the seeds."""
+    with simulating(seeds, bug=bug) as outcomes:
+        yield from outcomes
+
+
+@contextmanager
+def simulating(seeds: Iterable[int], *, bug: str | None = None) -> Iterator[Iterator[Outcome]]:
+    """Simulates the worlds while the block lasts, whether or not somebody waits for outcomes. These
+    come in the order of the seeds."""
     # Started anew, not forked: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     with context.Pool(os.cpu_count()) as pool:
-        yield from pool.imap(partial(run_seed, bug=bug), seeds, chunksize=SEEDS_AT_ONCE)
+        yield pool.imap(partial(run_seed, bug=bug), seeds, chunksize=SEEDS_AT_ONCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from gossamer.protocol.codecs.payloads import SPARSE
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.rounds.ring import Average
-from tests.sim.pool import run_seeds
+from tests.sim.conftest import NUM_WORLDS
+from tests.sim.pool import Outcome
 from tests.sim.simulator.arithmetic import (
     Sum,
     WrongSumError,
@@ -26,8 +28,6 @@ from tests.sim.simulator.scenario import MODES, draw
 from tests.sim.simulator.world import simulate
 from tests.support.builders import peers, ring_of
 from tests.support.faults import FaultKind
-
-NUM_WORLDS = 2000
 
 FAULTS: tuple[FaultKind, ...] = (
     "blackout",
@@ -81,16 +81,21 @@ CASES = (
 
 
 @pytest.mark.timeout(600)
-def test_swarms_commit_what_the_living_hold_and_end_on_one_head() -> None:
+def test_swarms_commit_what_the_living_hold_and_end_on_one_head(
+    outcomes: Iterator[Outcome],
+) -> None:
     """A hundred worlds take some 15 s of processor time, so all take some 150 s on two free cores.
     The limit is four times that: cores may not be free."""
     statistics: Counter[str] = Counter()
     failures = []
-    for outcome in run_seeds(range(NUM_WORLDS)):
+    num_worlds = 0
+    for outcome in outcomes:
+        num_worlds += 1
         statistics.update(outcome.statistics)
         if outcome.error is not None:
             failures.append(str(outcome))
     assert not failures, "\n".join(failures)
+    assert num_worlds == NUM_WORLDS
     assert not [case for case in CASES if not statistics[case]]
 
 

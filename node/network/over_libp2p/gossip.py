@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 GOSSIP_DEGREE, GOSSIP_DEGREE_LOW, GOSSIP_DEGREE_HIGH = 200, 100, 400
 # Upstream's 120 s leave a newcomer out of the mesh for two minutes.
 GOSSIP_HEARTBEAT_SECONDS = 1
+GOSSIP_PREFIX = "/meshsub/"
 GOSSIP_PROTOCOLS = ("/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0")
 
 # Of one RPC: py-libp2p cuts what it sends at this size.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import trio
-from libp2p.abc import INetConn
+from libp2p.abc import INetConn, INetStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
@@ -14,10 +14,12 @@ from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.over_libp2p import crossing
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, peer_id_of, why
 from gossamer.node.network.over_libp2p.crossing import Crossing
+from gossamer.node.network.over_libp2p.gossip import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.relay import Circuits, Doors, carry, ends
@@ -34,6 +36,17 @@ LOOK_SECONDS = 0.05
 
 REDIAL_SECONDS = 0.1
 """Pause between two dials of a crossing, if the first one failed at once."""
+
+DRAIN_SECONDS_MAX = 600.0
+"""Longest time for which a circuit stays beside a direct connection because of what is under way on
+it: a ring of 150 M parameters over a slow line takes some minutes. After that the relay gets its
+line back."""
+
+DRAIN_LOOK_SECONDS = 0.25
+"""Interval of the looks whether anything is still under way on such a circuit."""
+
+PROBE_SECONDS_MAX = 5.0
+"""Longest wait for the other end's answers before such a circuit ends."""
 
 RETRY_SECONDS_MIN = 20.0
 RETRY_SECONDS_MAX = 600.0
@@ -128,11 +141,33 @@ class Paths:
         except Exception as error:
             logger.debug("a circuit through %s failed: %s", path.relay, why(error))
 
-    async def _drop_circuits(self, peer: PeerId) -> None:
-        """Ends the relayed connections to a peer that has a direct one."""
-        for connection, muxed in self.connections(libp2p_id(peer)):
-            if muxed.path.kind == "relayed":
-                await connection.close()
+    async def _retire(self, circuit: INetConn, peer: PeerId) -> None:
+        """Ends a circuit beside a direct connection, when nothing is under way on it any more.
+
+        A ring that goes through it would take its end for the death of a member. Returns early if
+        the direct connection ends first.
+        """
+        with trio.move_on_after(DRAIN_SECONDS_MAX):
+            # Streams set no event when they end.
+            while self._is_direct(peer) and not await self._is_idle(circuit, peer):  # noqa: ASYNC110
+                await trio.sleep(DRAIN_LOOK_SECONDS)
+        if self._is_direct(peer):
+            await circuit.close()
+
+    async def _is_idle(self, circuit: INetConn, peer: PeerId) -> bool:
+        """Returns whether a circuit is of no use to either end beside a direct connection.
+
+        Once the other end has answered on the direct connection, it opens streams there. What it
+        has opened on the circuit before then is known here when it has answered on that as well.
+        """
+        if _has_streams(circuit):
+            return False
+        direct = self.connections(libp2p_id(peer))[-1][1]
+        for muxed in (direct, circuit.muxed_conn):
+            assert isinstance(muxed, YamuxConnection)
+            if not await muxed.answers_within(PROBE_SECONDS_MAX):
+                return False
+        return not _has_streams(circuit)
 
     # Crossings
 
@@ -147,8 +182,8 @@ class Paths:
         pause_seconds = RETRY_SECONDS_MIN
         while not connection.is_closed:
             if self._is_direct(peer) or await self._crossing.begin(peer, open_stream):
-                await self._drop_circuits(peer)
-                return
+                await self._retire(connection, peer)
+                continue
             await trio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, RETRY_SECONDS_MAX)
 
@@ -185,3 +220,17 @@ class Paths:
         finally:
             self._own.crossing.discard(peer)
         return self._is_direct(peer)
+
+
+def _has_streams(connection: INetConn) -> bool:
+    """Returns whether anything but gossip is under way on a connection. Gossip begins anew on
+    another one."""
+    return any(
+        not (each.get_protocol() or "").startswith(GOSSIP_PREFIX) and _is_used(each)
+        for each in connection.get_streams()
+    )
+
+
+def _is_used(net_stream: INetStream) -> bool:
+    stream = getattr(net_stream, "muxed_stream", None)
+    return isinstance(stream, YamuxStream) and not stream.closed and stream.discarded_at is None

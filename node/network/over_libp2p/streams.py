@@ -13,6 +13,7 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of, why
+from gossamer.node.network.over_libp2p.gossip import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.guards import GuardedHost
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.stream_slots import StreamSlots
@@ -151,7 +152,7 @@ class Streams:
 
     def _count(self, protocol: str, stream: YamuxStream) -> None:
         """Let `stream` add its bytes to its protocol's sum, also those that came before now."""
-        key = "gossip" if protocol.startswith("/meshsub/") else protocol
+        key = "gossip" if protocol.startswith(GOSSIP_PREFIX) else protocol
         counter = self._traffic.setdefault(key, [0, 0])
         if stream.traffic is not counter:
             counter[0] += stream.traffic[0]

@@ -37,9 +37,12 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def seed(tmp_path_factory: pytest.TempPathFactory, founded: Path) -> Iterator[LocalNode]:
+    """A node to be asked. It is paused: nothing here is about its training, which would take a
+    processor for as long as this module lasts."""
     with LocalSwarm(tmp_path_factory.mktemp("seed"), OPTIONS) as swarm:
         node = start_founder(swarm, founded)
         node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+        assert gossamer("pause", "--state-dir", node.root).status == 0
         yield node
 
 

@@ -113,8 +113,12 @@ class Peer:
         life = self.life
 
         def ring() -> None:
-            if self.alive and self.life == life:
-                self._happens(event, arrived=False)
+            if self.life != life or not self.alive:
+                return
+            if self.frozen_seconds is None:
+                event()
+            else:
+                self._backlog.append((False, event))
 
         self.world.at(seconds, ring)
 
@@ -124,14 +128,12 @@ class Peer:
 
     def receive(self, event: Callable[[], None]) -> None:
         """Something arrives now, for whatever life it is in."""
-        if self.alive:
-            self._happens(event, arrived=True)
-
-    def _happens(self, event: Callable[[], None], *, arrived: bool) -> None:
-        if self.frozen:
-            self._backlog.append((arrived, event))
-        else:
+        if not self.alive:
+            return
+        if self.frozen_seconds is None:
             event()
+        else:
+            self._backlog.append((True, event))
 
     # Life
 

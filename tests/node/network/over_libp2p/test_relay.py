@@ -16,6 +16,7 @@ from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import ConnectError, Path, Stream, StreamClosed
 from gossamer.protocol.wire.relay_messages import (
@@ -135,6 +136,33 @@ def test_a_direct_connection_is_used_when_there_is_one() -> None:
         before = three.relay.paths.circuits.carried_bytes
         assert await _sends_back(caller, target, bytes(ECHO_BYTES))
         assert three.relay.paths.circuits.carried_bytes - before < ECHO_BYTES / 2
+
+    _run(story)
+
+
+def test_what_is_under_way_on_a_circuit_goes_on_beside_a_direct_connection() -> None:
+    """A ring of members on both sides of the circuit would take its end for a member's death."""
+
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        streams = [
+            await caller.open_stream(target.peer_id, ECHO),
+            await target.open_stream(caller.peer_id, ECHO),
+        ]
+        address = target.addresses()[0].partition("/p2p/")[0]
+        await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
+        await _until(lambda: target.path(caller.peer_id) == Path("direct"))
+        await trio.sleep(5 * DRAIN_LOOK_SECONDS)
+        for stream in streams:
+            before = middle.paths.circuits.carried_bytes
+            await stream.send((4).to_bytes(4, "big"), b"ring")
+            assert await stream.receive_exactly(4) == b"ring"
+            assert middle.paths.circuits.carried_bytes > before
+            await stream.close()
+        await _until(lambda: middle.paths.circuits.num_carried == 0)
+        assert await _sends_back(caller, target, b"by the direct connection")
+        assert await _sends_back(target, caller, b"by the direct connection")
 
     _run(story)
 

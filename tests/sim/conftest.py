@@ -1,0 +1,30 @@
+"""The worlds of `test_simulator`, simulated beside the tests that come before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim.pool import Outcome, simulating
+
+NUM_WORLDS = 2000
+
+
+@pytest.fixture(scope="session")
+def outcomes() -> Iterator[Iterator[Outcome]]:
+    """What becomes of each world, in the order of the seeds."""
+    with simulating(range(NUM_WORLDS)) as outcomes:
+        yield outcomes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _early(request: pytest.FixtureRequest) -> None:
+    """Begins with the worlds at once where a test will ask for them. The other tests use one
+    processor, and would leave the others idle."""
+    # Of several processes of xdist one alone has that test, and does not know yet that it will.
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    wants = any("outcomes" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    if wants and not is_worker:
+        request.getfixturevalue("outcomes")
