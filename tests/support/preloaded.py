@@ -48,7 +48,10 @@ MODULES = (
     "gossamer.node.runs.cut_confined",
     "gossamer.node.runs.preparing",
     "gossamer.trainer.generation.generate",
+    "gossamer.trainer.ranks.follower",
+    "gossamer.trainer.train",
     "gossamer.trainer.worker",
+    "tests.benchmarks._ring_gossamer",
 )
 """Modules that a copy may run."""
 
@@ -67,9 +70,10 @@ READ_AT_IMPORT = (
 """Beginnings of variables that Python and libraries read when they are loaded: a process with
 others is started anew."""
 
-SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
-"""Torch sets this variable in a process that loads its compiler, to the value that it would have in
-any case. A test that does so must not change how the processes of later tests are started."""
+SET_WHILE_RUNNING = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_GLOO_LAZY_INIT")
+"""Torch sets the first of these variables in a process that loads its compiler, to the value that
+it would have in any case; a trainer of several devices sets the second one in itself before it
+connects them. A test that does so must not change how the processes of later tests are started."""
 
 _THREADS = "OMP_NUM_THREADS"  # `tests/conftest.py` sets it, unless the person has
 
@@ -169,8 +173,8 @@ def _standard_fds(call: Mapping[str, Any]) -> list[int]:
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    names = [key for key in environment if key.startswith(READ_AT_IMPORT) and key != SET_BY_TORCH]
-    return {name: environment[name] for name in names}
+    names = [key for key in environment if key.startswith(READ_AT_IMPORT)]
+    return {name: environment[name] for name in names if name not in SET_WHILE_RUNNING}
 
 
 def _encoded(start: _Start) -> bytes:
@@ -261,17 +265,21 @@ def _serve(control: socket.socket) -> tuple[_Start, list[int]]:
         if not message:
             os._exit(0)
         reader, writer = os.pipe()
+        waits, adopted = os.pipe()
         between = os.fork()
         if not between:
             # The end of the process between makes the copy a child of the one that adopts.
             pid = os.fork()
             if not pid:
+                # Before that the copy must not ask to be killed when its parent ends.
+                os.read(waits, 1)
                 return _Start(**json.loads(message)), fds
             os.write(writer, str(pid).encode())
             os._exit(0)
         os.waitpid(between, 0)
+        os.write(adopted, b"\0")
         control.send(os.read(reader, 32))
-        for fd in (reader, writer, *fds):
+        for fd in (reader, writer, waits, adopted, *fds):
             os.close(fd)
 
 

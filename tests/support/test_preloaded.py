@@ -18,6 +18,10 @@ from tests.support import preloaded
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux only")
 
+FOLLOWERS = 20
+"""Processes that one test starts, one after the other. Some of them were killed before copies
+waited."""
+
 WORKER = (sys.executable, "-m", "gossamer.trainer.worker")
 BOTH = pytest.mark.parametrize("popen", [preloaded.Popen, preloaded.REAL_POPEN])
 
@@ -82,15 +86,27 @@ def test_environment_folder_streams_and_exit_status(
     assert "GOSSAMER_API" in err
 
 
-def test_a_variable_that_torch_has_set_meanwhile_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", preloaded.SET_WHILE_RUNNING)
+def test_a_variable_that_a_test_has_set_meanwhile_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(preloaded.SET_BY_TORCH, "/nowhere")
+    monkeypatch.setenv(name, "0")
     with preloaded.Popen[bytes](WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         assert is_copy(process)
         process.kill()
+
+
+def test_a_copy_that_ends_with_its_parent_lives_as_long_as_this_process() -> None:
+    """A process of a further device asks to be killed with its parent when it begins: until it is
+    adopted, that would be the short-lived process which forked it."""
+    command = (sys.executable, "-m", "gossamer.trainer.ranks.follower")
+    for _ in range(FOLLOWERS):
+        with preloaded.Popen[bytes](command, stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            process.stdin.close()  # the end of its orders, and so of itself
+            assert process.wait(60) == 0
 
 
 def test_a_command_that_needs_more_is_executed(tmp_path: Path) -> None:
