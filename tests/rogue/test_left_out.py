@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -83,18 +84,19 @@ class Early(OutOfTurn):
 
 
 @pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def hostile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replaces the machine of some nodes' rounds."""
 
     def replace(kind: type[InTurn], liars: set[PeerId], victim: PeerId) -> None:
         made = type(kind.__name__, (kind,), {"victim": victim})
 
-        def machine(**given: object) -> Round:
-            return (made if given["me"] in liars else Round)(**given)  # type: ignore[arg-type]
+        def machine(**given: Any) -> Round:
+            of_liar: type[Round] = made
+            return (of_liar if given["me"] in liars else Round)(**given)
 
         monkeypatch.setattr(opening, "Round", machine)
 
-    yield replace
+    return replace
 
 
 @pytest.mark.parametrize("kind", [InTurn, OutOfTurn, Early])
