@@ -32,6 +32,7 @@ class InTurn(Round):
     """Leaves the victim out of the rings that are its to organise."""
 
     victim: PeerId
+    liars: frozenset[PeerId]
 
     def _organise(self, now: float) -> list[Action]:
         kept = self._gatherer._ready
@@ -52,6 +53,8 @@ class InTurn(Round):
             rules.chunk_elements,
             rules.members_max,
         )
+        if self._me not in {member.author for member in roster.members}:
+            return []
         publish = self._self.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
 
@@ -60,12 +63,21 @@ class OutOfTurn(InTurn):
     """Says that it is ready in its own rosters alone, so that nobody else organises a ring before
     it does. Its rosters are those of attempt 0, whoever is to organise that."""
 
+    @property
+    def _is_chief(self) -> bool:
+        """Of several liars one does this in each round, and the others help it."""
+        return rank_order(self.head, 0, self.liars)[0] == self._me
+
     def ready(self, now: float, ready: Ready) -> list[Action]:
+        if not self._is_chief:
+            return super().ready(now, ready)
         self._gatherer.note_ready(now, self._self.seal(ready).signed)
         return self.tick(now)
 
     def _organise(self, now: float) -> list[Action]:
         gatherer = self._gatherer
+        if not self._is_chief:
+            return super()._organise(now)
         others = {*gatherer.expected} - {self.victim}
         if gatherer.mine is None or not others <= {*gatherer._ready}:
             return []
@@ -88,7 +100,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replaces the machine of some nodes' rounds."""
 
     def replace(kind: type[InTurn], liars: set[PeerId], victim: PeerId) -> None:
-        made = type(kind.__name__, (kind,), {"victim": victim})
+        made = type(kind.__name__, (kind,), {"victim": victim, "liars": frozenset(liars)})
 
         def machine(**given: Any) -> Round:
             of_liar: type[Round] = made
@@ -126,6 +138,7 @@ def test_a_member_that_an_organiser_leaves_out_is_credited_all_the_same(
             f"{kind.__name__}, {len(liars)} of {len(names)}: "
             f"credited in {rounds} of {len(headers)} rounds"
         )
-        assert rounds >= 0.9 * len(headers)
+        # The first two rounds of each liar are lost. Alone one takes 38 to 39 of 40 without the rule.
+        assert rounds >= (0.9 if len(liars) == 1 else 0.75) * len(headers)
 
     simulate(world, story)
