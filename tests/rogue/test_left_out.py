@@ -138,7 +138,7 @@ def test_a_member_that_an_organiser_leaves_out_is_credited_all_the_same(
             f"{kind.__name__}, {len(liars)} of {len(names)}: "
             f"credited in {rounds} of {len(headers)} rounds"
         )
-        # The first two rounds of each liar are lost. Alone one takes 38 to 39 of 40 without the rule.
+        # The first two rounds of each liar are lost. Without the rule 6 to 39 of 40 are.
         assert rounds >= (0.9 if len(liars) == 1 else 0.75) * len(headers)
 
     simulate(world, story)
