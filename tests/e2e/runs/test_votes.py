@@ -58,11 +58,6 @@ def are_voted_out(node: LocalNode, *peers: str) -> bool:
     return all("out by vote" in lines.get(peer, "") for peer in peers)
 
 
-def connected_to(node: LocalNode) -> set[str]:
-    status = node.status()
-    return set() if status is None else {p.peer_id for p in status.peers if p.connected}
-
-
 def test_two_of_three_branches_put_the_third_one_out_and_newcomers_count_the_votes(
     swarm: LocalSwarm, tmp_path: Path, corpus: Path
 ) -> None:
@@ -108,11 +103,11 @@ def test_two_of_three_branches_put_the_third_one_out_and_newcomers_count_the_vot
     assert said(newcomer, "have put a peer out by a vote")
     for node in (hostile, below):
         poll(lambda node=node: said(node, "does not take this node for one"), "word of it")  # type: ignore[misc]
+    # They may be connected as strangers are, who are served nothing but the way in.
     newest = newcomer.status()
     assert newest is not None
     for node in (second, third, newcomer):
         status = wait_for_round(node, newest.round + 3)
         assert status.last_round is not None
         assert not set(out) & set(status.last_round.contributors)
-        assert not set(out) & connected_to(node)
         assert votes_listed_by(node) == ""
