@@ -83,6 +83,9 @@ class VerdictListener(Protocol):
     def heard(self, author: PeerId, verdict: Verdict) -> None:
         """A verdict, news or not."""
 
+    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
+        """Returns whether an organiser has found a member's work poor, as others have."""
+
 
 class Swarm:
     """The other peers of the run.

@@ -46,6 +46,7 @@ from gossamer.protocol.policy.audits import (
     share_of,
 )
 from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.poor_work import MARKS_MAX
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import open_ring
 from gossamer.protocol.state.chain import credits_of
@@ -133,6 +134,10 @@ class Auditing:
                 "both other auditors disagree with one", peer=finding.contradicted,
                 round=audit.round,
             )  # fmt: skip
+
+    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
+        """See `VerdictListener`."""
+        return self._verdicts.num_poor(organiser, member) >= MARKS_MAX
 
     def _audit_of(self, verdict: Verdict) -> Audit | None:
         """The audit that a verdict is about, if it is one of the newest rounds that are known."""

@@ -38,6 +38,7 @@ from gossamer.protocol.rounds.actions import (
     Committed,
     Compute,
     Contested,
+    LeftOut,
     Publish,
     Removed,
 )
@@ -357,6 +358,8 @@ class RoundDispatcher:
                 self._do.removed(action)
             case Contested():
                 self._do.contested(action)
+            case LeftOut():
+                self._do.left_out(action)
             case Committed():
                 self._phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + linger_seconds(now - self._began_seconds)

@@ -11,7 +11,7 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
@@ -78,6 +78,9 @@ class Observer(Protocol):
 
     def contested(self, contested: Contested) -> None:
         """A member that one other alone put out of the ring is at work."""
+
+    def left_out(self, left_out: LeftOut) -> None:
+        """A roster leaves out peers that are ready."""
 
 
 class Effects(Observer, Protocol):

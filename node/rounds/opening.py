@@ -15,7 +15,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.accusations import BASELESS
-from gossamer.protocol.rounds.actions import Contested, Removed
+from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.attempt import SLOW
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -148,6 +148,15 @@ class NodeHost:
             self._parent.round + 1, contested.accuser, contested.peer, contested.num_members
         )
 
+    def left_out(self, left_out: LeftOut) -> None:
+        """See `RoundHost`. An organiser leaves out whom it has found to do poor work."""
+        swarm, organiser = self._context.swarm, left_out.organiser
+        verdicts = swarm.verdicts
+        if verdicts is None or not all(
+            verdicts.may_leave_out(organiser, peer) for peer in left_out.peers
+        ):
+            swarm.admission.conduct.left_out(self._parent.round + 1, organiser)
+
 
 class RoundOpener:
     """Opens this node's rounds. It lives as long as the node.
@@ -172,7 +181,7 @@ class RoundOpener:
         since_seconds = self._mode.training_since_seconds
         if since_seconds is None:
             since_seconds = trio.current_time()
-        doubted = context.swarm.admission.conduct.doubted(committed.entry.round + 1)
+        conduct, number = context.swarm.admission.conduct, committed.entry.round + 1
         machine = Round(
             me=context.me,
             run_id=context.manifest.run_id,
@@ -181,7 +190,7 @@ class RoundOpener:
             sign=context.identity.sign,
             verify=verify,
             now=since_seconds,
-            hints=hints._replace(doubted=doubted),
+            hints=hints._replace(doubted=conduct.doubted(number), unfair=conduct.unfair(number)),
         )
         round_work = self._mode.new_round(machine, sync_set, self._spawn)
         driver = self._driver(machine, round_work, sync_set.plan)

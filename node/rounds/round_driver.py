@@ -26,7 +26,7 @@ from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.rounds.actions import Committed, Contested, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -267,6 +267,16 @@ class RoundDriver:
     def contested(self, contested: Contested) -> None:
         """See `Effects`."""
         self._node.contested(contested)
+
+    def left_out(self, left_out: LeftOut) -> None:
+        """See `Effects`."""
+        log.debug(
+            "a roster leaves out peers that are ready",
+            organiser=left_out.organiser,
+            peers=len(left_out.peers),
+            is_mended=left_out.is_mended,
+        )
+        self._node.left_out(left_out)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`: `run` finds it when it wakes."""

@@ -270,6 +270,15 @@ class _Case:
     contradicted: PeerId | None = None
     is_confirmed: bool = False
 
+    @property
+    def poor(self) -> set[PeerId]:
+        """The auditors that found the work poor."""
+        return {
+            auditor
+            for auditor, verdict in self.verdicts.items()
+            if verdict is not None and verdict.is_poor
+        }
+
 
 class Verdicts:
     """The verdicts of the newest rounds, as one peer has heard them, its own among them."""
@@ -319,13 +328,15 @@ class Verdicts:
         """Returns whether this peer and another auditor agree since now that work is poor."""
         if case.is_confirmed or self._me is None:
             return False
-        poor = {
-            auditor
-            for auditor, verdict in case.verdicts.items()
-            if verdict is not None and verdict.is_poor
-        }
-        case.is_confirmed = self._me in poor and len(poor) > 1
+        case.is_confirmed = self._me in case.poor and len(case.poor) > 1
         return case.is_confirmed
+
+    def num_poor(self, auditor: PeerId, member: PeerId) -> int:
+        """Returns the audits in which an auditor and another one found a member's work poor."""
+        return sum(
+            case.audit.member == member and auditor in case.poor and len(case.poor) > 1
+            for case in self._cases.values()
+        )
 
     def _find_contradicted(self, case: _Case) -> PeerId | None:
         said = {

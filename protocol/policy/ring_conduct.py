@@ -32,6 +32,9 @@ Rules
 - An answer is a mark for the one that it answers. If the two are not neighbours, it sits out. The
   one that is answered holds nothing against the other one: it spoke first. Otherwise it would leave
   that one out of the rings that it organises.
+- An organiser whose rosters leave out ready peers in `UNFAIR_MAX` of `MEMORY_ROUNDS` rounds is
+  unfair for `FORGET_ROUNDS` rounds, and again from each further one on: this peer mends its rosters
+  (`rounds.mending`). Nothing else follows, because gossip may be late.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
@@ -58,6 +61,10 @@ MARKS_MAX = 4
 """Marks of one accuser may be the fault of the line between the two, so more are needed."""
 
 WRONG_MAX = 2
+UNFAIR_MAX = 2
+"""Rounds in which an organiser left out others. One is what late gossip does now and then; a mended
+ring costs a start, so nothing is lost where it does so twice."""
+
 SITS_OUT_ROUNDS = 4
 """Rounds that a peer sits out the first time: its work is not stale when it is back."""
 
@@ -113,6 +120,10 @@ class _Record:
     """The last round for which it is no neighbour of this peer, which it accused."""
     found_until: int = 0
     """The last round for which it is no neighbour of this peer, which accused it."""
+    left_out: deque[int] = field(default_factory=lambda: deque(maxlen=UNFAIR_MAX))
+    """Rounds in which it left out others from its ring."""
+    unfair_until: int = 0
+    """The last round in which this peer mends its rosters."""
     sit_out: SitOut = field(default_factory=SitOut)
 
 
@@ -191,6 +202,21 @@ class RingConduct:
         """A member that only `accuser` put out of a ring of so many members is at work."""
         if num_members >= MEMBERS_MIN and accuser != self._me:
             self._record(accuser).contested.append(_Mark(round_number, accused))
+
+    def left_out(self, round_number: int, organiser: PeerId) -> None:
+        """A roster of a round leaves out peers that are ready."""
+        record = self._record(organiser)
+        if round_number not in record.left_out:
+            record.left_out.append(round_number)
+        recent = sum(_counts(number, round_number) for number in record.left_out)
+        if recent >= UNFAIR_MAX or round_number <= record.unfair_until:
+            record.unfair_until = round_number + FORGET_ROUNDS
+
+    def unfair(self, round_number: int) -> frozenset[PeerId]:
+        """Returns the organisers whose rosters this peer mends in a round."""
+        return frozenset(
+            peer for peer, record in self._records.items() if round_number <= record.unfair_until
+        )
 
     def doubted(self, round_number: int) -> frozenset[PeerId]:
         """Returns the peers whose accusations the accused may answer in a round."""

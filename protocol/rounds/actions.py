@@ -89,6 +89,17 @@ class Contested:
     """Members that were in until it was put out."""
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A roster of a ring with this peer leaves out others that are ready (for
+    `policy.ring_conduct`)."""
+
+    organiser: PeerId
+    peers: tuple[PeerId, ...]
+    is_mended: bool
+    """Whether this peer publishes a roster with them."""
+
+
 Action: TypeAlias = (
     Publish
     | BeginRing
@@ -99,4 +110,5 @@ Action: TypeAlias = (
     | Committed
     | Removed
     | Contested
+    | LeftOut
 )

@@ -221,11 +221,24 @@ class Gatherer:
         return min(wait_seconds_max, max(GATHER_SECONDS_MIN, part, self._replay_seconds))
 
     @property
+    def last_ready_seconds(self) -> float:
+        """Local time of the newest `Ready` of a peer; that of the beginning, if there is none."""
+        return self._last_ready_seconds
+
+    @property
     def late_seconds(self) -> float:
         """Time from the first `Ready` to the latest one."""
         if self.first_ready_seconds is None:
             return 0.0
         return self._last_ready_seconds - self.first_ready_seconds
+
+    def left_out_by(self, ring: Ring) -> list[PeerId]:
+        """The peers that this peer expects and knows to be ready, and that a ring does not name."""
+        return sorted((self.ready.keys() & self._expected) - set(ring.members))
+
+    def misses_beside(self, ring: Ring) -> bool:
+        """Returns whether a peer is expected that is neither ready nor in a ring."""
+        return not self._expected <= self._ready.keys() | set(ring.members)
 
     def note_ready(self, now: float, signed: Signed) -> None:
         """A checked `Ready` for this head arrived."""

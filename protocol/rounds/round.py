@@ -35,9 +35,10 @@ from collections.abc import Collection
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Doubts
-from gossamer.protocol.rounds.actions import Action, BeginRing
+from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.link_rates import RingLinkRates
+from gossamer.protocol.rounds.mending import mend_later, with_more
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
@@ -100,10 +101,11 @@ class Round(RoundView):
 
     def tick(self, now: float) -> list[Action]:
         """Time passed, or the living peers changed: organise, accuse, leave or gather again."""
+        mended = self._mend(now)
         if self.state == "gathering":
-            return self._organise(now)
+            return [*mended, *self._organise(now)]
         assert self._attempt is not None
-        return self._after(now, self._attempt.tick(now))
+        return [*mended, *self._after(now, self._attempt.tick(now))]
 
     # Events: the ring
 
@@ -241,7 +243,41 @@ class Round(RoundView):
             is_preferred = preference(ring) < preference(attempt.ring)
             if not is_preferred and not (attempt.is_out and is_other):
                 return []
-        return self._follow(now, ring, signed)
+        return self._follow(now, ring) if ring.organiser == self._me else self._weigh(now, ring)
+
+    def _left_out_by(self, ring: Ring) -> list[PeerId]:
+        """The peers without which a ring of this peer has fewer members than it could have."""
+        left_out = self._gatherer.left_out_by(ring)
+        roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
+        return left_out if roster is not None else []
+
+    def _weigh(self, now: float, ring: Ring) -> list[Action]:
+        """Another peer's ring: follows it, or mends it if it leaves out peers that are ready."""
+        if self._mending is not None and self._mending.ring.ring_id == ring.ring_id:
+            return []
+        is_unfair = ring.organiser in self._hints.unfair
+        left_out = self._left_out_by(ring)
+        noted = [LeftOut(ring.organiser, tuple(left_out), is_unfair)] if left_out else []
+        if not is_unfair or not (left_out or self._gatherer.misses_beside(ring)):
+            return [*noted, *self._follow(now, ring)]
+        self._mending = mend_later(now, ring, self._me)
+        return [*noted, *self._mend(now)]
+
+    def _mend(self, now: float) -> list[Action]:
+        """Publishes the ring with those that it leaves out, or follows it, if it is time to."""
+        gatherer, mending = self._gatherer, self._mending
+        if mending is None or self.state == "committed":
+            return []
+        ring = mending.ring
+        is_one_missing = gatherer.misses_beside(ring)
+        if not mending.is_due(now, gatherer.last_ready_seconds, is_one_missing=is_one_missing):
+            return []
+        self._mending = None
+        roster = with_more(ring, gatherer.left_out_by(ring), gatherer.ready, self._rules)
+        if roster is None or self._me not in {member.author for member in roster.members}:
+            return self._follow(now, ring)
+        publish = self._self.seal(roster)
+        return [publish, *self._roster(now, publish.signed, roster)]
 
     def _note_foreign(self, now: float, ring: Ring) -> list[Action]:
         """A ring without this peer. If it names this peer, it waits for work lost in a restart."""
@@ -256,8 +292,9 @@ class Round(RoundView):
             return []
         return [self._self.seal(Accusation(ring.ring_id, self._me, "restarted"))]
 
-    def _follow(self, now: float, ring: Ring, envelope: Signed) -> list[Action]:
+    def _follow(self, now: float, ring: Ring) -> list[Action]:
         actions: list[Action] = []
+        self._mending = None
         old = self._attempt
         if old is not None and self._phase == "following":
             self._void_rings.add(old.ring.ring_id)
@@ -266,7 +303,7 @@ class Round(RoundView):
                 actions.append(self._self.seal(accusation))
         self._go("ring followed")
         attempt = self._attempt = self._new_attempt(now, ring)
-        actions += [BeginRing(ring, envelope), *attempt.start()]
+        actions += [BeginRing(ring, ring.envelope), *attempt.start()]
         early, self._early = self._early, {}
         for signed, statement in early.values():
             actions += self._ring_statement(now, signed, statement)

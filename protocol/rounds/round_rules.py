@@ -47,6 +47,8 @@ class RoundHints(NamedTuple):
     """Time that a peer needs to fetch such a round instead."""
     doubted: frozenset[PeerId] = frozenset()
     """Members whose accusations the accused may answer (`accusations`)."""
+    unfair: frozenset[PeerId] = frozenset()
+    """Organisers that left out ready peers again and again (`mending`)."""
 
 
 NO_HINTS = RoundHints()

@@ -13,6 +13,7 @@ from gossamer.protocol.rounds.actions import Self
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.mending import Mending
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -76,6 +77,8 @@ class RoundView:
         """The ring that this peer follows, or followed last."""
         self._phase: RoundPhase = ROUND.initial
         self._void_rings: set[Digest] = set()
+        self._mending: Mending | None = None
+        """A ring that leaves out others, if this peer is about to mend it."""
         self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
 
     @property

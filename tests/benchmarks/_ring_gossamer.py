@@ -37,7 +37,7 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Contested, Removed
+from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -295,6 +295,9 @@ class Peer(OpenListener):
         self._removed[self._ranks[removed.peer]] = removed.reason
 
     def contested(self, contested: Contested) -> None:
+        """See `RoundHost`."""
+
+    def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
 
     def upload_limit(self) -> float:

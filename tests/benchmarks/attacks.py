@@ -35,7 +35,7 @@ NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 HARM, OPEN = "tests/rogue/test_harm.py::", "tests/rogue/test_open_trust.py::"
 INFLUENCE, CATALOGUE = "tests/rogue/test_influence.py::", "tests/rogue/test_catalogue.py::"
 UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_provoked_dials.py::"
-QUOTA = "tests/rogue/test_quota.py::"
+QUOTA, LEFT_OUT = "tests/rogue/test_quota.py::", "tests/rogue/test_left_out.py::"
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,12 @@ ROWS = (
         "nobody else can connect or be dialled",
         ("tests/node/network/test_places.py::test_idle_strangers_keep_nobody_out",),
         has_seed=False,
+    ),
+    Row(
+        "H7",
+        "an organiser leaves the same ready member out of its rings",
+        "credited in 1 of 40 rounds",
+        (f"{LEFT_OUT}test_a_member_that_an_organiser_leaves_out_is_credited_all_the_same",),
     ),
     Row(
         "M1",
@@ -231,7 +237,7 @@ def _merged(lines: Sequence[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="C1 to C4, H1 to H6, M1 to M6")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="C1 to C4, H1 to H7, M1 to M6")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="worlds, from 1 on")
     options = parser.parse_args()
     unknown = sorted({*options.rows} - {row.name for row in ROWS})

@@ -246,10 +246,12 @@ class MemoryNetwork:
 def run_simulated(async_fn: Callable[[], Awaitable[None]], seed: int = 0) -> None:
     """`trio.run` in virtual time, the same every time for one seed.
 
-    trio's scheduler draws the order of tasks that are ready together from a generator of its own;
-    hypothesis seeds it in the same way.
+    trio's scheduler draws the order of tasks that are ready together from a generator of its own,
+    and draws from an order that depends on their places in memory unless it is told to sort them.
+    Hypothesis does both in the same way, where it is loaded.
     """
     from trio._core import _run
 
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(seed)
     trio.run(async_fn, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -287,3 +290,43 @@ def test_exceptions_come_out_as_they_are() -> None:
                 raise KeyError("the caller's own")
 
     run_simulated(case)
+
+
+WOKEN_TOGETHER = """
+import trio
+from tests.support.memory_transport import run_simulated
+
+async def main() -> None:
+    event, order = trio.Event(), []
+
+    async def wait(number: int) -> None:
+        await event.wait()
+        order.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(wait, number)
+        await trio.sleep(1.0)
+        event.set()
+    print(order)
+
+for _ in range(2):
+    run_simulated(main, 7)
+"""
+"""Tasks that are ready together, twice."""
+
+
+def test_tasks_that_are_ready_together_run_in_one_order_where_hypothesis_is_not_loaded() -> None:
+    """Programs that simulate worlds do not load it, and these tests do."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", WOKEN_TOGETHER],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+        timeout=60.0,
+    )
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first != str(list(range(50)))

@@ -26,7 +26,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
@@ -132,6 +132,9 @@ class Member:
         """See `Effects`."""
 
     def contested(self, contested: Contested) -> None:
+        """See `Effects`."""
+
+    def left_out(self, left_out: LeftOut) -> None:
         """See `Effects`."""
 
     def notify_committed(self, committed: Committed) -> None:

@@ -22,7 +22,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Compute, Contested, Removed
+from gossamer.protocol.rounds.actions import Compute, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
@@ -114,6 +114,9 @@ class Alone:
         """See `RoundHost`."""
 
     def contested(self, contested: Contested) -> None:
+        """See `RoundHost`."""
+
+    def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
 
     def upload_limit(self) -> float:

@@ -28,7 +28,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -150,6 +150,9 @@ class Member(OpenListener):
         self.removals.append((removed.peer, removed.reason))
 
     def contested(self, contested: Contested) -> None:
+        """See `RoundHost`."""
+
+    def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
 
     def upload_limit(self) -> float:

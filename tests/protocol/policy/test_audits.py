@@ -255,6 +255,20 @@ def test_a_lying_auditor_soon_says_nothing_that_counts() -> None:
         assert finding.poor is None
 
 
+def test_an_auditor_has_found_poor_work_only_where_another_one_has_too() -> None:
+    verdicts, audit = Verdicts(), audit_of()
+    one, other, third = audit.auditors
+    hear(verdicts, audit, True)
+    assert verdicts.num_poor(one, audit.member) == 0
+    hear(verdicts, audit, True, False, True)
+    found = [verdicts.num_poor(each, audit.member) for each in (one, other, third)]
+    assert found == [1, 0, 1]
+    assert verdicts.num_poor(one, other) == 0
+    again = audit_of(2)._replace(member=audit.member, auditors=audit.auditors)
+    hear(verdicts, again, True, True, False)
+    assert verdicts.num_poor(one, audit.member) == 2
+
+
 def test_contradictions_are_forgotten() -> None:
     verdicts = Verdicts()
     audits = [audit_of(number) for number in range(CONTRADICTIONS_MAX)]

@@ -13,6 +13,7 @@ from gossamer.protocol.policy.ring_conduct import (
     MEMORY_ROUNDS,
     SITS_OUT_ROUNDS,
     SITS_OUT_ROUNDS_MAX,
+    UNFAIR_MAX,
     WRONG_MAX,
     RingConduct,
 )
@@ -265,3 +266,22 @@ def test_of_three_members_one_may_be_left_alone() -> None:
     mine = conduct()
     mine.put_out(1, A, ME, (A, ME), is_voting=False, alone_of=MEMBERS_MIN - 1)
     assert not mine.sits_out(2, A)
+
+
+def test_an_organiser_that_leaves_out_others_again_and_again_is_unfair_for_a_while() -> None:
+    mine = conduct()
+    for _ in range(3):  # rosters of one round
+        mine.left_out(1, A)
+    assert UNFAIR_MAX == 2
+    assert mine.unfair(2) == frozenset()
+    mine.left_out(1 + MEMORY_ROUNDS, A)
+    assert mine.unfair(2 + MEMORY_ROUNDS) == frozenset(), "the first one is long ago"
+    now = 2 * MEMORY_ROUNDS
+    mine.left_out(now, A)
+    assert mine.unfair(now + 1) == mine.unfair(now + FORGET_ROUNDS) == {A}
+    assert mine.unfair(now + 1 + FORGET_ROUNDS) == frozenset()
+    again = now + FORGET_ROUNDS
+    mine.left_out(again, A)  # one more is enough while it is remembered
+    assert mine.unfair(again + FORGET_ROUNDS) == {A}
+    assert not mine.sits_out(again, A)
+    assert mine.doubted(again) == frozenset()

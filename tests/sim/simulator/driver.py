@@ -15,7 +15,7 @@ from gossamer.node.rounds.ring_service import CommittedRing
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, Removed
+from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
@@ -273,6 +273,11 @@ class Driver:
     def contested(self, contested: Contested) -> None:
         """See `Effects`."""
         self._world.count("exclusions contested")
+
+    def left_out(self, left_out: LeftOut) -> None:
+        """See `Effects`."""
+        self._world.count("rosters that leave out ready peers")
+        self._world.count("rosters that leave out peers mended", left_out.is_mended)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`."""

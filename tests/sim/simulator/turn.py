@@ -88,7 +88,8 @@ class Turn:
         self.ahead: Training | None = None
         """The next round's."""
         scenario, checks = world.scenario, world.checks
-        doubted = world.doubted_by(peer, checks.round_of(head) + 1)
+        number = checks.round_of(head) + 1
+        doubted, unfair = world.doubted_by(peer, number), world.unfair_to(peer, number)
         self._peer = peer
         self._world = world
         machine = Round(
@@ -109,7 +110,7 @@ class Turn:
             sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
-            hints=hints._replace(doubted=doubted),
+            hints=hints._replace(doubted=doubted, unfair=unfair),
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False

@@ -113,7 +113,14 @@ class World:
     def doubted_by(self, peer: Peer, round_number: int) -> frozenset[PeerId]:
         """The others whose accusations a peer does not believe at once in a round."""
         # Not of the world's own chances: with and without doubts a seed is the same world.
-        random = Random(f"{self.scenario.seed} {peer.index} {round_number}")
+        return self._some_others(f"{self.scenario.seed} {peer.index} {round_number}", peer)
+
+    def unfair_to(self, peer: Peer, round_number: int) -> frozenset[PeerId]:
+        """The others whose rosters a peer mends in a round."""
+        return self._some_others(f"mends {self.scenario.seed} {peer.index} {round_number}", peer)
+
+    def _some_others(self, seed: str, peer: Peer) -> frozenset[PeerId]:
+        random = Random(seed)
         others = sorted(other for other in self.peers if other != peer.peer_id)
         return frozenset(other for other in others if random.random() < self.scenario.doubt)
 
