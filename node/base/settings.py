@@ -197,6 +197,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Text that all peers get, in a run where each trains on its own."""
     messages: bool = False
     """Whether the text is conversations."""
+    start_bytes: int | None = None
+    """Bytes of the corpus with which the run begins, if there is far more; None: all of it."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

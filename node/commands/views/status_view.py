@@ -211,9 +211,15 @@ def _data(data: DataStatus) -> str:
             f"this machine's own text, epoch {data.epoch + 1}, {share:.1%} of it: "
             f"{data.num_tokens:,} tokens, which stay here"
         )
+    there = data.num_tokens / max(data.expected_tokens, data.num_tokens)
+    growing = ""
+    if data.cutting:
+        growing = f"; {data.cutting}"
+    elif there < 1:
+        growing = f"; {there:.0%} of the corpus is there, and its founder adds the rest"
     return (
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
-        f"{data.num_shards:,} shards consumed"
+        f"{data.num_shards:,} shards consumed{growing}"
     )
 
 
