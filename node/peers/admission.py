@@ -160,8 +160,8 @@ class Admission:
         if isinstance(statement, MoreData):
             if author != self._founder:
                 raise ForgedError("data are added by a peer that is not the founder")
-            if self._manifest.data.own:
-                raise ImplausibleError("added data in a run where each peer has its own")
+            if not self._manifest.data.grows:
+                raise ImplausibleError("added data in a run whose data do not grow")
             return True
         if self.offences.is_banned(author):
             return False

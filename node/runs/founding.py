@@ -131,7 +131,7 @@ def prepare_data(
         use="heldout" if is_own else "split",
         progress=progress,
     )
-    config = _config_of(draft, cut, put)
+    config = _config_of(draft, cut, put, grows=plan is not None)
     _require_enough(config, draft)
     notes, warnings = said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
     summary = skipped.summary() if skipped else ()
@@ -152,7 +152,7 @@ def prepare_data(
     return PreparedData(config, cut.index, (*summary, *warnings), tuple(notes), rest)
 
 
-def _config_of(draft: Draft, cut: CutCorpus, put: Put) -> DataConfig:
+def _config_of(draft: Draft, cut: CutCorpus, put: Put, *, grows: bool) -> DataConfig:
     """Returns the manifest's section of the data, whose blocks are stored with `put`."""
     return DataConfig(
         tokenizer=draft.tokenizer.kind,
@@ -164,6 +164,7 @@ def _config_of(draft: Draft, cut: CutCorpus, put: Put) -> DataConfig:
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
         own=True if draft.data == "own" else msgspec.UNSET,
         messages=True if draft.corpus.format == "messages" else msgspec.UNSET,
+        grows=grows or msgspec.UNSET,
     )
 
 

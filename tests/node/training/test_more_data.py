@@ -32,7 +32,9 @@ from tests.support.node_world import in_no_thread
 
 replace = msgspec.structs.replace
 FOUNDER, OTHER = (Identity.from_seed(digest_of(name)) for name in (b"founder", b"other"))
-RUN: Manifest = replace(manifest(), founder=FOUNDER.peer_id)
+RUN: Manifest = replace(
+    manifest(), founder=FOUNDER.peer_id, data=replace(manifest().data, grows=True)
+)
 FIRST = ShardIndex(shards=(ShardInfo(digest_of(b"first"), 1_000, 10),), heldout=())
 
 
@@ -224,11 +226,11 @@ def admits(run: Manifest, identity: Identity, statement: MoreData) -> bool:
     return Admission(run, *cast(Any, parts)).admits(identity.peer_id, statement)
 
 
-def test_only_the_founder_adds_data_and_not_where_each_peer_has_its_own() -> None:
+def test_only_the_founder_adds_data_and_only_where_data_grow() -> None:
     statement = MoreData(1, digest_of(b"list"), 200, 1_000)
     assert admits(RUN, FOUNDER, statement)
     with pytest.raises(ForgedError):
         admits(RUN, OTHER, statement)
-    own = replace(RUN, data=replace(RUN.data, own=True))
+    fixed = replace(RUN, data=replace(RUN.data, grows=msgspec.UNSET))
     with pytest.raises(ImplausibleError):
-        admits(own, FOUNDER, statement)
+        admits(fixed, FOUNDER, statement)

@@ -62,7 +62,7 @@ def consumed_from(world: World, first: int) -> bool:
 
 
 def test_data_that_are_added_are_trained_on_by_all_and_outlive_the_founder(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=31, num_shards=FIRST_SHARDS)
+    world = World(tmp_path, seed=31, num_shards=FIRST_SHARDS, data_grow=True)
     parts: list[DataPart] = []
 
     async def story(nursery: trio.Nursery) -> None:
