@@ -324,6 +324,8 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
     """Logs which run this node takes part in, and how others join it."""
     data = manifest.data
     text = "each peer's own text" if data.own else f"{data.num_tokens:,} tokens"
+    if data.grows:
+        text += " to begin with"
     log.info(
         f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, {text}",
         run=manifest.run_id.hex()[:16],

@@ -27,12 +27,6 @@ from gossamer.trainer.text.shards import Put, Split, default_shard_tokens, split
 from gossamer.trainer.text.tokens import TokenBytes, Tokenizer
 from gossamer.trainer.text.unpacking import form_of
 
-START_BYTES_DEFAULT = 256 * MIB
-"""Bytes of the first part: about a minute of cutting, and tens of millions of tokens."""
-
-START_BYTES_MIN = 256 * KIB
-"""Of less text too little can be held out to compare losses on."""
-
 PART_BYTES_MAX = 512 * MIB
 """Bytes of a later part: some minutes of cutting, which a crash repeats. A corpus that would have
 more than half of `DATA_PARTS_MAX` such parts has larger ones."""

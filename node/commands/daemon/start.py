@@ -8,7 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.setting_values import parse_size
-from gossamer.node.base.settings import ConfigError, Found, Resume
+from gossamer.node.base.settings import (
+    START_BYTES_DEFAULT,
+    START_BYTES_MIN,
+    ConfigError,
+    Found,
+    Resume,
+)
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.daemon.running import run_node
 from gossamer.node.commands.founder.founding_options import PRESET_HELP, check_founding_options
@@ -19,7 +25,6 @@ from gossamer.node.runs.draft import DataPlace
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.presets.table import DEFAULT_PRESET
-from gossamer.trainer.text.corpus_parts import START_BYTES_DEFAULT, START_BYTES_MIN
 
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
 

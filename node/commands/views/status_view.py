@@ -211,16 +211,20 @@ def _data(data: DataStatus) -> str:
             f"this machine's own text, epoch {data.epoch + 1}, {share:.1%} of it: "
             f"{data.num_tokens:,} tokens, which stay here"
         )
-    there = data.num_tokens / max(data.expected_tokens, data.num_tokens)
-    growing = ""
-    if data.cutting:
-        growing = f"; {data.cutting}"
-    elif there < 1:
-        growing = f"; {there:.0%} of the corpus is there, and its founder adds the rest"
     return (
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
-        f"{data.num_shards:,} shards consumed{growing}"
+        f"{data.num_shards:,} shards consumed{_growth(data)}"
     )
+
+
+def _growth(data: DataStatus) -> str:
+    """Returns how much of its corpus the founder has added; nothing if that is all."""
+    if data.cutting:
+        return f"; {data.cutting}"
+    if data.expected_tokens <= data.num_tokens:
+        return ""
+    there = data.num_tokens / data.expected_tokens
+    return f"; {there:.0%} of the corpus is there, and its founder adds the rest"
 
 
 def _step_times(times: StepTimes) -> str:

@@ -11,7 +11,7 @@ import pytest
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.status import Status
+from gossamer.node.telemetry.status import DataStatus, Status
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,
@@ -42,8 +42,13 @@ def large_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def data_of(status: Status) -> DataStatus:
+    assert status.data is not None
+    return status.data
+
+
 def is_whole(status: Status) -> bool:
-    data = status.data
+    data = data_of(status)
     return not data.cutting and data.num_tokens == data.expected_tokens
 
 
@@ -57,7 +62,7 @@ def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
         *("--start-after", "256KiB"),
     )
     began = founder.wait_for(lambda s: s.round >= 1, PATIENCE_SECONDS, "the first round")
-    assert began.data.cutting, "the corpus was cut before the run began"
+    assert data_of(began).cutting, "the corpus was cut before the run began"
     signed = StateDir(founder.root).read_manifest()
     assert signed is not None
     manifest = open_signed_manifest(signed)
@@ -74,11 +79,11 @@ def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
     founder.start("start")
     for node in (founder, joiner):
         whole = node.wait_for(
-            lambda s: is_whole(s) and s.data.num_tokens > 0.9 * num_bytes,
+            lambda s: is_whole(s) and data_of(s).num_tokens > 0.9 * num_bytes,
             2 * PATIENCE_SECONDS,
             "the whole corpus",
         )
-        assert whole.data.num_tokens <= 1.1 * num_bytes
+        assert data_of(whole).num_tokens <= 1.1 * num_bytes
     assert not (founder.root / "corpus_rest").exists()
     assert not (founder.root / "cutting").exists()
 

@@ -10,6 +10,7 @@ import zstandard
 
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.data_parts import DataPart, PartList, encode_parts
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import MoreData
@@ -80,7 +81,7 @@ def test_data_that_are_added_are_trained_on_by_all_and_outlive_the_founder(tmp_p
         await world.until(lambda: num_shards(world, "b") == grown, PATIENCE_SECONDS)
         copied = world.nodes["b"]._store
         await world.until(
-            lambda: not copied.missing(part.digest for part in all_shards(world, "b")),
+            lambda: not copied.missing(Digest(shard.digest) for shard in all_shards(world, "b")),
             PATIENCE_SECONDS,
         )
         world.crash("a")
@@ -92,7 +93,7 @@ def test_data_that_are_added_are_trained_on_by_all_and_outlive_the_founder(tmp_p
         await world.reach(world.round("b") + 3, *"bcd")
         world.assert_one_chain(*"bcd")
         assert_every_token_counted_once(headers_of(world, "b"))
-        assert {part.num_tokens for part in all_shards(world, "d")} == {SHARD_TOKENS}
+        assert {shard.num_tokens for shard in all_shards(world, "d")} == {SHARD_TOKENS}
         data = data_of(world, "d")
         assert data is not None
         assert [part.index_digest for part in data.parts.parts] == [p.index_digest for p in parts]
