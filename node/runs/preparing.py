@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from gossamer.node.base.disk_health import DiskError, disk_error
+from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
@@ -319,7 +320,26 @@ def _prepared(task: _Task, progress: Progress) -> _Prepared:
         file.remove()
     else:
         file.write(data.rest)
-    return _Prepared(data.config, data.warnings, data.notes)
+    return _Prepared(
+        data.config, (*data.warnings, *_warning_of_cache(data, task.cache_bytes)), data.notes
+    )
+
+
+def _warning_of_cache(data: PreparedData, cache_bytes: int) -> tuple[str, ...]:
+    """Warns where the whole corpus, judged by its first part, will not fit the founder's cache."""
+    if data.rest is None:
+        return ()
+    plan = data.rest.plan
+    first = sum(shard.num_bytes for shard in (*data.index.shards, *data.index.heldout))
+    expected = first * plan.num_bytes() / plan.num_bytes(1)
+    if expected <= CACHE_SHARE * cache_bytes:
+        return ()
+    return (
+        f"the whole corpus will give some {format_bytes(expected)} of token shards, and this "
+        f"node's cache may hold {format_bytes(CACHE_SHARE * cache_bytes)} of them: it stops "
+        "cutting there until other peers keep copies. To keep all here, give a larger "
+        "--cache-bytes",
+    )
 
 
 def _cut_own(task: _OwnTask, progress: Progress) -> _CutOwn:
