@@ -55,8 +55,8 @@ def lines_of(number: int, seed: int = 1) -> list[str]:
     return [f"line {n} of {seed} " + "w" * draw.randrange(400) for n in range(number)]
 
 
-def prepared(draft: Draft, paths: list[Path], store: Store, **options: bool) -> PreparedData:
-    return prepare_data(draft, paths, put=store.put, start_bytes=START_BYTES, **options)
+def prepared(draft: Draft, paths: list[Path], store: Store, skip_bad: bool = False) -> PreparedData:
+    return prepare_data(draft, paths, put=store.put, start_bytes=START_BYTES, skip_bad=skip_bad)
 
 
 def run_of(draft: Draft, data: PreparedData) -> Manifest:
