@@ -264,7 +264,7 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         cutter = CorpusCutter(
             self.manifest, self._identity, self._state_dir, self._store, run_data,
-            core.added_data, self._runtime.run_in_thread,
+            core.added_data, self._runtime.run_in_thread, lambda: participant.is_held,
         )  # fmt: skip
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,

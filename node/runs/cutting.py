@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -70,10 +71,12 @@ class CorpusCutter:
         data: RunData,
         added: AddedData,
         run_in_thread: RunInThread,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
             data: the data of the run, which `added` appends to.
+            is_held: whether the node is paused: no part is begun then.
         """
         self._manifest = manifest
         self._identity = identity
@@ -82,6 +85,7 @@ class CorpusCutter:
         self._data = data
         self._added = added
         self._run_in_thread = run_in_thread
+        self._is_held = is_held
         self._file = RestFile(state_dir.root)
         self._folder = state_dir.root / "cutting"
         self.status = ""
@@ -107,6 +111,10 @@ class CorpusCutter:
             if newest is not None and newest.number >= number:
                 # What this founder signed before is not here yet: it lost its disk.
                 self.status = "waiting for the parts that this node added in an earlier life"
+                await trio.sleep(LOOK_SECONDS)
+                continue
+            if self._is_held():
+                self.status = f"part {number + 1} of {plan.num_parts} waits: this node is paused"
                 await trio.sleep(LOOK_SECONDS)
                 continue
             await self._cut(rest, number)

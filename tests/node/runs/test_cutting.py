@@ -67,8 +67,10 @@ class Founder:
         )
         self.added.load(self.data)
         self.cutter = CorpusCutter(
-            manifest, identity, self.state_dir, self.store, self.data, self.added, in_thread
-        )
+            manifest, identity, self.state_dir, self.store, self.data, self.added, in_thread,
+            lambda: self.is_paused,
+        )  # fmt: skip
+        self.is_paused = False
         self.published: list[int] = []
 
     async def _fetch(self, digests: Sequence[Digest], *_: object, **__: object) -> None:
@@ -225,6 +227,19 @@ def test_a_full_cache_makes_the_cutting_wait(tmp_path: Path, corpus: Path) -> No
         founder.store.quota_bytes = 64 * MIB
         await founder.run()
         assert founder.num_parts == NUM_PARTS - 1
+
+    live(story)
+
+
+def test_no_part_is_begun_while_the_node_is_paused(tmp_path: Path, corpus: Path) -> None:
+    async def story() -> None:
+        manifest = await found(tmp_path / "a", corpus)
+        founder = Founder(tmp_path / "a", manifest)
+        founder.is_paused = True
+        await founder.run(lambda: "this node is paused" in founder.cutter.status)
+        assert founder.num_parts == 0
+        founder.is_paused = False
+        await founder.run(lambda: founder.num_parts == 1)
 
     live(story)
 
