@@ -71,6 +71,8 @@ TOKENS_TOTAL_MAX = TOKENS_MAX * RING_MEMBERS_MAX
 ROUNDS_MAX = 2**31
 # Extensions in the life of a run: a founder that moves its end more often should found a new run.
 EXTENSIONS_MAX = 1024
+# Parts that a founder adds to the data of a run: their list, some 45 bytes each, is a small block.
+DATA_PARTS_MAX = 1024
 # Lives of a node are numbered by its clock's nanoseconds, and its announcements one by one.
 INCARNATION_MAX = SEQUENCE_MAX = 2**63
 

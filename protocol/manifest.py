@@ -247,6 +247,10 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     frozen_digest: bytes | msgspec.UnsetType = msgspec.UNSET
     """Only in a run of adapters: block with the list of the model's weights, which stay as they are
     (`protocol.state.frozen_weights`)."""
+    grows: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the founder adds shards while the run goes on (`protocol.data_parts`). The shards and
+    tokens of the manifest are then those that the run begins with. A manifest from before that has
+    no such field."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -339,6 +339,10 @@ class _Checks:
         else:
             self.within("data.num_shards", data.num_shards, 1, limits.SHARDS_MAX)
             self.within("data.num_tokens", data.num_tokens, 1, limits.TOKENS_MAX)
+        self.require(
+            not (data.own and data.grows),
+            "data.grows is true; data of each peer's own are not the founder's to add",
+        )
         self.within("data.heldout_tokens", data.heldout_tokens, 1, limits.TOKENS_MAX)
         self.require(
             data.tokenizer != "bytes" or vocabulary >= 256,

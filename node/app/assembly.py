@@ -54,6 +54,7 @@ from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
+from gossamer.node.runs.cutting import CorpusCutter
 from gossamer.node.runs.own_text import OwnText
 from gossamer.node.runs.step_estimate import operations_of_token
 from gossamer.node.storage.blocks import BlockStore
@@ -68,9 +69,9 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.feed import Feed
 from gossamer.node.training.own_feed import OwnFeed
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.manifest import Manifest, SignedManifest
-from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 
 log = structlog.get_logger("node")
@@ -222,25 +223,24 @@ class Node:
             if found is None:
                 log.info("left before this node had the data to train on")
             else:
-                index, feed = found
-                await self._take_part(core, index, feed, nursery)
+                run_data, feed = found
+                await self._take_part(core, run_data, feed, nursery)
                 if isinstance(feed, OwnFeed):
                     await feed.save()
                 await core.known_peers.save()
             nursery.cancel_scope.cancel()
 
-    async def _get_data(
-        self, core: Core, own_text: OwnText | None
-    ) -> tuple[ShardIndex, Feed] | None:
-        """Returns the run's index and what feeds the trainer; None if the node was asked to leave
+    async def _get_data(self, core: Core, own_text: OwnText | None) -> tuple[RunData, Feed] | None:
+        """Returns the run's data and what feeds the trainer; None if the node was asked to leave
         before they were here."""
-        found: tuple[ShardIndex, Feed] | None = None
+        found: tuple[RunData, Feed] | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
-            index = await core.run_blocks.fetch_index()
+            run_data = RunData.of(self.manifest, await core.run_blocks.fetch_index())
+            core.added_data.load(run_data)
             await core.run_blocks.fetch_frozen()
-            feed = await build_feed(self._inputs, core, self._blocks, index, own_text)
-            found = index, feed
+            feed = await build_feed(self._inputs, core, self._blocks, run_data, own_text)
+            found = run_data, feed
             nursery.cancel_scope.cancel()
         return found
 
@@ -249,12 +249,12 @@ class Node:
         scope.cancel()
 
     async def _take_part(
-        self, core: Core, index: ShardIndex, feed: Feed, nursery: trio.Nursery
+        self, core: Core, run_data: RunData, feed: Feed, nursery: trio.Nursery
     ) -> None:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
         orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
-        audit_data = build_audit_data(self._inputs, core, self._blocks, index)
+        audit_data = build_audit_data(self._inputs, core, self._blocks, run_data)
         self.participant = participant = self._build_participant(core, feed, orders, audit_data)
         self._blocks.spares_line = swarm.spares_line = lambda: orders.spares_line
         if self._leaving.is_set():
@@ -262,10 +262,15 @@ class Node:
         core.chain_sync.report_to(participant)
         self._transport.handle(RING_PROTOCOL, self._serve_ring)
         swarm.start(participant.rounds, self._standing)
+        cutter = CorpusCutter(
+            self.manifest, self._identity, self._state_dir, self._store, run_data,
+            core.added_data, self._runtime.run_in_thread, lambda: participant.is_held,
+        )  # fmt: skip
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
             self._runtime.zone, self._limits, self._limit_parts.disk,
             MemberName(self._settings.name, self._settings.team),
+            run_data, lambda: cutter.status,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -279,6 +284,10 @@ class Node:
         nursery.start_soon(
             core.extensions.run, swarm.gossip, participant.notify, self._runtime.run_in_thread
         )
+        nursery.start_soon(
+            core.added_data.run, swarm.gossip, self._data_has_grown, self._runtime.run_in_thread
+        )
+        nursery.start_soon(cutter.run)
         nursery.start_soon(core.checkpoint_keeper.run, self._runtime.run_in_thread)
         nursery.start_soon(reporter.run)
         notices = Notices(self._settings.notices, participant, self._state_dir)
@@ -289,7 +298,7 @@ class Node:
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
         me = self._identity.peer_id
-        nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
+        nursery.start_soon(keep_copies, run_data, self._store, self._blocks, swarm, me)
         await self._participate(participant, trainer)
 
     def _build_participant(
@@ -308,6 +317,7 @@ class Node:
             core.choice,
             core.rollbacks,
             core.extensions,
+            core.added_data,
             core.work,
             self.metrics,
             self._runtime.run_in_thread,
@@ -329,6 +339,10 @@ class Node:
             serve_seconds=parse_serve_after(self._settings.serve_after),
             orders=orders,
         )
+
+    def _data_has_grown(self) -> None:
+        self._node.context.feed.data_has_grown()
+        self._node.notify()
 
     @property
     def _node(self) -> Participant:

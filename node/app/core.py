@@ -41,6 +41,7 @@ from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.training.more_data import AddedData, MoreDataFile
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice
@@ -78,6 +79,7 @@ class Core:
     rollbacks: Rollbacks
     extensions: Extensions
     checkpoint_keeper: CheckpointKeeper
+    added_data: AddedData
 
 
 class CoreBuilder:
@@ -197,6 +199,10 @@ class CoreBuilder:
         return Core(
             trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks,
             rounds, choice, rollbacks, self._read_extension(committed), keeper,
+            AddedData(
+                manifest, MoreDataFile(state_dir.root, manifest), inputs.store, self._blocks,
+                transport.peers, state_dir.health,
+            ),
         )  # fmt: skip
 
     def _build_checkpoints(

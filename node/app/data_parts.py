@@ -22,11 +22,10 @@ from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.node.training.feed import Feed
 from gossamer.node.training.own_feed import OwnFeed
-from gossamer.protocol.accounting.partitions import shards_per_partition
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.audits import has_audits
-from gossamer.protocol.shard_index import ShardIndex
 
 log = structlog.get_logger("data")
 
@@ -35,7 +34,7 @@ async def build_feed(
     node: NodeInputs,
     core: Core,
     blocks: BlockService,
-    index: ShardIndex,
+    run_data: RunData,
     own_text: OwnText | None,
 ) -> Feed:
     """Returns what gives the trainer its data.
@@ -44,8 +43,7 @@ async def build_feed(
         own_text: see `Node.run`, which names the errors as well.
     """
     if not node.manifest.data.own:
-        per_partition = shards_per_partition(node.manifest)
-        return DataFeed(index, node.store, blocks, core.swarm, core.committed, per_partition)
+        return DataFeed(run_data, node.store, blocks, core.swarm, core.committed)
     data = await open_own_data(
         node.manifest,
         own_text,
@@ -58,13 +56,13 @@ async def build_feed(
 
 
 def build_audit_data(
-    node: NodeInputs, core: Core, blocks: BlockService, index: ShardIndex
+    node: NodeInputs, core: Core, blocks: BlockService, run_data: RunData
 ) -> AuditData | None:
     """Returns what fetches the data of audits; None in a run without audits."""
     if not has_audits(node.manifest):
         return None
-    per_partition, length = shards_per_partition(node.manifest), node.manifest.model.context + 1
-    return AuditData(index, node.store, blocks, core.swarm, per_partition, length)
+    length = node.manifest.model.context + 1
+    return AuditData(run_data, node.store, blocks, core.swarm, length)
 
 
 def build_samples(node: NodeInputs, trainer: Trainer) -> ModelSamples:

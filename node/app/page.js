@@ -80,11 +80,16 @@ function work(w) {
   if (w.lost) fates.push(count(w.lost) + " lost");
   return count(w.trained) + " tokens: " + fates.join(", ");
 }
+function growth(d) {
+  if (d.cutting) return "; " + d.cutting;
+  if (!(d.expected_tokens > d.num_tokens)) return "";
+  return "; " + (100 * d.num_tokens / d.expected_tokens).toFixed(0) + " % of the corpus is there";
+}
 function data(d) {
   if (!known(d)) return "–";
   const own = d.own ? "this machine's own text, " : "";
   return own + "epoch " + (d.epoch + 1) + ", " + (100 * d.tokens_consumed / d.num_tokens).toFixed(1) + " %: "
-    + d.shards_consumed.toLocaleString("en") + " of " + plural(d.num_shards, "shard", "shards");
+    + d.shards_consumed.toLocaleString("en") + " of " + plural(d.num_shards, "shard", "shards") + growth(d);
 }
 
 function stepTimes(t) {

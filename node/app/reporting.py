@@ -35,6 +35,8 @@ from gossamer.node.telemetry.status import (
     Status,
     iso_moment,
 )
+from gossamer.protocol.accounting.ledger import EpochProgress
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_summary import is_mark
@@ -68,13 +70,19 @@ class Reporter:
         limits: OwnerLimits | None = None,
         disk_limit: DiskLimit | None = None,
         shown: MemberName = MemberName(),  # noqa: B008
+        run_data: RunData | None = None,
+        cutting: Callable[[], str] = str,
     ) -> None:
         """
         Args:
             zone: of the times in the status; None means that of this machine.
             shown: the name and the team that the owner chose.
+            run_data: all data of the run; None in a run where each peer has its own.
+            cutting: says how far this node is with the rest of its corpus; nothing if it has none.
         """
         self._shown = shown
+        self._run_data = run_data
+        self._cutting = cutting
         node = participant.context
         self.names = MemberNames(
             NamesFile(state_dir.names_path, node.manifest.run_id),
@@ -197,8 +205,16 @@ class Reporter:
             num_tokens=progress.num_tokens,
             shards_consumed=progress.shards_consumed,
             num_shards=progress.num_shards,
+            expected_tokens=self._expected_tokens(progress),
+            cutting=self._cutting(),
             own=bool(self._participant.context.manifest.data.own),
         )
+
+    def _expected_tokens(self, progress: EpochProgress) -> int:
+        data = self._run_data
+        if data is None or self._participant.context.manifest.data.own:
+            return progress.num_tokens
+        return max(data.expected_tokens, progress.num_tokens)
 
     def _outer_step(self) -> OuterStep | None:
         tuned = self._participant.context.committed.tuned
@@ -309,6 +325,8 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
     """Logs which run this node takes part in, and how others join it."""
     data = manifest.data
     text = "each peer's own text" if data.own else f"{data.num_tokens:,} tokens"
+    if data.grows:
+        text += " to begin with"
     log.info(
         f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, {text}",
         run=manifest.run_id.hex()[:16],

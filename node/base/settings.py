@@ -52,6 +52,14 @@ DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 CONFIG_FILE_BYTES_MAX = limits.MIB
 
 
+START_BYTES_DEFAULT = 256 * 1024 * 1024
+"""Bytes of a large corpus with which a run begins: about a minute of cutting, and tens of millions
+of tokens."""
+
+START_BYTES_MIN = 256 * 1024
+"""Of less text too little can be held out to compare losses on."""
+
+
 class ConfigError(ValueError):
     """The settings cannot be used; `problems` holds one sentence a mistake, for people."""
 
@@ -197,6 +205,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Text that all peers get, in a run where each trains on its own."""
     messages: bool = False
     """Whether the text is conversations."""
+    start_bytes: int | None = START_BYTES_DEFAULT
+    """Bytes of the corpus with which the run begins, if there is far more; None: all of it."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

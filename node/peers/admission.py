@@ -12,7 +12,7 @@ from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.offences import Offences
-from gossamer.protocol.errors import ForgedError
+from gossamer.protocol.errors import ForgedError, ImplausibleError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
@@ -28,6 +28,7 @@ from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,
     Extension,
+    MoreData,
     RingStatement,
     Rollback,
     Roster,
@@ -132,7 +133,7 @@ class Admission:
         repeat a statement that is not taken.
 
         - Only the founder and keepers sign that rounds are taken back, and only the founder extends
-          the run. They are heard although they are banned, or not connected.
+          the run or adds data to it. They are heard although they are banned, or not connected.
         - A banned peer is heard only about rings that it is in. The other members hear it too, and
           a ring needs one view of its removed members.
         - A peer that has not announced itself is heard about nothing else. So the number of authors
@@ -155,6 +156,12 @@ class Admission:
             if author != self._founder:
                 raise ForgedError("rounds are added by a peer that is not the founder")
             check_extension(statement, self._manifest)
+            return True
+        if isinstance(statement, MoreData):
+            if author != self._founder:
+                raise ForgedError("data are added by a peer that is not the founder")
+            if not self._manifest.data.grows:
+                raise ImplausibleError("added data in a run whose data do not grow")
             return True
         if self.offences.is_banned(author):
             return False

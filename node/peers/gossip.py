@@ -55,6 +55,7 @@ from gossamer.protocol.wire.statements import (
     TAG_BYTES,
     Announce,
     Extension,
+    MoreData,
     Ready,
     Rollback,
     Roster,
@@ -308,7 +309,7 @@ class Gossip:
         ):
             open_signed(signed, self._run_id, verify)
             self._listener.heard_own(statement)
-        is_kept = isinstance(statement, Roster | Rollback | Extension)
+        is_kept = isinstance(statement, Roster | Rollback | Extension | MoreData)
         if is_kept and not self.statement_store.has(signed.digest):
             # An earlier life organised this ring. While that ring works, this life begins no other.
             # A founder that lost its disk hears of its own orders to all in the same way.

@@ -29,12 +29,14 @@ class KeeperRanks:
     each of at most `limits.MEMBERS_MAX` peers.
     """
 
-    def __init__(self, me: PeerId, num_shards: int, num_copies: int) -> None:
+    def __init__(self, me: PeerId, num_shards: int, num_copies: int, first_shard: int = 0) -> None:
         """
         Args:
             num_copies: keepers of each shard.
+            first_shard: number of the first of these shards.
         """
         self._me = me
+        self._first_shard = first_shard
         self._num_shards = num_shards
         self._num_copies = num_copies
         self._mine: list[bytes] = []
@@ -60,7 +62,8 @@ class KeeperRanks:
 
     def shards(self) -> list[int]:
         """The shards that this node is a keeper of, in order."""
-        return [int(shard) for shard in np.flatnonzero(self._num_before_me < self._num_copies)]
+        places = np.flatnonzero(self._num_before_me < self._num_copies)
+        return [self._first_shard + int(place) for place in places]
 
     def _flags(self, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return np.unpackbits(bits, count=self._num_shards)
@@ -70,6 +73,7 @@ class KeeperRanks:
         ranks: list[bytes] = []
         for first in range(0, self._num_shards, HASHES_PER_SLICE):
             slice_end = min(first + HASHES_PER_SLICE, self._num_shards)
-            ranks += [keeper_rank(shard, peer) for shard in range(first, slice_end)]
+            numbers = range(self._first_shard + first, self._first_shard + slice_end)
+            ranks += [keeper_rank(number, peer) for number in numbers]
             await trio.lowlevel.checkpoint()
         return ranks

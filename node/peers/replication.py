@@ -18,8 +18,9 @@ from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.keeper_ranks import KeeperRanks
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo
+from gossamer.protocol.shard_index import ShardInfo
 
 COPIES = 3
 """Two peers may vanish at the same moment before a shard is lost."""
@@ -42,15 +43,21 @@ log = structlog.get_logger("data")
 
 
 async def keep_copies(
-    index: ShardIndex, store: BlockStore, blocks: BlockService, swarm: Swarm, me: PeerId
+    data: RunData, store: BlockStore, blocks: BlockService, swarm: Swarm, me: PeerId
 ) -> None:
     """Keeps what this node is a keeper of, and fetches what it lacks of that, until cancelled."""
-    shards = (*index.shards, *index.heldout)
-    ranks = KeeperRanks(me, len(shards), COPIES)
+    ranks: list[KeeperRanks] = []
+    num_ranked = 0
     while True:
+        shards = data.shards_to_keep()
+        if len(shards) > num_ranked:
+            ranks.append(KeeperRanks(me, len(shards) - num_ranked, COPIES, num_ranked))
+            num_ranked = len(shards)
         living = frozenset(swarm.living())
-        await ranks.update(living)
-        mine = [shards[number] for number in ranks.shards()]
+        mine: list[ShardInfo] = []
+        for part in ranks:
+            await part.update(living)
+            mine += [shards[number] for number in part.shards()]
         wanted = _wanted(mine, store)
         # No other peer may have it: neither the cache's limit nor a full disk may evict it.
         store.pin(_PIN, [*_kept(mine, store), *wanted])

@@ -20,6 +20,7 @@ from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.ring_service import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.training.more_data import AddedData
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.round_rules import RoundHints
@@ -28,6 +29,7 @@ from gossamer.protocol.wire.envelopes import open_signed, ring_id_of
 from gossamer.protocol.wire.statements import (
     Accusation,
     Extension,
+    MoreData,
     Rollback,
     Roster,
     Signed,
@@ -48,6 +50,7 @@ class ActiveRounds:
         side_records: SideRecords,
         rollbacks: Rollbacks,
         extensions: Extensions,
+        added_data: AddedData,
         orders: Orders,
     ) -> None:
         self._run_id = run_id
@@ -57,6 +60,7 @@ class ActiveRounds:
         self._side_records = side_records
         self._rollbacks = rollbacks
         self._extensions = extensions
+        self._added_data = added_data
         self._orders = orders
         self._newest: OpenRound | None = None
         self._drivers: list[RoundDriver] = []
@@ -125,6 +129,9 @@ class ActiveRounds:
         if isinstance(statement, Extension):
             self._extensions.heard(signed, statement)
             self._orders.notify()
+            return
+        if isinstance(statement, MoreData):
+            self._added_data.heard(signed, statement)
             return
         if isinstance(statement, Accusation):
             self._note_accuser(PeerId(signed.author), statement)

@@ -29,6 +29,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.feed import Feed
+from gossamer.node.training.more_data import AddedData
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice
@@ -54,6 +55,7 @@ class NodeContext:
     choice: HeadChoice
     rollbacks: Rollbacks
     extensions: Extensions
+    added_data: AddedData
     work: Work
     metrics: Metrics
     run_in_thread: RunInThread

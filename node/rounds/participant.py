@@ -135,6 +135,7 @@ class Participant:
             side_records,
             context.rollbacks,
             context.extensions,
+            context.added_data,
             orders,
         )
         self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring

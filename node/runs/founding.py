@@ -14,7 +14,9 @@ from typing import Protocol
 
 import msgspec
 
+from gossamer.node.base.units import format_bytes
 from gossamer.node.runs.draft import CorpusDraft, Draft, manifest_of, problems_of_draft
+from gossamer.node.runs.rest_of_corpus import RestOfCorpus
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import (
@@ -32,6 +34,7 @@ from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
+from gossamer.trainer.text.corpus_parts import plan_parts
 from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
 
@@ -55,6 +58,8 @@ class PreparedData:
     """Sentences about what of the corpus is not used as it was asked for."""
     notes: tuple[str, ...] = ()
     """Sentences about what is used."""
+    rest: RestOfCorpus | None = None
+    """What is cut and added after the run has begun."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ def prepare_data(
     put: Put,
     scratch: Path | None = None,
     skip_bad: bool = False,
+    start_bytes: int | None = None,
     progress: Progress = no_progress,
 ) -> PreparedData:
     """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`; of an
@@ -82,6 +88,9 @@ def prepare_data(
         scratch: folder on a disk with room for what compressed files and Parquet hold; None: the
             system's own.
         skip_bad: whether files and lines that cannot be used are left out.
+        start_bytes: a corpus of twice as many bytes or more is planned in parts, and only the first
+            one, of so many bytes, is prepared. None: all of it. So is a corpus whose sources have
+            shares, and held-out text.
 
     Raises:
         ManifestError: values of the draft are not allowed.
@@ -98,8 +107,12 @@ def prepare_data(
         files, mixture = find_files([Path(path) for path in draft.corpus.heldout], skipped), None
     else:
         files, mixture = files_of(draft.corpus, corpus, skipped)
+    max_bytes = draft.corpus.max_bytes or None
+    plan = None
+    if start_bytes is not None and mixture is None and not is_own:
+        plan = plan_parts(files, draft.seed, start_bytes, max_bytes)
     text = scan_corpus(
-        files,
+        files if plan is None else plan.part(0),
         seed=draft.seed,
         text_field=draft.corpus.text_field,
         scratch=scratch,
@@ -114,20 +127,33 @@ def prepare_data(
         draft.model.context,
         put=put,
         tokenizer=tokenizer,
-        max_bytes=None if is_own else draft.corpus.max_bytes or None,
+        max_bytes=max_bytes if plan is None and not is_own else None,
         mixture=mixture,
         use="heldout" if is_own else "split",
         progress=progress,
     )
-    config = _config_of(draft, cut, put)
+    config = _config_of(draft, cut, put, grows=plan is not None)
     _require_enough(config, draft)
     notes, warnings = said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
-    return PreparedData(
-        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
-    )
+    summary = skipped.summary() if skipped else ()
+    rest = None
+    if plan is not None:
+        rest = RestOfCorpus(
+            plan,
+            text_field=draft.corpus.text_field,
+            seed=draft.seed,
+            heldout_keys=cut.heldout_keys.astype("<u8").tobytes(),
+            skip_bad=skip_bad,
+        )
+        notes.append(
+            f"the run begins with {format_bytes(plan.num_bytes(1))} of its corpus of "
+            f"{format_bytes(plan.num_bytes())}; this node cuts and adds the rest meanwhile, and "
+            "the files of the corpus have to stay where they are until then"
+        )
+    return PreparedData(config, cut.index, (*summary, *warnings), tuple(notes), rest)
 
 
-def _config_of(draft: Draft, cut: CutCorpus, put: Put) -> DataConfig:
+def _config_of(draft: Draft, cut: CutCorpus, put: Put, *, grows: bool) -> DataConfig:
     """Returns the manifest's section of the data, whose blocks are stored with `put`."""
     return DataConfig(
         tokenizer=draft.tokenizer.kind,
@@ -139,6 +165,7 @@ def _config_of(draft: Draft, cut: CutCorpus, put: Put) -> DataConfig:
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
         own=True if draft.data == "own" else msgspec.UNSET,
         messages=True if draft.corpus.format == "messages" else msgspec.UNSET,
+        grows=grows or msgspec.UNSET,
     )
 
 

@@ -103,7 +103,11 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
         *adapters,
         ("vocabulary", f"{model.vocabulary:,} ({manifest.data.tokenizer})"),
         ("training sequences", f"{model.context:,} tokens"),
-        ("training text", f"{manifest.data.num_tokens:,} tokens an epoch"),
+        (
+            "training text",
+            f"{manifest.data.num_tokens:,} tokens "
+            + ("when the run began; its founder added more" if manifest.data.grows else "an epoch"),
+        ),
         ("first state", "imported weights" if model.imported else f"seed {manifest.seed}"),
         ("way of averaging", f"{manifest.sync}, codec {outer.codec}, trust {manifest.trust}"),
         ("inner optimiser", f"{optimizer}, learning rate {inner.learning_rate:g}"),

@@ -96,6 +96,7 @@ async def found_here(
             settings.cache_bytes,
             bars.show,
             skip_bad=role.skip_bad,
+            start_bytes=role.start_bytes,
         )
     for note in data.notes:
         log.info(note)

@@ -148,6 +148,10 @@ class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
     shards_consumed: int
     """Shards that the present epoch has consumed to their end."""
     num_shards: int
+    expected_tokens: int = 0
+    """Tokens of an epoch when the founder has added all of its corpus, as it estimates."""
+    cutting: str = ""
+    """How far this node is with cutting the rest of its corpus; empty if nothing is left."""
     own: bool = False
     """Whether the data are this node's own."""
 

@@ -12,9 +12,8 @@ from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.accounting.excerpts import Excerpt, declared_excerpts, heldout_excerpts
-from gossamer.protocol.accounting.partitions import Partitions
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.statements import Span
 
 _PIN = "audited shards"
@@ -27,34 +26,30 @@ class AuditData:
 
     def __init__(
         self,
-        index: ShardIndex,
+        data: RunData,
         store: BlockStore,
         blocks: BlockService,
         swarm: Swarm,
-        shards_per_partition: int,
         length: int,
     ) -> None:
         """
         Args:
-            index: the shards of the run.
+            data: the shards of the run.
             length: tokens of a sequence: the context and one.
         """
-        self._index = index
+        self._data = data
         self._store = store
         self._blocks = blocks
         self._swarm = swarm
         self._length = length
-        self._partitions = Partitions(
-            [shard.num_tokens for shard in index.shards], shards_per_partition
-        )
 
     def declared(self, head: Digest, me: PeerId, spans: Sequence[Span]) -> tuple[Excerpt, ...]:
         """The sequences of a member's declared data, see `declared_excerpts`."""
-        return declared_excerpts(head, me, spans, self._partitions, self._length)
+        return declared_excerpts(head, me, spans, self._data.partitions, self._length)
 
     def heldout(self, head: Digest, me: PeerId) -> tuple[Excerpt, ...]:
         """The held-out sequences, see `heldout_excerpts`."""
-        shard_tokens = [shard.num_tokens for shard in self._index.heldout]
+        shard_tokens = [shard.num_tokens for shard in self._data.heldout]
         return heldout_excerpts(head, me, shard_tokens, self._length)
 
     async def fetch(
@@ -62,10 +57,10 @@ class AuditData:
     ) -> list[tuple[str, int]] | None:
         """Returns the sequences as (file of a shard, first token), the declared ones first, once
         their shards are here; None if they cannot be had now."""
-        index = self._index
+        data = self._data
         places = [
-            *((Digest(index.shards[each.shard].digest), each.start) for each in declared),
-            *((Digest(index.heldout[each.shard].digest), each.start) for each in heldout),
+            *((Digest(data.shards[each.shard].digest), each.start) for each in declared),
+            *((Digest(data.heldout[each.shard].digest), each.start) for each in heldout),
         ]
         digests = list(dict.fromkeys(digest for digest, _ in places))
         self._store.pin(_PIN, digests)

@@ -119,7 +119,7 @@ class HeldPartitions:
         num_wanted = min(max(1, -(-num_tokens // largest)), limits.CLAIMS_MAX - num_held)
         if num_wanted <= 0:
             return False
-        if self._ranks is None:
+        if self._ranks is None or len(self._ranks) != len(self.partitions):
             self._ranks = claim_ranks(len(self.partitions), self._me)
         chosen = choose_partitions(
             self._positions(),

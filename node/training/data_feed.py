@@ -22,9 +22,8 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.training.claims import HeldPartitions, Piece
 from gossamer.node.training.feed import ROUNDS_AHEAD, Queue, QueueLevel
 from gossamer.protocol.accounting.ledger import EpochProgress, Ledger, epoch_progress
-from gossamer.protocol.accounting.partitions import Partitions
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.statements import Span
 
 QUEUED_CACHE_SHARE = 0.5
@@ -78,32 +77,27 @@ class DataFeed:
 
     def __init__(
         self,
-        index: ShardIndex,
+        data: RunData,
         store: BlockStore,
         blocks: BlockService,
         swarm: DataSwarm,
         state: HasLedger,
-        shards_per_partition: int,
     ) -> None:
         """
         Args:
-            index: the shards of the run.
+            data: the shards of the run; `data_has_grown` says when there are more of them.
             state: the committed state.
         """
-        self._index = index
+        self._data = data
         self._store = store
         self._blocks = blocks
         self._swarm = swarm
         self._state = state
-        self._partitions = Partitions(
-            [shard.num_tokens for shard in index.shards], shards_per_partition
-        )
+        self._partitions = data.partitions
         self._held = HeldPartitions(
             swarm.me, self._partitions, ledger=lambda: state.ledger, others_claims=swarm.claims
         )
-        num_bytes = sum(shard.num_bytes for shard in index.shards)
-        self._tokens_per_byte = sum(self._partitions.tokens) / num_bytes
-        self._level = QueueLevel(min(shard.num_tokens for shard in index.shards))
+        self._level = QueueLevel(min(shard.num_tokens for shard in data.shards))
         self._progress: tuple[Ledger, EpochProgress] | None = None
         self._unavailable: dict[int, float] = {}
         """Partitions of which no peer had a shard; local time until which each is not tried."""
@@ -130,8 +124,15 @@ class DataFeed:
 
     def want(self, tokens_per_round: int) -> None:
         """Sets how many tokens a round needs."""
-        fitting = int(QUEUED_CACHE_SHARE * self._store.quota_bytes * self._tokens_per_byte)
+        tokens_per_byte = self._data.num_tokens / self._data.num_bytes
+        fitting = int(QUEUED_CACHE_SHARE * self._store.quota_bytes * tokens_per_byte)
         self._level.wanted_tokens = max(1, min(ROUNDS_AHEAD * tokens_per_round, fitting))
+        self._wake.set()
+
+    def data_has_grown(self) -> None:
+        """The founder has added shards to the run."""
+        self._progress = None
+        self._level.smallest_shard_tokens = min(shard.num_tokens for shard in self._data.shards)
         self._wake.set()
 
     def need_more(self, tokens_queued: int) -> None:
@@ -154,7 +155,7 @@ class DataFeed:
             span, is_at_end = self._held.consumed(shard, start, stop)
             has_changed = has_changed or is_at_end
             add_span(absolute, span)
-            is_end_of_piece = stop == self._index.shards[shard].num_tokens
+            is_end_of_piece = stop == self._data.shards[shard].num_tokens
             self._level.consumed(stop - start, is_end_of_piece=is_end_of_piece)
         if has_changed:
             self._claims_changed()
@@ -229,7 +230,7 @@ class DataFeed:
             await queue(piece.shard, str(self._store.path(digest)), piece.start, piece.stop)
 
     def _digest(self, shard: int) -> Digest:
-        return Digest(self._index.shards[shard].digest)
+        return Digest(self._data.shards[shard].digest)
 
     def _say_there_is_none(self) -> None:
         problem = self.problem

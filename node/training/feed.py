@@ -39,6 +39,9 @@ class Feed(Protocol):
     def want(self, tokens_per_round: int) -> None:
         """Sets how many tokens a round needs."""
 
+    def data_has_grown(self) -> None:
+        """The founder has added shards to the run."""
+
     def need_more(self, tokens_queued: int) -> None:
         """The trainer's queue runs out: it has `tokens_queued` left."""
 
@@ -69,7 +72,7 @@ class QueueLevel:
     """Tokens and pieces in the trainer's queue."""
 
     def __init__(self, smallest_shard_tokens: int) -> None:
-        self._smallest_shard_tokens = smallest_shard_tokens
+        self.smallest_shard_tokens = smallest_shard_tokens
         self.tokens = 0
         self.pieces = 0
         self.wanted_tokens = 0
@@ -98,7 +101,7 @@ class QueueLevel:
         if tokens < self.tokens:
             self.tokens = tokens
             # No piece but the first and the last one of a partition is shorter than a shard.
-            pieces_max = 2 + 2 * tokens // self._smallest_shard_tokens
+            pieces_max = 2 + 2 * tokens // self.smallest_shard_tokens
             self.pieces = min(self.pieces, pieces_max)
 
     def clear(self) -> None:

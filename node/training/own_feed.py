@@ -52,6 +52,9 @@ class OwnFeed:
         self._level.wanted_tokens = max(1, ROUNDS_AHEAD * tokens_per_round)
         self._wake.set()
 
+    def data_has_grown(self) -> None:
+        """Nothing: a run where each peer has its own text has no other."""
+
     def need_more(self, tokens_queued: int) -> None:
         """See `Feed`."""
         self._level.at_most(tokens_queued)

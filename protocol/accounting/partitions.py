@@ -8,6 +8,8 @@ Rules
   announcement and its spans a `Ready`, however long a round is and however small a shard.
 - A corpus has at least `PARTITIONS_MIN` partitions, or one for each shard, however long a round
   is: each of so many peers finds one of its own.
+- A part that the founder adds later (`protocol.data_parts`) has partitions of its own behind all
+  others. So no partition ever changes, and the ledger, which names them, needs no word on parts.
 
 Small models, whose rounds need a few shards, have partitions of one shard. The term is Kafka's: a
 part of the data with one consumer and one committed position.
@@ -15,6 +17,7 @@ part of the data with one consumer and one committed position.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -47,6 +50,20 @@ def partition_shards(tokens_per_round: int, num_shards: int, num_tokens: int) ->
     return max(1, min(wanted, num_shards // PARTITIONS_MIN))
 
 
+def shards_per_added_partition(
+    manifest: Manifest, num_before: int, num_shards: int, num_tokens: int
+) -> int:
+    """Shards of one partition of a part that was added; 1 or more.
+
+    Args:
+        num_before: shards of the run before this part.
+        num_shards: of the part, all of about one size.
+        num_tokens: of the part.
+    """
+    wanted = -(-round_tokens(manifest) * num_shards // (PARTITIONS_PER_ROUND * num_tokens))
+    return max(1, min(wanted, (num_before + num_shards) // PARTITIONS_MIN))
+
+
 def round_tokens(manifest: Manifest) -> int:
     """Tokens of data that one peer consumes in the longest round: each sequence has one token more
     than the model's context."""
@@ -55,7 +72,7 @@ def round_tokens(manifest: Manifest) -> int:
 
 
 class Partitions:
-    """The partitions of one corpus."""
+    """The partitions of one corpus. Others may be added behind them while the run goes on."""
 
     def __init__(self, shard_tokens: Sequence[int], shards_each: int) -> None:
         """
@@ -63,27 +80,46 @@ class Partitions:
             shard_tokens: tokens of each shard, of one epoch.
             shards_each: of `shards_per_partition`.
         """
-        self._shards_each = shards_each
-        self._ends = list(accumulate(shard_tokens))
-        self.num_shards = len(shard_tokens)
-        starts = range(0, self.num_shards, shards_each)
-        self.tokens = tuple(sum(shard_tokens[at : at + shards_each]) for at in starts)
+        self._ends: list[int] = []
+        self._firsts: list[int] = []
+        """The first shard of each partition."""
+        self.tokens: list[int] = []
         """Tokens of each partition in one epoch."""
+        self.add(shard_tokens, shards_each)
+
+    def add(self, shard_tokens: Sequence[int], shards_each: int) -> None:
+        """Adds partitions of further shards. The partitions that there are stay as they are.
+
+        Args:
+            shard_tokens: tokens of each further shard, of one epoch.
+            shards_each: of `shards_per_partition`, or of `shards_per_added_partition`.
+        """
+        num_before, base = self.num_shards, self._ends[-1] if self._ends else 0
+        self._ends += [base + end for end in accumulate(shard_tokens)]
+        for at in range(0, len(shard_tokens), shards_each):
+            self._firsts.append(num_before + at)
+            self.tokens.append(sum(shard_tokens[at : at + shards_each]))
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._ends)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def shards(self, partition: int) -> range:
         """The shards of a partition."""
-        first = partition * self._shards_each
-        return range(first, min(first + self._shards_each, self.num_shards))
+        following = partition + 1
+        is_last = following == len(self._firsts)
+        stop = self.num_shards if is_last else self._firsts[following]
+        return range(self._firsts[partition], stop)
 
     def shard_tokens(self, shard: int) -> int:
         """Tokens of one shard."""
         return self._ends[shard] - self._begin(shard)
 
     def partition_of(self, shard: int) -> int:
-        return shard // self._shards_each
+        return bisect_right(self._firsts, shard) - 1
 
     def offset_of(self, shard: int) -> int:
         """Tokens of a shard's partition that lie before the shard."""

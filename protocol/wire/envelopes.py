@@ -23,6 +23,7 @@ from gossamer.protocol.wire.statements import (
     Equivocation,
     Extension,
     LinkRate,
+    MoreData,
     Ready,
     Rollback,
     Roster,
@@ -49,6 +50,7 @@ _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder
     | LinkRate
     | Rollback
     | Extension
+    | MoreData
     | Equivocation
     | Verdict
 )

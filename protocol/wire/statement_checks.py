@@ -14,6 +14,7 @@ from gossamer.protocol.wire.statements import (
     Equivocation,
     Extension,
     LinkRate,
+    MoreData,
     Ready,
     Rollback,
     Roster,
@@ -134,6 +135,18 @@ def check_statement(statement: Statement) -> None:
                 0 <= statement.cooldown_tokens <= statement.total_tokens
                 and 1 <= statement.total_tokens <= limits.TOKENS_TOTAL_MAX,
                 "extension with tokens out of range",
+            )
+        case MoreData():
+            _check_digest(statement.parts_digest, "parts_digest")
+            high = limits.DATA_PARTS_MAX
+            _require(
+                1 <= statement.number <= high,
+                f"{statement.number} data parts; allowed: 1 to {high}",
+            )
+            _require(
+                1 <= statement.num_tokens <= limits.TOKENS_MAX
+                and 0 <= statement.expected_tokens <= limits.TOKENS_MAX,
+                "added data with tokens out of range",
             )
         case Equivocation():
             first, second = statement.first, statement.second

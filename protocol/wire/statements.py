@@ -196,6 +196,23 @@ class Extension(
     """Of these the last ones, in which the learning rate falls."""
 
 
+class MoreData(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="data"
+):
+    """The founder has added parts to the data of the run (`protocol.data_parts`). Only the founder
+    can say so; the highest number holds."""
+
+    number: int
+    """Parts that were added since the run began."""
+    parts_digest: bytes
+    """Block with the `PartList`."""
+    num_tokens: int
+    """Tokens of all added parts together."""
+    expected_tokens: int
+    """Tokens of all parts that the founder means to add, as it estimates. No more than `num_tokens`
+    once it has added all."""
+
+
 class Equivocation(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="proof"
 ):
@@ -208,7 +225,15 @@ class Equivocation(
 
 
 Statement: TypeAlias = (
-    Announce | Ready | Roster | RingStatement | Rollback | Extension | Equivocation | Verdict
+    Announce
+    | Ready
+    | Roster
+    | RingStatement
+    | Rollback
+    | Extension
+    | MoreData
+    | Equivocation
+    | Verdict
 )
 
 
@@ -244,6 +269,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("rollback", author, statement.undone.hex())
         case Extension():
             return ("extend", author)
+        case MoreData():
+            return ("data", author)
         case Equivocation():
             return proof_key(statement.first.author)  # one proof is enough, whoever brings it
         case Verdict():
@@ -266,5 +293,8 @@ def version_of(statement: Statement) -> tuple[int, ...]:
         case Extension():
             # The totals decide between two of one number, so that every peer keeps the same one.
             return (statement.number, statement.total_tokens, statement.cooldown_tokens)
+        case MoreData():
+            # The digest decides between two of one number, so that every peer keeps the same one.
+            return (statement.number, int.from_bytes(statement.parts_digest, "big"))
         case Roster() | Accusation() | Rollback() | Equivocation() | Verdict():
             return ()

@@ -269,6 +269,14 @@ def test_a_manifest_from_before_own_data_and_conversations_keeps_its_bytes() -> 
     assert run.run_id != old.run_id
 
 
+def test_a_manifest_from_before_data_that_grow_keeps_its_bytes() -> None:
+    assert b"grows" not in encode_manifest(manifest())
+    growing = changed("data.grows", True)
+    assert decode_manifest(encode_manifest(growing)) == growing
+    own = msgspec.structs.replace(growing.data, num_shards=0, num_tokens=0, own=True)
+    assert any("not the founder's to add" in p for p in problems_of(replace(growing, data=own)))
+
+
 def test_a_run_of_own_data_lists_none_and_another_some() -> None:
     said = problems_of(changed("data.own", True))
     assert any(problem.startswith("data.num_shards") for problem in said)

@@ -375,6 +375,7 @@ def found(
     keepers: tuple[str, ...] = (),
     probation: int = 0,
     lora: LoraConfig | None = None,
+    data_grow: bool = False,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -441,6 +442,7 @@ def found(
             num_tokens=num_shards * SHARD_TOKENS,
             heldout_tokens=SHARD_TOKENS,
             frozen_digest=frozen,
+            grows=data_grow or msgspec.UNSET,
         ),
         genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
         admission="invite" if is_by_invitation else "allow" if allowed else "open",
@@ -495,6 +497,8 @@ class World:
     """Rounds until a node has its whole influence; 0: every node has it at once."""
     lora: LoraConfig | None = None
     """Adapters, which the run trains in the place of the model."""
+    data_grow: bool = False
+    """Whether the founder adds data."""
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
     schedule: TokenSchedule | None = None
@@ -541,6 +545,7 @@ class World:
             keepers=tuple(self.identity(name).peer_id for name in self.keepers),
             probation=self.probation,
             lora=self.lora,
+            data_grow=self.data_grow,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,11 @@ from gossamer.trainer.text.corpus_errors import (
 from gossamer.trainer.text.documents import (
     LineReader,
     OnBad,
+    Window,
     json_lines,
     json_text,
     json_text_of,
+    line_start,
     piece_bytes_of,
     refuse,
     text_pieces,
@@ -47,6 +50,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done, bytes in all)."""
 
 IntVector = npt.NDArray[np.int64]
+KeyVector = npt.NDArray[np.uint64]
 
 DEFAULT_TEXT_FIELD = "text"
 
@@ -58,6 +62,14 @@ _KEY_CONTEXT = b"gossamer corpus order 1:"
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
     """A `Progress` that does nothing."""
+
+
+class Section(NamedTuple):
+    """A part of a file: of a plain one the lines that begin from byte `start` to before `stop`."""
+
+    path: Path
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class Corpus:
     """Bytes in the file: of a JSON line, the whole line."""
     text_bytes: npt.NDArray[np.uint32]
     """Bytes of the text itself in UTF-8."""
-    keys: npt.NDArray[np.uint64]
+    keys: KeyVector
     spool: Spool = field(default_factory=Spool)
     """The texts of packed files, and of all conversations."""
     chat: Chat | None = None
@@ -118,7 +130,7 @@ class Corpus:
 
 
 def scan_corpus(
-    files: Sequence[Path],
+    files: Sequence[Path] | Sequence[Section],
     *,
     seed: int,
     text_field: str = DEFAULT_TEXT_FIELD,
@@ -130,6 +142,7 @@ def scan_corpus(
     """Read every file once, check that it is text, and note where its documents are.
 
     Args:
+        files: whole files, or sections of files.
         scratch: folder on a disk with room for what packed files hold; None: the system's own.
         skipped: notes the files and lines that cannot be used, which are left out; None: nothing
             may be left out.
@@ -140,10 +153,11 @@ def scan_corpus(
         CorpusError: there is no text, no room for packed files, or pyarrow is missing.
     """
     scan = _Scan(seed, text_field, Spool(scratch), skipped, chat, progress)
-    scan.measure(files)
-    for path in files:
-        scan.read(path)
-    return scan.corpus(files)
+    sections = [each if isinstance(each, Section) else _whole(each) for each in files]
+    scan.measure(sections)
+    for section in sections:
+        scan.read(section)
+    return scan.corpus([section.path for section in sections])
 
 
 class _Scan:
@@ -171,7 +185,7 @@ class _Scan:
         self._offsets, self._keys = array("Q"), array("Q")
         self._number = self._done = self._total = self._piece_bytes = 0
 
-    def measure(self, files: Sequence[Path]) -> None:
+    def measure(self, sections: Sequence[Section]) -> None:
         """Learns how long the files are, and requires room for what is packed in them.
 
         Raises:
@@ -179,10 +193,11 @@ class _Scan:
         """
         text_sizes: list[int] = []
         packed_bytes = 0
-        for path in files:
+        for path, start, stop in sections:
             form = form_of(path)
             try:
-                self._total += path.stat().st_size
+                size = min(stop, path.stat().st_size) - start
+                self._total += size
                 if self._chat is not None and form.content != "lines":
                     raise BadDocumentError(
                         "does not hold JSON lines, and conversations are read from .jsonl files "
@@ -199,31 +214,32 @@ class _Scan:
                 self._problems[path] = f"corpus file {path} {error}"
                 continue
             if form.content == "text":
-                text_sizes.append(num_bytes)
+                text_sizes.append(num_bytes if form.is_packed else size)
             if form.is_packed or self._chat is not None:
-                packed_bytes += num_bytes
+                packed_bytes += num_bytes if form.is_packed else size
         if packed_bytes:
             self._spool.require_room(packed_bytes)
         self._piece_bytes = piece_bytes_of(text_sizes)
 
-    def read(self, path: Path) -> None:
-        """Notes the documents of the next file.
+    def read(self, section: Section) -> None:
+        """Notes the documents of the next file, or of a section of it.
 
         Raises:
             CorpusError: the spool has no room.
         """
-        size = 0
+        path, size = section.path, 0
         documents, spooled = len(self._keys), self._spool.num_bytes
         lines = self._skipped.lines if self._skipped is not None else 0
         if path not in self._problems:
             try:
-                size = path.stat().st_size
-                for done in self._take(path, form_of(path), size):
+                size = min(section.stop, path.stat().st_size) - section.start
+                for done in self._take(section, form_of(path)):
                     self._progress("reading", self._done + min(done, size), self._total)
             except OSError as error:
                 self._problems[path] = unreadable(path, error)
             except BadDocumentError as error:
-                self._problems[path] = f"corpus file {path} {error}"
+                place = f", from byte {section.start:,} on," if section.start else ""
+                self._problems[path] = f"corpus file {path}{place} {error}"
         if self._skipped is not None and path in self._problems:
             self._skipped.file(self._problems.pop(path))
             self._skipped.lines = lines
@@ -265,8 +281,9 @@ class _Scan:
             return refuse
         return lambda error: skipped.line(f"corpus file {path} {error}")
 
-    def _take(self, path: Path, form: Form, size: int) -> Iterator[int]:
-        """Notes the documents of a file, and yields after each how much of the file is done."""
+    def _take(self, section: Section, form: Form) -> Iterator[int]:
+        """Notes the documents of a section, and yields after each how much of it is done."""
+        path, size = section.path, section.path.stat().st_size
         if form.content in ("parquet", "arrow"):
             on_bad = self._on_bad(path)
             for part, text in table_texts(path, form.content, self._text_field, on_bad):
@@ -274,21 +291,28 @@ class _Scan:
                 yield round(part * size)
             return
         with path.open("rb") as file:
-            stream = open_unpacked(file, size, form.packing) if form.packing else file
+            stream: BinaryIO = file
+            offset = first = 0
+            if form.packing:
+                stream = open_unpacked(file, size, form.packing)
+            elif section.start or section.stop < size:
+                offset = first = line_start(file, section.start)
+                stop = line_start(file, section.stop)
+                file.seek(first)
+                stream = cast(BinaryIO, Window(file, stop))
             pieces = (
                 json_lines(stream, self._read_line, self._on_bad(path))
                 if form.content == "lines"
                 else text_pieces(stream, self._piece_bytes)
             )
-            offset = 0
             for raw_bytes, text in pieces:
                 if form.packing or self._chat is not None:
                     self._note_packed(text)
-                    yield file.tell()
+                    yield file.tell() - first
                     continue
                 self._note(offset, raw_bytes, text)
                 offset += raw_bytes
-                yield offset
+                yield offset - first
 
     def _note_packed(self, text: bytes) -> None:
         if text:
@@ -301,6 +325,11 @@ class _Scan:
             self._raws.append(raw_bytes)
             self._texts.append(len(text))
             self._keys.append(self._hasher(text))
+
+
+def _whole(path: Path) -> Section:
+    """A whole file, however long it grows to be until it is read."""
+    return Section(path, 0, sys.maxsize)
 
 
 def _keyed_hasher(seed: int) -> Callable[[bytes], int]:

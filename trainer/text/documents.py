@@ -35,6 +35,33 @@ def refuse(error: BadDocumentError) -> None:
     raise error
 
 
+class Window:
+    """The bytes of a file from where it stands to `stop`, as a stream. The file's own place moves
+    with it."""
+
+    def __init__(self, file: BinaryIO, stop: int) -> None:
+        self._file = file
+        self._stop = stop
+
+    def read(self, num_bytes: int) -> bytes:
+        return self._file.read(max(0, min(num_bytes, self._stop - self._file.tell())))
+
+    def readline(self, limit: int) -> bytes:
+        return self._file.readline(max(0, min(limit, self._stop - self._file.tell())))
+
+
+def line_start(file: BinaryIO, at: int) -> int:
+    """Returns where the first line begins that begins at byte `at` or later; the file's length if
+    there is none."""
+    if at == 0:
+        return 0
+    file.seek(at - 1)
+    while piece := file.readline(DOCUMENT_BYTES_MAX):
+        if piece.endswith(b"\n"):
+            break
+    return file.tell()
+
+
 def text_pieces(file: BinaryIO, piece_bytes: int) -> Iterator[tuple[int, bytes]]:
     """(length, text) of the pieces of a text file; together they are the whole file."""
     offset, rest = 0, b""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
-from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
+from gossamer.trainer.text.corpus import Corpus, IntVector, KeyVector, Progress, no_progress
 from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.mixing import Mixture, Share, mix, shares_of
 from gossamer.trainer.text.tokens import (
@@ -91,6 +91,8 @@ class CutCorpus:
     index: ShardIndex
     shares: tuple[Share, ...] = ()
     """What each source of a mixture has of the text."""
+    heldout_keys: KeyVector = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Keys of the documents that are held out, (num_heldout,)."""
 
 
 def cut_corpus(
@@ -142,7 +144,7 @@ def cut_corpus(
         progress=progress,
     )
     shares = () if mixture is None else shares_of(corpus, np.concatenate(split), mixture)
-    return CutCorpus(tokenizer, token_bytes, index, shares)
+    return CutCorpus(tokenizer, token_bytes, index, shares, corpus.keys[split.heldout])
 
 
 def split_documents(

@@ -213,8 +213,18 @@ def _data(data: DataStatus) -> str:
         )
     return (
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
-        f"{data.num_shards:,} shards consumed"
+        f"{data.num_shards:,} shards consumed{_growth(data)}"
     )
+
+
+def _growth(data: DataStatus) -> str:
+    """Returns how much of its corpus the founder has added; nothing if that is all."""
+    if data.cutting:
+        return f"; {data.cutting}"
+    if data.expected_tokens <= data.num_tokens:
+        return ""
+    there = data.num_tokens / data.expected_tokens
+    return f"; {there:.0%} of the corpus is there, and its founder adds the rest"
 
 
 def _step_times(times: StepTimes) -> str:

@@ -54,7 +54,7 @@ STATUS = Status(
     work=WorkStatus(trained=9000, committed_on_time=7000, committed_late=800, lost=200,
                     carried=1000),
     data=DataStatus(epoch=1, tokens_consumed=250, num_tokens=1000, shards_consumed=3,
-                    num_shards=16),
+                    num_shards=16, expected_tokens=4000),
     capacity=CapacityStatus(
         device="Fast GPU",
         device_kind="cuda",
@@ -282,6 +282,26 @@ def test_wandb_that_would_send_is_refused(
     assert "--log-to: 'wandb' is not one of tensorboard, wandb:offline" in errors(capsys)[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "start_bytes"), [("1GiB", 2**30), ("300kB", 300_000), ("all", None)]
+)
+def test_a_run_begins_after_so_much_of_its_corpus(
+    text: str, start_bytes: int | None, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    command = ["start", "--start-after", text, "--state-dir", str(tmp_path)]
+    assert run_command(command) == 0
+    assert daemon.ran[0][1] == Found(start_bytes=start_bytes)
+
+
+@pytest.mark.parametrize("text", ["soon", "1kB"])
+def test_a_run_begins_with_no_fewer_bytes_than_can_be_used(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["start", "--start-after", text, "--state-dir", str(tmp_path / "s")]
+    assert run_command(command) == 2
+    assert "--start-after" in errors(capsys)[0]
+
+
 def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     console = Console(width=120, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
@@ -290,6 +310,7 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert "step 3 of 20" in text
     assert "9,000 tokens trained: 7,000 on time, 800 late, 1,000 carried, 200 lost" in text
     assert "epoch 2, 25.0% of it: 3 of 16 shards consumed" in text
+    assert "consumed; 25% of the corpus is there, and its founder adds the rest" in text
     assert "Fast GPU (cuda, 24.0 GB, 8 cores)" in text
     assert "12 committed: 1 of 2 contributed, 1.5 s, 1.5 kB sent" in text
     assert "momentum 0.46, learning rate 1.00" in text

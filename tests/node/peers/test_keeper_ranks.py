@@ -17,6 +17,7 @@ from gossamer.node.peers import keeper_ranks, replication
 from gossamer.node.peers.keeper_ranks import HASHES_PER_SLICE, KeeperRanks
 from gossamer.protocol.accounting import ledger
 from gossamer.protocol.accounting.ledger import keeper_rank
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 
@@ -57,6 +58,19 @@ def test_a_node_keeps_what_the_rule_says(worlds: list[set[PeerId]], num_shards: 
             peers = [ME, *sorted(living)]
             expected = [n for n in range(num_shards) if ME in keepers(n, peers, COPIES)]
             assert ranks.shards() == expected
+
+    trio.run(main)
+
+
+def test_added_shards_have_keepers_by_their_own_numbers() -> None:
+    first, added = KeeperRanks(ME, 40, COPIES), KeeperRanks(ME, 25, COPIES, 40)
+    whole = KeeperRanks(ME, 65, COPIES)
+
+    async def main() -> None:
+        for ranks in (first, added, whole):
+            await ranks.update(PEERS)
+        assert [*first.shards(), *added.shards()] == whole.shards()
+        assert added.shards()
 
     trio.run(main)
 
@@ -174,7 +188,7 @@ class Others:
 def test_keeping_copies_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes, others = HashesPerTurn(monkeypatch), Others()
     infos = tuple(ShardInfo(digest_of(n.to_bytes(2)), 100, 100) for n in range(1500))
-    index = ShardIndex(shards=infos, heldout=())
+    data = RunData(ShardIndex(shards=infos, heldout=()), 1)
     parts: Any = others
 
     def expected() -> list[bytes]:
@@ -183,7 +197,7 @@ def test_keeping_copies_does_not_hold_up_the_event_loop(monkeypatch: pytest.Monk
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(replication.keep_copies, index, parts, parts, parts, ME)
+            nursery.start_soon(replication.keep_copies, data, parts, parts, parts, ME)
             await trio.sleep(1)
             assert hashes.most_in_a_turn <= HASHES_PER_SLICE
             before = hashes.count

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_p
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.limits import MIB
+from gossamer.protocol.limits import KIB, MIB
 from gossamer.trainer.text.corpus import Progress, no_progress
 from gossamer.trainer.text.corpus_errors import PROBLEMS_MAX, CorpusError
 
@@ -123,3 +124,23 @@ def test_a_corpus_on_the_command_line_replaces_the_sources(corpus: Path, tmp_pat
     draft = with_sources(tmp_path, 0)
     replaced = prepare(corpus, tmp_path / "state", draft)
     assert replaced.config == prepare_data(DRAFT, [corpus], put=Store().put).config
+
+
+def test_a_corpus_that_will_not_fit_the_cache_is_said_at_once(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    (tmp_path / "state").mkdir()
+    text = "\n".join("".join(draw.choices("abcdefgh", k=60)) for _ in range(30_000))
+    (tmp_path / "a.txt").write_text(text)
+
+    async def main(cache_bytes: int) -> PreparedData:
+        return await prepare_elsewhere(
+            DRAFT,
+            [tmp_path / "a.txt"],
+            tmp_path / "state" / "blocks",
+            cache_bytes,
+            no_progress,
+            start_bytes=256 * KIB,
+        )
+
+    assert not trio.run(main, 64 * MIB).warnings
+    assert any("--cache-bytes" in each for each in trio.run(main, MIB // 2).warnings)

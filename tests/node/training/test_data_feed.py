@@ -12,6 +12,7 @@ import trio.testing
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, claim_rank
+from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.protocol.wire.statements import Span
@@ -52,7 +53,8 @@ class World:
         infos = [ShardInfo(digest_of(n.to_bytes(2)), SHARD_TOKENS, 1) for n in range(num_shards)]
         shards: Any = AllShards()
         index = ShardIndex(shards=tuple(infos), heldout=())
-        self.feed = DataFeed(index, shards, shards, self, self, shards_per_partition)
+        self.data = RunData(index, shards_per_partition)
+        self.feed = DataFeed(self.data, shards, shards, self, self)
 
     def sources(self) -> list[PeerId]:
         return []

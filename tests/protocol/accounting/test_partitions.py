@@ -105,6 +105,32 @@ def test_every_token_is_in_one_shard_of_one_partition(sizes: list[int], each: in
     assert all(b - a == 1 for a, b in pairwise(shards))
 
 
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=40),
+    st.integers(1, 12),
+    st.lists(st.integers(1, 50), min_size=1, max_size=40),
+    st.integers(1, 12),
+)
+def test_added_partitions_leave_the_others_as_they_are(
+    first: list[int], each: int, more: list[int], each_of_more: int
+) -> None:
+    partitions, before = Partitions(first, each), Partitions(first, each)
+    alone = Partitions(more, each_of_more)
+    partitions.add(more, each_of_more)
+    assert partitions.num_shards == len(first) + len(more)
+    assert partitions.tokens == [*before.tokens, *alone.tokens]
+    for number in range(len(before)):
+        assert partitions.shards(number) == before.shards(number)
+    for number in range(len(alone)):
+        shards = alone.shards(number)
+        there = partitions.shards(len(before) + number)
+        assert there == range(shards.start + len(first), shards.stop + len(first))
+        for shard in shards:
+            assert partitions.partition_of(shard + len(first)) == len(before) + number
+            assert partitions.offset_of(shard + len(first)) == alone.offset_of(shard)
+            assert partitions.shard_tokens(shard + len(first)) == more[shard]
+
+
 def test_what_a_peer_says_of_its_data_stays_small() -> None:
     """A claim takes at most 3 bytes; the widest spans of a whole ring still fit one roster."""
     few, many = (

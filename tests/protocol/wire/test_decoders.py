@@ -40,6 +40,7 @@ from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.wire.statements import (
     Extension,
     LinkRate,
+    MoreData,
     Rollback,
     Roster,
     Signed,
@@ -100,6 +101,7 @@ STATEMENTS: list[Statement] = [
     LinkRate(RING_ID, 2, 1e6, 1e6),
     Rollback(HEAD, RING_ID, 7),
     Extension(3, 2_000, 500),
+    MoreData(3, HEAD, 2_000, 5_000),
     Verdict(7, HEAD, True, -0.25, 0.5),
     equivocation_of(peer(2)),
     ring_of(peers(3)).roster,

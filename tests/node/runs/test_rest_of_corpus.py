@@ -1,0 +1,192 @@
+"""The rest of a corpus: parts with a learnt vocabulary, of conversations, of packed files, and with
+lines that cannot be used; and which corpora are cut as a whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+from numpy.typing import NDArray
+
+from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_preset
+from gossamer.node.runs.founding import PreparedData, prepare_data
+from gossamer.node.runs.importing import with_pretrained
+from gossamer.node.runs.rest_of_corpus import cut_rest, expected_tokens
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import KIB
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.shard_index import PROMPT_BIT, ShardInfo
+from gossamer.trainer.pretrained.folder import open_pretrained
+from gossamer.trainer.text.corpus_errors import BadFilesError
+from gossamer.trainer.text.tokens import load_tokenizer
+from tests.support.builders import manifest
+from tests.support.model_folders import config_of_family, make_folder
+
+replace = msgspec.structs.replace
+BYTES = draft_of_preset("tiny")
+BPE = replace(
+    BYTES, tokenizer=replace(BYTES.tokenizer, kind="bpe", vocabulary=300), model=replace(
+        BYTES.model, vocabulary=300
+    )
+)  # fmt: skip
+START_BYTES = 256 * KIB
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+)
+
+
+class Store(dict[bytes, bytes]):
+    def put(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        self[digest] = data
+        return digest
+
+
+def lines_of(number: int, seed: int = 1) -> list[str]:
+    draw = random.Random(seed)
+    return [f"line {n} of {seed} " + "w" * draw.randrange(400) for n in range(number)]
+
+
+def prepared(draft: Draft, paths: list[Path], store: Store, skip_bad: bool = False) -> PreparedData:
+    return prepare_data(draft, paths, put=store.put, start_bytes=START_BYTES, skip_bad=skip_bad)
+
+
+def run_of(draft: Draft, data: PreparedData) -> Manifest:
+    return replace(manifest(), data=data.config, model=draft.model)
+
+
+def parts_of(
+    draft: Draft, data: PreparedData, store: Store, scratch: Path
+) -> Iterator[tuple[tuple[ShardInfo, ...], list[str]]]:
+    assert data.rest is not None
+    run = run_of(draft, data)
+    file = store[run.data.tokenizer_digest] if run.data.tokenizer_digest else b""
+    for number in range(1, data.rest.plan.num_parts):
+        yield cut_rest(data.rest, number, run, file, put=store.put, scratch=scratch)
+
+
+def tokens_of(shards: tuple[ShardInfo, ...], store: Store, token_bytes: int) -> NDArray[np.uint32]:
+    packed = (store[shard.digest] for shard in shards)
+    data = b"".join(zstandard.ZstdDecompressor().decompress(each) for each in packed)
+    return np.frombuffer(data, dtype=f"<u{token_bytes}").astype(np.uint32)
+
+
+def test_parts_have_the_vocabulary_of_the_first_one(tmp_path: Path) -> None:
+    text = "\n".join(lines_of(4_000))
+    (tmp_path / "a.txt").write_text(text)
+    store = Store()
+    data = prepared(BPE, [tmp_path / "a.txt"], store)
+    tokenizer = load_tokenizer("bpe", store[data.config.tokenizer_digest])
+    there = [data.index.shards, data.index.heldout]
+    there += [shards for shards, _ in parts_of(BPE, data, store, tmp_path)]
+    tokens = np.concatenate([tokens_of(shards, store, 2) for shards in there])
+    # Sequences are shuffled: what is the same is how often each byte is there.
+    found = np.frombuffer(tokenizer.decode(tokens).encode(), np.uint8)
+    expected = np.frombuffer(text.encode(), np.uint8)
+    letters = np.frombuffer(b"line of w0123456789\n", np.uint8)
+    for letter in letters:
+        assert np.count_nonzero(found == letter) == np.count_nonzero(expected == letter)
+
+
+def test_all_is_expected_from_the_first_part(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(lines_of(8_000)))
+    store = Store()
+    data = prepared(BYTES, [tmp_path / "a.txt"], store)
+    assert data.rest is not None
+    assert data.config.grows
+    rest = sum(s.num_tokens for shards, _ in parts_of(BYTES, data, store, tmp_path) for s in shards)
+    expected = expected_tokens(data.rest.plan, run_of(BYTES, data))
+    assert expected == pytest.approx(data.config.num_tokens + rest, rel=0.1)
+    assert any("begins with" in note for note in data.notes)
+
+
+def test_conversations_come_in_parts_and_only_answers_are_learnt(tmp_path: Path) -> None:
+    make_folder(tmp_path / "model", config_of_family("llama"))
+    path = tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": CHATML}))
+    draft = with_pretrained(BYTES, open_pretrained(tmp_path / "model"))
+    draft = replace(draft, corpus=replace(draft.corpus, format="messages"))
+    talks = [
+        [{"role": "user", "content": f"what {n}?"}, {"role": "assistant", "content": "yes"}]
+        for n in range(6_000)
+    ]
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in talks))
+    store = Store()
+    data = prepared(draft, [tmp_path / "c.jsonl"], store)
+    there = [data.index.shards, data.index.heldout]
+    there += [shards for shards, _ in parts_of(draft, data, store, tmp_path)]
+    assert len(there) > 2
+    tokens = np.concatenate([tokens_of(shards, store, 4) for shards in there])
+    assert np.count_nonzero(tokens < PROMPT_BIT) == 6_000 * 4
+
+
+def test_packed_files_are_in_one_part_each(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    files = []
+    for number in range(8):
+        noise = ("".join(chr(33 + draw.randrange(90)) for _ in range(100)) for _ in range(1_200))
+        path = tmp_path / f"{number}.txt.gz"
+        path.write_bytes(gzip.compress("\n".join(noise).encode()))
+        files.append(path)
+    store = Store()
+    data = prepared(BYTES, files, store)
+    assert data.rest is not None
+    plan = data.rest.plan
+    sections = [section for n in range(plan.num_parts) for section in plan.part(n)]
+    assert sorted(section.path for section in sections) == files
+    there = [data.index.shards, data.index.heldout]
+    there += [shards for shards, _ in parts_of(BYTES, data, store, tmp_path)]
+    num_tokens = sum(shard.num_tokens for shards in there for shard in shards)
+    assert 8 * 1_200 * 101 - 8 <= num_tokens < 1.01 * 8 * 1_200 * 101
+
+
+def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": line}) for line in lines_of(6_000)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(rows))
+    good = prepared(BYTES, [path], Store())
+    assert good.rest is not None
+    plan = good.rest.plan
+    _, start, _ = plan.part(plan.num_parts - 1)[0]
+    text = bytearray(path.read_bytes())
+    bad = text.index(b"\n", start) + 1
+    text[bad : bad + 2] = b"!!"
+    path.write_bytes(text)
+
+    store = Store()
+    strict = prepared(BYTES, [path], store)
+    with pytest.raises(BadFilesError, match=r"a\.jsonl"):
+        list(parts_of(BYTES, strict, store, tmp_path))
+    lenient = prepared(BYTES, [path], store, skip_bad=True)
+    *_, (_, warnings) = parts_of(BYTES, lenient, store, tmp_path)
+    assert "lines 1" in warnings[0]
+
+
+def test_sources_with_shares_and_own_text_are_cut_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(lines_of(4_000)))
+    (tmp_path / "b.txt").write_text("\n".join(lines_of(4_000, seed=2)))
+    sources = tuple(SourceDraft(path=str(tmp_path / f"{n}.txt"), weight=1.0) for n in "ab")
+    mixed = prepared(replace(BYTES, corpus=CorpusDraft(sources=sources)), [], Store())
+    assert mixed.rest is None
+    assert mixed.config.grows is msgspec.UNSET
+    own = replace(BYTES, data="own", corpus=CorpusDraft(heldout=(str(tmp_path / "a.txt"),)))
+    assert prepared(own, [], Store()).rest is None
+
+
+def test_a_limit_of_bytes_holds_for_all_parts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(lines_of(12_000)))
+    limited = replace(BYTES, corpus=CorpusDraft(max_bytes=3 * START_BYTES))
+    store = Store()
+    data = prepared(limited, [tmp_path / "a.txt"], store)
+    there = [data.index.shards, data.index.heldout]
+    there += [shards for shards, _ in parts_of(limited, data, store, tmp_path)]
+    num_tokens = sum(shard.num_tokens for shards in there for shard in shards)
+    assert 2.9 * START_BYTES < num_tokens < 3.2 * START_BYTES

@@ -1,0 +1,140 @@
+"""A corpus that is cut part by part: every line is in one part, and nothing that is held out is
+trained on."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import DATA_PARTS_MAX, KIB
+from gossamer.trainer.text.corpus import Section, scan_corpus
+from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
+from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part, plan_parts
+from gossamer.trainer.text.shards import cut_corpus
+from gossamer.trainer.text.tokens import ByteTokenizer
+
+START_BYTES = 64 * KIB
+CONTEXT = 32
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Plain text, JSON lines and a packed file: some 600 KB, in which every line is another."""
+    draw = random.Random(3)
+    number = 0
+
+    def lines(count: int) -> list[str]:
+        nonlocal number
+        number += count
+        return [f"{number - n} " + "w" * draw.randrange(200) for n in range(count)]
+
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines(1_000)) + "\n")
+    rows = [json.dumps({"text": line + "\n"}) for line in lines(1_500)]
+    (tmp_path / "d.jsonl").write_text("\n".join(rows) + "\n")
+    return sorted(tmp_path.iterdir())
+
+
+def plan_of(files: list[Path], seed: int = 7) -> CorpusPlan:
+    plan = plan_parts(files, seed, START_BYTES)
+    assert plan is not None
+    return plan
+
+
+def texts_of(sections: list[Section]) -> list[str]:
+    corpus = scan_corpus(sections, seed=7)
+    texts = corpus.read(np.arange(corpus.num_documents))
+    return [line for text in texts for line in text.decode().splitlines()]
+
+
+def test_every_line_is_in_one_part(files: list[Path]) -> None:
+    plan = plan_of(files)
+    assert plan.num_parts > 3
+    there = Counter(line for n in range(plan.num_parts) for line in texts_of(plan.part(n)))
+    assert there == Counter(texts_of([Section(path, 0, path.stat().st_size) for path in files]))
+    assert set(there.values()) == {1}
+    assert plan.num_bytes() == sum(path.stat().st_size for path in files)
+
+
+def test_the_first_part_is_as_large_as_was_asked_and_comes_from_everywhere(
+    files: list[Path],
+) -> None:
+    plan = plan_of(files)
+    assert START_BYTES <= plan.num_bytes(1) < 2 * START_BYTES
+    assert len({section.path for section in plan.part(0)}) >= 3
+    second = plan.num_bytes(2) - plan.num_bytes(1)
+    assert second >= plan.num_bytes(1)
+    assert plan_of(files) == plan
+    assert plan_of(files, seed=8) != plan
+
+
+def test_a_corpus_of_little_more_is_one_part_and_a_limit_counts(files: list[Path]) -> None:
+    total = sum(path.stat().st_size for path in files)
+    assert plan_parts(files, 7, total // 2 + 1) is None
+    assert plan_parts(files, 7, START_BYTES, max_bytes=START_BYTES) is None
+    limited = plan_parts(files, 7, START_BYTES, max_bytes=4 * START_BYTES)
+    assert limited is not None
+    assert 4 * START_BYTES <= limited.num_bytes() < 5 * START_BYTES
+
+
+def test_a_huge_corpus_has_fewer_parts_than_a_list_may_name(tmp_path: Path) -> None:
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as file:
+        file.truncate(4 * 10**12)  # a hole, which takes no room
+    plan = plan_parts([path], 1, 256 * KIB * KIB)
+    assert plan is not None
+    assert plan.num_parts <= DATA_PARTS_MAX
+    assert plan.num_bytes() == 4 * 10**12
+
+
+def test_a_line_that_is_longer_than_sections_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("a" * 100_000 + "\n" + "b" * 150_000 + "\nend")
+    cuts = [0, 50_000, 100_000, 100_001, 200_000, path.stat().st_size]
+    sections = [Section(path, start, stop) for start, stop in pairwise(cuts)]
+    scans = scan_corpus(sections, seed=1)
+    assert scans.num_bytes == path.stat().st_size
+
+
+class Shards(dict[Digest, bytes]):
+    def put(self, data: bytes) -> Digest:
+        self[digest_of(data)] = data
+        return digest_of(data)
+
+
+def test_a_later_part_leaves_out_copies_of_what_is_held_out(files: list[Path]) -> None:
+    plan, shards = plan_of(files), Shards()
+    first = scan_corpus(plan.part(0), seed=7)
+    cut = cut_corpus(first, "bytes", 257, CONTEXT, put=shards.put)
+    assert len(cut.heldout_keys)
+    wish = PartWish(2, CONTEXT, 100_000, cut.heldout_keys)
+    same = cut_part(first, wish, ByteTokenizer(), put=shards.put)
+    tokens = sum(shard.num_tokens for shard in same)
+    assert tokens == sum(shard.num_tokens for shard in cut.index.shards)
+
+    both = scan_corpus([*plan.part(0), *plan.part(1)], seed=7)
+    more = cut_part(both, wish, ByteTokenizer(), put=shards.put)
+    again = Shards()
+    assert cut_part(both, wish, ByteTokenizer(), put=again.put) == more
+    assert sum(shard.num_tokens for shard in more) > tokens
+    everything = PartWish(2, CONTEXT, 100_000, first.keys)
+    with pytest.raises(CorpusError, match="held out"):
+        cut_part(first, everything, ByteTokenizer(), put=shards.put)
+
+
+def test_a_bad_line_is_named_by_its_place(files: list[Path]) -> None:
+    path = files[0]
+    data = bytearray(path.read_bytes())
+    data[-10] = 0xFF
+    path.write_bytes(data)
+    middle = len(data) // 2
+    scan_corpus([Section(path, 0, middle)], seed=1)
+    with pytest.raises(BadFilesError, match=f"from byte {middle:,} on"):
+        scan_corpus([Section(path, middle, len(data))], seed=1)
