@@ -217,9 +217,10 @@ class CorpusCutter:
             if not is_said:
                 is_said = True
                 log.warning(
-                    f"the next part of the corpus needs {format_bytes(num_bytes)} in the cache, "
-                    "and what is there is still needed: give a larger --cache-bytes, or wait until "
-                    "other peers keep copies"
+                    "the cache has no room for the next part of the corpus, and what is there is "
+                    "still needed: give a larger --cache-bytes, or wait until other peers keep "
+                    "copies",
+                    needs=format_bytes(num_bytes),
                 )
             await trio.sleep(LOOK_SECONDS)
 
@@ -233,8 +234,8 @@ class CorpusCutter:
     def _stopped(self, reason: str) -> None:
         self.status = f"stopped: {reason}"
         log.error(
-            f"the rest of the corpus is not cut, and the run goes on with the data that it has: "
-            f"{reason}"
+            "the rest of the corpus is not cut, and the run goes on with the data that it has",
+            reason=reason,
         )
 
 

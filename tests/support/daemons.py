@@ -187,13 +187,9 @@ def digests_on_disk(node: LocalNode) -> dict[int, str]:
     return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
 
 
-def losses_on_disk(node: LocalNode) -> dict[int, float]:
-    """Round to the greatest training loss of its members in nats, along the same chain."""
-    head, chain = head_of(node), chain_of(node)
-    path = chain.path_between(chain.genesis, head)
-    assert path is not None, "the chain on disk has a hole"
-    headers = [chain.header(one) for one in path]
-    return {header.round: max(each.loss for each in header.members) for header in headers}
+def losses_of(status: Status) -> dict[int, float]:
+    """Round to training loss in nats, as far as a short run keeps them all."""
+    return {each.round: each.loss for each in status.loss_history if each.loss is not None}
 
 
 def add_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:

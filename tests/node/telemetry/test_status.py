@@ -63,6 +63,7 @@ def test_the_names_that_tools_depend_on() -> None:
     }  # fmt: skip
     assert set(document["data"]) == {
         "epoch", "tokens_consumed", "num_tokens", "shards_consumed", "num_shards", "own",
+        "expected_tokens", "cutting",
     }  # fmt: skip
     assert {"peer_id", "phase", "round", "head", "tokens_per_second", "device"} <= set(
         document["peers"][0]
