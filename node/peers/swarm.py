@@ -116,6 +116,8 @@ class Swarm:
         self.admission = admission
         self._awake = awake
         self._listener: SwarmListener | None = None
+        self._together: tuple[Digest, frozenset[PeerId]] | None = None
+        """The newest head that a ring of this node committed as a whole, and the ring's members."""
         self._connected: set[PeerId] = set()
         self._ready_since: dict[Digest, float] = {}
         """By head; the oldest first."""
@@ -195,6 +197,7 @@ class Swarm:
         """A round is committed in whose ring this node was, and no member was out of it. They know
         that of each other, so only the heralds announce the new head."""
         credits = credits_of(header)
+        self._together = header.digest, frozenset(credits) - {self.me}
         self.membership.committed(credits, header.digest, header.round, header.tokens_total)
         if self.me in heralds(header.digest, credits):
             self.announce()
@@ -218,13 +221,26 @@ class Swarm:
         is_lost: Callable[[Announce], bool],
         near_rounds: int,
     ) -> Awaited:
-        """Others that a round waits for, see `membership.awaited`."""
+        """Others that a round waits for, see `membership.awaited`.
+
+        These are connected to this node, or were in the ring that led here: members behind routers
+        are in one ring before all of them are connected to each other, or have heard each other.
+        """
+        head, together = self._together or (None, frozenset[PeerId]())
+        together = together if chain[:1] == [head] else frozenset()
+        connected = {*self._transport.peers()}
         living = {
             peer: said
-            for peer, said in self.living().items()
-            if not self.admission.is_accuser(peer) and not self.admission.sits_out(peer)
+            for peer, said in self.living_anywhere().items()
+            if (peer in connected or peer in together) and self._may_be_awaited(peer)
         }
-        return awaited(living, chain, round_number, is_lost, near_rounds)
+        found = awaited(living, chain, round_number, is_lost, near_rounds)
+        unheard = together - self.membership.known().keys()
+        at_work = sorted({*found.at_work, *filter(self._may_be_awaited, unheard)})
+        return found._replace(at_work=at_work)
+
+    def _may_be_awaited(self, peer: PeerId) -> bool:
+        return not self.admission.is_accuser(peer) and not self.admission.sits_out(peer)
 
     def sources(self) -> list[PeerId]:
         """Peers that can be asked for blocks: the connected ones, but for those behind a relay. The

@@ -187,8 +187,13 @@ def digests_on_disk(node: LocalNode) -> dict[int, str]:
     return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
 
 
-def losses_of(status: Status) -> dict[int, float]:
-    """Round to training loss in nats, as far as a short run keeps them all."""
+def losses_until(node: LocalNode, number: int) -> dict[int, float]:
+    """Round to training loss in nats, when a short run has come to a round: it keeps them all."""
+
+    def condition(status: Status) -> bool:
+        return any(each.round >= number for each in status.loss_history)
+
+    status = node.wait_for(condition, PATIENCE_SECONDS, f"loss of round {number}")
     return {each.round: each.loss for each in status.loss_history if each.loss is not None}
 
 
