@@ -235,7 +235,7 @@ class Swarm:
             if (peer in connected or peer in together) and self._may_be_awaited(peer)
         }
         found = awaited(living, chain, round_number, is_lost, near_rounds)
-        unheard = together - self.membership.known().keys()
+        unheard = {peer for peer in together if not self.membership.is_known(peer)}
         at_work = sorted({*found.at_work, *filter(self._may_be_awaited, unheard)})
         return found._replace(at_work=at_work)
 

@@ -152,16 +152,17 @@ class CorpusCutter:
         )
         for warning in warnings:
             log.warning(warning)
-        index = decode_index((folder / INDEX_NAME).read_bytes())
+        index_bytes = await self._run_in_thread((folder / INDEX_NAME).read_bytes)
+        index = decode_index(index_bytes)
         self._require_fitting(index)
         await self._wait_for_room(index, share)
         digests = [Digest(shard.digest) for shard in index.shards]
         store.pin(_PIN, digests)
         for shard in digests:
             await self._run_in_thread(lambda shard=shard: _move(folder, shard, store))  # type: ignore[misc]
-        await self._add(rest, (folder / INDEX_NAME).read_bytes(), index)
+        await self._add(rest, index_bytes, index)
         store.unpin(_PIN)
-        shutil.rmtree(folder, ignore_errors=True)
+        await self._run_in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
         seconds = time.monotonic() - begun
         log.info(
             "a part of the corpus is cut and added",

@@ -140,9 +140,11 @@ def chunk_starters(members: Sequence[PeerId], said: Mapping[PeerId, bytes]) -> t
         members: in ring order.
         said: `Ready.links` of each.
     """
-    links = Links(members, said)
     num_members = len(members)
     places = range(num_members)
+    if not any(said.values()):
+        return tuple(places)
+    links = Links(members, said)
     crosses_relay = [False for _ in places]
     """Of the line from each position to the next one. A relay's own part crosses its line as well,
     where only one member can be the relay."""

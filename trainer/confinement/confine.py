@@ -193,12 +193,21 @@ def give_up_network(confinement: Confinement) -> Confinement:
     Args:
         confinement: what the process gave up before.
     """
+    problem = take_network()
+    if problem:
+        return confinement._replace(problems=(*confinement.problems, problem))
+    return confinement._replace(tcp=True, network=True)
+
+
+def take_network() -> str:
+    """Takes the network from this process with all its threads, for good. Returns the reason where
+    the system refuses, for people, and nothing otherwise."""
     try:
         landlock.forbid_new_privileges()
         seccomp.forbid_network()
     except OSError as error:
-        return confinement._replace(problems=(*confinement.problems, str(error)))
-    return confinement._replace(tcp=True, network=True)
+        return str(error)
+    return ""
 
 
 def _prepare(folder: Path) -> None:

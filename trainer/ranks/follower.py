@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from gossamer.trainer.compiling.compiler import Compiler
-from gossamer.trainer.confinement import landlock, seccomp
+from gossamer.trainer.confinement.confine import take_network
 from gossamer.trainer.confinement.system_calls import end_with_parent
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.ipc.messages import Limits
@@ -76,7 +76,7 @@ class Follower:
         assert isinstance(self._inbox.get(), messages.Connect)
         group = Group(device.torch_device, start.rank, start.num_ranks, start.store_path)
         group.connect()
-        self._say(messages.Connected(_give_up_network() if start.is_confined else ""))
+        self._say(messages.Connected(take_network() if start.is_confined else ""))
         decoder = decoder_on(start.model, device, start.frozen_paths, self._advanced)
         self._passes = Passes(
             device,
@@ -116,16 +116,6 @@ class Follower:
         """Says why it cannot go on, if anybody is there."""
         with suppress(OSError):
             self._say(messages.Failed(reason))
-
-
-def _give_up_network() -> str:
-    """Gives the network up for good. Returns the reason where the system refuses, for people."""
-    try:
-        landlock.forbid_new_privileges()
-        seccomp.forbid_network()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def _taken(gradients: Gradients, message: messages.Take) -> messages.Taken:
