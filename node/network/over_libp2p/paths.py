@@ -184,7 +184,10 @@ class Paths:
             if self._is_direct(peer) or await self._crossing.begin(peer, open_stream):
                 await self._retire(connection, peer)
                 continue
-            await trio.sleep(pause_seconds)
+            with trio.move_on_after(pause_seconds):
+                # A dial or the other end may make a direct connection in the meantime.
+                while not (self._is_direct(peer) or connection.is_closed):  # noqa: ASYNC110 - no event
+                    await trio.sleep(DRAIN_LOOK_SECONDS)
             pause_seconds = min(2 * pause_seconds, RETRY_SECONDS_MAX)
 
     async def _dial(self, peer: PeerId, endpoints: list[Endpoint], seconds: float) -> bool:

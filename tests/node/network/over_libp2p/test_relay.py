@@ -15,8 +15,9 @@ from gossamer.node.network import relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import parse_address
+from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS
+from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import ConnectError, Path, Stream, StreamClosed
 from gossamer.protocol.wire.relay_messages import (
@@ -91,6 +92,12 @@ async def _until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.01)
 
 
+def _is_relayed(end: Libp2pTransport, other: Libp2pTransport) -> bool:
+    """A direct connection that comes about while the two cross their routers counts as crossed."""
+    path = end.path(other.peer_id)
+    return path is not None and path.kind == "relayed"
+
+
 def test_two_peers_talk_through_a_third_one_that_counts_what_it_carries() -> None:
     async def story(three: Three) -> None:
         caller, middle, target = three.caller, three.relay, three.target
@@ -152,7 +159,7 @@ def test_what_is_under_way_on_a_circuit_goes_on_beside_a_direct_connection() -> 
         ]
         address = target.addresses()[0].partition("/p2p/")[0]
         await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
-        await _until(lambda: target.path(caller.peer_id) == Path("direct"))
+        await _until(lambda: not _is_relayed(target, caller))
         await trio.sleep(5 * DRAIN_LOOK_SECONDS)
         for stream in streams:
             before = middle.paths.circuits.carried_bytes
@@ -163,6 +170,31 @@ def test_what_is_under_way_on_a_circuit_goes_on_beside_a_direct_connection() -> 
         await _until(lambda: middle.paths.circuits.num_carried == 0)
         assert await _sends_back(caller, target, b"by the direct connection")
         assert await _sends_back(target, caller, b"by the direct connection")
+
+    _run(story)
+
+
+def test_a_circuit_ends_soon_beside_a_direct_connection_that_came_after_a_failed_crossing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay carries nothing for two peers until their next try to cross, minutes later."""
+    failed = trio.Event()
+
+    async def fails(*_: object) -> bool:
+        failed.set()
+        return False
+
+    monkeypatch.setattr(Crossing, "begin", fails)
+
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        await failed.wait()
+        address = target.addresses()[0].partition("/p2p/")[0]
+        await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
+        with trio.fail_after(RETRY_SECONDS_MIN / 2):
+            await _until(lambda: middle.paths.circuits.num_carried == 0)
+        assert await _sends_back(caller, target, b"by the direct connection")
 
     _run(story)
 
