@@ -32,7 +32,14 @@ from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
-from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Statement
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    Equivocation,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+)
 from tests.sim.simulator.signatures import peer_id_of, sign_as, verify
 
 RUN_ID, HEAD = digest_of(b"dispatcher"), digest_of(b"head")
@@ -74,6 +81,7 @@ class Member:
     contributions: list[tuple[Digest, Contribute]] = field(default_factory=list)
     finishes: list[tuple[Digest, FinishAverage]] = field(default_factory=list)
     orders: list[OuterStepOrder] = field(default_factory=list)
+    proofs: list[Equivocation] = field(default_factory=list)
     heard: float | None = 0.0
     now: float = 0.0
     stopped_seconds: float = 0.0
@@ -136,6 +144,10 @@ class Member:
 
     def left_out(self, left_out: LeftOut) -> None:
         """See `Effects`."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `Effects`."""
+        self.proofs.append(proof)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`."""
