@@ -25,6 +25,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.proposal import Parent
@@ -258,6 +259,22 @@ def test_a_chunk_is_wanted_then_late_or_refused() -> None:
     assert committed().dispatcher.use_of(ring_id) == "late"
     dispatcher.close()
     assert dispatcher.use_of(ring_id) == "refused"
+
+
+def test_two_averages_of_one_chunk_by_one_member_become_a_proof() -> None:
+    member, other = ring_of_two()
+    dispatcher, ring_id = member.dispatcher, member.contributions[0][0]
+    theirs = other.dispatcher.machine.signed_averages
+    place = theirs.ring.members.index(other.me)
+    for payload in (b"one", b"one", b"other"):
+        assert not member.proofs
+        digest = digest_of(payload)
+        signature = theirs.sign(0, 0b11, digest)
+        received = 0, 0b11, place, payload, digest, signature
+        dispatcher.average_received(1.0, ring_id, other.me, *received)
+    (proof,) = member.proofs
+    assert proof.first.author == other.me
+    assert open_equivocation(proof, RUN_ID, verify) == (1, 1)
 
 
 def test_averages_and_sums_that_hold_my_part_are_checked() -> None:
