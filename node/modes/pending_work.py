@@ -35,10 +35,10 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring_parts import RecordPart, SumPart, tree_of
+from gossamer.protocol.rounds.ring_parts import SumPart
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.set_part import SetPart
+from gossamer.protocol.rounds.set_parts import RecordPart, SetPart, tree_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet

@@ -17,9 +17,8 @@ from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.accusations import BASELESS
 from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.attempt import SLOW
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Ready

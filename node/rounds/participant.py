@@ -42,7 +42,7 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings, RoundPlaces
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import rounds_between
-from gossamer.protocol.rounds.round_rules import RoundHints
+from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
 log = structlog.get_logger("node")
