@@ -16,7 +16,7 @@ from gossamer.node.runs.preparing import cut_elsewhere
 from gossamer.node.runs.progress import ProgressBars
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.own_data import OwnData
-from gossamer.node.storage.samples_file import SamplesFile
+from gossamer.node.storage.owner_files import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.data_feed import DataFeed

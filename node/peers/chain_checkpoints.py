@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.frames import answering, ask, receive_frame, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
@@ -185,12 +185,8 @@ class ChainCheckpoints:
     def write(self) -> None:
         """Keeps the path on the disk; in a thread. A disk that does not take it costs nothing but
         the question to a peer after the next start."""
-        try:
+        with self._health.writing("checkpoints"):
             write_checkpoints(self._directory, KeptCheckpoints(self._path, self._summary))
-        except DiskError as error:
-            self._health.failed("checkpoints", error)
-        else:
-            self._health.wrote("checkpoints")
 
     # Questions
 

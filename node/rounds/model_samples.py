@@ -13,7 +13,7 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.storage.samples_file import RoundSamples, Sample, SamplesFile, with_newest
+from gossamer.node.storage.owner_files import RoundSamples, Sample, SamplesFile, with_newest
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import DataConfig
 from gossamer.trainer.ipc.messages import Sample as SampleTask

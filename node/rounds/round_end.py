@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.heads import Heads
 from gossamer.node.machine.trainer import Trainer
@@ -151,17 +151,13 @@ class WorkSaver:
         is_due = now or trio.current_time() > self._due_seconds
         if not (is_due or self._work.must_save):
             return
-        try:
+        with self._health.writing("work"):
             await self._run_in_thread(self._work.save)
             if is_due:
                 await self._save_losses()
                 await self._save_trainer(wait=now)
                 pause_seconds = max(SAVE_SECONDS, self._trainer.save_seconds / SAVE_SHARE)
                 self._due_seconds = trio.current_time() + pause_seconds
-        except DiskError as error:
-            self._health.failed("work", error)
-        else:
-            self._health.wrote("work")
 
     async def _save_trainer(self, *, wait: bool) -> None:
         if wait:
