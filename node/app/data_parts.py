@@ -10,7 +10,7 @@ from gossamer.node.app.core import Core, NodeInputs
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.peers.block_exchange import BlockService
-from gossamer.node.rounds.model_samples import ModelSamples, sample_task
+from gossamer.node.rounds.evaluation import ModelSamples, sample_task
 from gossamer.node.runs.own_text import OwnText, key_of, own_seed, require_fitting
 from gossamer.node.runs.preparing import cut_elsewhere
 from gossamer.node.runs.progress import ProgressBars

@@ -22,7 +22,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.model_samples import ModelSamples
+from gossamer.node.rounds.evaluation import ModelSamples
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.known_rounds import KnownRounds
