@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskHealth
-from gossamer.node.network.frames import answering, ask, receive_frame, send_frame
+from gossamer.node.network.frames import answering, ask, receive_message, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.storage.chain_start import (
@@ -268,9 +268,7 @@ class ChainCheckpoints:
 
     async def _serve(self, stream: Stream) -> None:
         async with answering(stream, REQUEST_SECONDS, self._on_offence):
-            message, _ = await receive_frame(
-                stream, message_bytes_max=CHECKPOINT_REQUEST_BYTES_MAX, payload_bytes_max=0
-            )
+            message = await receive_message(stream, CHECKPOINT_REQUEST_BYTES_MAX)
             await send_frame(stream, self._answer(decode_checkpoint_request(message)))
 
     def _answer(self, request: CheckpointRequest) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 import trio
 
 from gossamer.node.app.daemon import limit_malloc_arenas
-from gossamer.node.modes.pending_work import RecordContributions
+from gossamer.node.modes.pending_work import Contributions
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -151,7 +151,7 @@ class Peer(OpenListener):
             self._payloads = payloads_named(self._assignment.codec, trust=trust)
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._records = (
-            RecordContributions(self._payloads, 1.0)
+            Contributions(self._payloads, 1.0)
             if isinstance(self._payloads, RecordPayloads)
             else None
         )
@@ -274,7 +274,7 @@ class Peer(OpenListener):
         if isinstance(self._payloads, SignPayloads):
             return _ring_steps.Signs(self._payloads, ring, self._me)
         if self._records is not None:
-            return self._records(self._vector, self._plan, ring, self._me)
+            return self._records.contribution(self._vector, self._plan, ring, self._me)
         return contribution_of(self._vector, self._plan, self._payloads, ring, self._me, 1.0)
 
     def awaited(self) -> Awaited:
