@@ -217,6 +217,10 @@ class GuardedSwarm(Swarm):
         try:
             with trio.CancelScope(shield=True), trio.fail_after(ENTRY_SECONDS_MAX):
                 connection = await super().add_conn(muxed_conn, direction)
+                if self.refusals.is_banned(muxed_conn.peer_id):
+                    # The ban came meanwhile, and ended only what was in the books.
+                    await connection.close()
+                    raise SwarmException("this peer is banned here for a while")
         finally:
             self._arriving -= direction == "inbound"
             self._peers_changed()
