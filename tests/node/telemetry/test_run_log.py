@@ -22,7 +22,6 @@ from gossamer.node.telemetry import log_places, run_log
 from gossamer.node.telemetry.log_places import TensorBoardPlace, WandbPlace, require_packages
 from gossamer.node.telemetry.run_log import QUEUE_MAX, Record, RunLog, record_of
 
-
 T = TypeVar("T")
 
 
