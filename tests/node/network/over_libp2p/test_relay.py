@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from gossamer.node.base.limit_periods import Period
 from gossamer.node.base.rate_limit import BURST_SECONDS, RateLimit
@@ -15,7 +17,8 @@ from gossamer.node.network import relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import parse_address
-from gossamer.node.network.over_libp2p.crossing import Crossing
+from gossamer.node.network.over_libp2p.crossing import DIAL_SECONDS, Crossing
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
@@ -197,6 +200,57 @@ def test_a_circuit_ends_soon_beside_a_direct_connection_that_came_after_a_failed
         assert await _sends_back(caller, target, b"by the direct connection")
 
     _run(story)
+
+
+def test_a_connection_that_a_crossing_sees_at_once_is_a_crossed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The crossing is over before the connection is told of. Taken for a direct one, it would show
+    that strangers can dial this node."""
+    tell, told = GuardedSwarm.notify_connected, trio.Event()
+
+    async def tell_later(swarm: GuardedSwarm, connection: Any) -> None:
+        await told.wait()
+        await tell(swarm, connection)
+
+    async def main() -> None:
+        dialled_in: list[object] = []
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as caller,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as target,
+            trio.open_nursery() as nursery,
+        ):
+            monkeypatch.setattr(
+                target.own.reachability, "dialled_in", lambda *seen: dialled_in.append(seen)
+            )
+            monkeypatch.setattr(GuardedSwarm, "notify_connected", tell_later)
+            nursery.start_soon(caller.connect, target.addresses()[0])
+            assert await target.paths._dial(caller.peer_id, [], DIAL_SECONDS)
+            told.set()
+            await _until(lambda: bool(caller.peers()))
+            await trio.testing.wait_all_tasks_blocked()
+            assert target.path(caller.peer_id) == Path("crossed")
+            assert dialled_in == []
+
+    trio.run(main)
+
+
+def test_the_end_of_one_crossing_does_not_end_the_next_one() -> None:
+    """The two ends do not give up a try at the same moment, and one may begin the next before."""
+
+    async def main() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as caller,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as target,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(target.paths._dial, caller.peer_id, [], DIAL_SECONDS)
+            assert not await target.paths._dial(caller.peer_id, [], 0.1)
+            await caller.connect(target.addresses()[0])
+            await _until(lambda: bool(target.peers()))
+            assert target.path(caller.peer_id) == Path("crossed")
+
+    trio.run(main)
 
 
 def test_the_end_of_the_relay_is_the_end_of_its_circuits() -> None:
