@@ -85,6 +85,9 @@ BUSY = Status(
         LimitStatus(
             name="upload", setting="up_limit", unit="Mbit/s", limit=10.0, text="10", used=8.25
         ),
+        LimitStatus(
+            name="threads", setting="threads", unit="threads", limit=1.0, text="1", used=0.2
+        ),
         LimitStatus(name="memory", setting="memory_max", unit="bytes", used=2e9),
         LimitStatus(
             name="temperature", setting="gpu_temperature_max", unit="degrees C", limit=80.0,

@@ -17,7 +17,7 @@ from gossamer.node.network import relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import parse_address
-from gossamer.node.network.over_libp2p.crossing import DIAL_SECONDS, Crossing
+from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
@@ -36,6 +36,9 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
 ECHO_BYTES = 1_000_000
 """More than all buffers on the way hold."""
+
+PATIENCE_SECONDS = 30.0
+"""Time for what takes a second, at most, on an idle machine."""
 
 
 @dataclass
@@ -83,7 +86,7 @@ async def _three() -> AsyncIterator[Three]:
 
 def _run(story: Callable[[Three], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_SECONDS):
             async with _three() as three:
                 await story(three)
 
@@ -225,7 +228,7 @@ def test_a_connection_that_a_crossing_sees_at_once_is_a_crossed_one(
             )
             monkeypatch.setattr(GuardedSwarm, "notify_connected", tell_later)
             nursery.start_soon(caller.connect, target.addresses()[0])
-            assert await target.paths._dial(caller.peer_id, [], DIAL_SECONDS)
+            assert await target.paths._dial(caller.peer_id, [], PATIENCE_SECONDS)
             told.set()
             await _until(lambda: bool(caller.peers()))
             await trio.testing.wait_all_tasks_blocked()
@@ -244,13 +247,41 @@ def test_the_end_of_one_crossing_does_not_end_the_next_one() -> None:
             open_libp2p_transport(Identity.generate(), LOOPBACK) as target,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(target.paths._dial, caller.peer_id, [], DIAL_SECONDS)
+            nursery.start_soon(target.paths._dial, caller.peer_id, [], PATIENCE_SECONDS)
             assert not await target.paths._dial(caller.peer_id, [], 0.1)
             await caller.connect(target.addresses()[0])
             await _until(lambda: bool(target.peers()))
             assert target.path(caller.peer_id) == Path("crossed")
 
     trio.run(main)
+
+
+def test_no_gossip_is_lost_when_a_circuit_ends_beside_a_direct_connection() -> None:
+    """A statement of a round that is lost costs the round a comparison of what both know."""
+
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        heard: dict[str, set[bytes]] = {caller.peer_id: set(), target.peer_id: set()}
+        caller.subscribe("news", lambda _author, data: heard[caller.peer_id].add(data))
+        target.subscribe("news", lambda _author, data: heard[target.peer_id].add(data))
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        while not all(heard.values()):
+            for end in (caller, target):
+                await end.publish("news", b"before")
+            await trio.sleep(0.1)
+        address = target.addresses()[0].partition("/p2p/")[0]
+        await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
+        number = 0
+        while middle.paths.circuits.num_carried or number < 10:
+            number += 1
+            for end in (caller, target):
+                await end.publish("news", b"%d" % number)
+            await trio.sleep(0.05)
+        published = {b"before", *(b"%d" % each for each in range(1, number + 1))}
+        with trio.fail_after(10):
+            await _until(lambda: all(each == published for each in heard.values()))
+
+    _run(story)
 
 
 def test_the_end_of_the_relay_is_the_end_of_its_circuits() -> None:
