@@ -18,7 +18,7 @@ from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
 from gossamer.node.base.owner_limits import SCHEDULE
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.storage.samples_file import RoundSamples, Sample
+from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import (
     CapacityStatus,

@@ -19,7 +19,7 @@ from libp2p.pubsub.validators import signature_validator
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of
-from gossamer.node.network.over_libp2p.guards import GuardedHost
+from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.spreading import num_passed_on
 from gossamer.protocol.errors import (
