@@ -257,7 +257,7 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
     finished = unfinished = 0
 
     async def kill_again_and_again(trainer: TrainerClient) -> None:
-        for _ in range(NUM_KILLS):
+        while True:
             await until(lambda: trainer.is_up)
             await trio.sleep(randomness.uniform(0.0, 0.3))
             if trainer.pid is not None:
@@ -270,7 +270,10 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
         expected = trainer.pending.copy()
         nursery.start_soon(kill_again_and_again, trainer)
         number = 0
-        while len(told.restarts) < NUM_KILLS:
+        # How many rounds end between two kills is up to the speed of the machine.
+        while (
+            len(told.restarts) < NUM_KILLS or finished <= NUM_KILLS or unfinished <= NUM_KILLS // 3
+        ):
             number += 1
             answer = await train(trainer, number)
             assert (answer.tokens > 0) == (answer.steps > 0)
@@ -284,8 +287,6 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
 
     act(story, manifest, monkeypatch, told)
     assert set(told.restarts) == {"killed"}
-    assert finished > NUM_KILLS
-    assert unfinished > NUM_KILLS // 3, "kills came between rounds only"
 
 
 def test_an_answer_counts_though_the_end_comes_right_behind_it(
