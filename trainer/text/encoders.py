@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -145,13 +145,13 @@ class _Encoder:
         )
 
 
-def _write(stream: BinaryIO, data: bytes) -> None:
+def _write(stream: IO[bytes], data: bytes) -> None:
     stream.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
     stream.write(data)
     stream.flush()
 
 
-def _read(stream: BinaryIO) -> bytes | None:
+def _read(stream: IO[bytes]) -> bytes | None:
     """Returns the next message; None if the other side is gone."""
     length = stream.read(_LENGTH_BYTES)
     if len(length) < _LENGTH_BYTES:

@@ -35,14 +35,16 @@ def tokenizer() -> BpeTokenizer:
 
 def by_library(tokenizer: BpeTokenizer, text: str) -> list[int]:
     [tokens] = encode_pieces(tokenizer._tokenizer, [text.encode()])
-    return tokens.tolist()
+    found: list[int] = tokens.tolist()
+    return found
 
 
 def by_words(tokenizer: BpeTokenizer, text: str) -> list[int]:
     assert tokenizer._words is not None
     [tokens] = tokenizer.encode([text.encode()])
     assert tokens.dtype == np.uint32
-    return tokens.tolist()
+    found: list[int] = tokens.tolist()
+    return found
 
 
 @given(text=st.lists(st.one_of(st.sampled_from(PIECES), st.characters(codec="utf-8"))).map("".join))
@@ -138,5 +140,5 @@ def test_shards_do_not_depend_on_the_number_of_processes(
 
 def test_little_text_is_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_processes(10_000_000) == 0
-    monkeypatch.setattr(encoders_module.os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     assert num_processes(10**12) == encoders_module.PROCESSES_MAX
