@@ -72,8 +72,8 @@ _GROWTH = 4
 
 _GROWTH_MIXED = 16
 """The same where sources have weights: a long section of one source disturbs the shares of a part.
-The file is then unpacked sixteen times in all: gzip takes 0.003 seconds of a core for a megabyte each
-time, and cutting some 0.12."""
+The file is then unpacked sixteen times in all: gzip takes 0.003 seconds of a core for a megabyte
+each time, and cutting some 0.12."""
 
 _DENSITY_FILES = 8
 """Files of a source that are looked at for the part of JSON lines that is text."""
