@@ -370,6 +370,28 @@ def test_a_relay_carries_a_bounded_number_of_circuits(monkeypatch: pytest.Monkey
     _run(story)
 
 
+def test_circuits_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CIRCUITS_MAX", 1)
+
+    async def story(three: Three) -> None:
+        refusals: list[str] = []
+
+        async def attempt() -> None:
+            try:
+                await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+            except ConnectError as error:
+                refusals.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(attempt)
+        assert len(refusals) == 2
+        assert all("carries 1 circuits already" in each for each in refusals)
+        assert three.relay.paths.circuits.num_carried == 1
+
+    _run(story)
+
+
 @pytest.mark.parametrize(
     ("protocol", "message"),
     [
