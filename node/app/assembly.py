@@ -50,7 +50,7 @@ from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_exchange import serve_manifest
 from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
-from gossamer.node.rounds.context import NodeContext
+from gossamer.node.rounds.opening import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
@@ -60,8 +60,7 @@ from gossamer.node.runs.step_estimate import operations_of_token
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
-from gossamer.node.storage.loss_file import LossFile
-from gossamer.node.storage.names_file import MemberName
+from gossamer.node.storage.owner_files import LossFile, MemberName
 from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
@@ -305,32 +304,14 @@ class Node:
         self, core: Core, feed: Feed, orders: Orders, audit_data: AuditData | None
     ) -> Participant:
         context = NodeContext(
-            self.manifest,
-            self._identity,
-            self._transport,
-            core.committed,
-            core.chain_sync,
-            core.trainer,
-            feed,
-            core.swarm,
-            core.rounds,
-            core.choice,
-            core.rollbacks,
-            core.extensions,
-            core.added_data,
-            core.work,
-            self.metrics,
-            self._runtime.run_in_thread,
-            self._speed,
-            self._state_dir.health,
-            self._runtime.awake,
+            self.manifest, self._identity, self._transport, core.committed, core.chain_sync,
+            core.trainer, feed, core.swarm, core.rounds, core.choice, core.rollbacks,
+            core.extensions, core.added_data, core.work, self.metrics,
+            self._runtime.run_in_thread, self._speed, self._state_dir.health, self._runtime.awake,
             LossFile(self._state_dir.losses_path, self.run_id),
-            build_samples(self._inputs, core.trainer),
-            heldout_paths=core.run_blocks.heldout_paths,
-            pinned_head=self.pinned_head,
-            audit_data=audit_data,
-            limits=self._limits.rates,
-        )
+            build_samples(self._inputs, core.trainer), core.run_blocks.heldout_paths,
+            self.pinned_head, audit_data, self._limits.rates,
+        )  # fmt: skip
         known = self._state_dir.known_peers().newest_first()
         return Participant(
             context,

@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from gossamer.node.runs.credit import Credits
-from gossamer.node.storage.names_file import MemberName
+from gossamer.node.storage.owner_files import MemberName
 from gossamer.node.storage.state_dir import StateDirError
 
 FRESH_SECONDS_MIN = 10.0

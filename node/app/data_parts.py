@@ -10,13 +10,13 @@ from gossamer.node.app.core import Core, NodeInputs
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.peers.block_exchange import BlockService
-from gossamer.node.rounds.model_samples import ModelSamples, sample_task
+from gossamer.node.rounds.evaluation import ModelSamples, sample_task
 from gossamer.node.runs.own_text import OwnText, key_of, own_seed, require_fitting
 from gossamer.node.runs.preparing import cut_elsewhere
 from gossamer.node.runs.progress import ProgressBars
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.own_data import OwnData
-from gossamer.node.storage.samples_file import SamplesFile
+from gossamer.node.storage.owner_files import SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.data_feed import DataFeed

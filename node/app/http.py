@@ -33,7 +33,7 @@ from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.printable import printable_json
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.storage.samples_file import RoundSamples
+from gossamer.node.storage.owner_files import RoundSamples
 from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 

@@ -157,10 +157,14 @@ function showLimits(s) {
     option.value = name;
     return option;
   });
-  const amount = (x, unit) => unit === "bytes" ? bytes(x) : known(x) ? Number(x.toFixed(1)).toLocaleString("en") + " " + unit.replace("degrees C", "°C") : "–";
+  const number = (x) => known(x) ? Number(x.toFixed(1)).toLocaleString("en") : "–";
+  const unitOf = (each, x) => each.unit === "threads" && x === 1 ? " thread" : " " + each.unit.replace("degrees C", "°C");
+  const amount = (each, x) => each.unit === "bytes" ? bytes(x) : number(x) + (known(x) ? unitOf(each, x) : "");
+  // The unit stands once: "0.2 of 1 thread", but "910 MB of 2 GB".
+  const used = (each) => each.unit !== "bytes" && known(each.limit) ? number(each.used) : amount(each, each.used);
   facts($("limits"), limits.map((each) => [
     each.name.replaceAll("_", " "),
-    amount(each.used, each.unit) + (known(each.limit) ? " of " + amount(each.limit, each.unit) : each.text ? " of " + each.text : ", no limit") + (each.note ? " (" + each.note + ")" : ""),
+    used(each) + (known(each.limit) ? " of " + amount(each, each.limit) : each.text ? " of " + each.text : ", no limit") + (each.note ? " (" + each.note + ")" : ""),
   ]));
 }
 

@@ -11,7 +11,6 @@ import structlog
 import trio
 
 from gossamer.node.app.limit_parts import DiskLimit
-from gossamer.node.app.member_names import MemberNames
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
 from gossamer.node.base.ticks import sleep_to_tick
@@ -22,7 +21,7 @@ from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.disk_use import bytes_beside
-from gossamer.node.storage.names_file import MemberName, NamesFile
+from gossamer.node.storage.owner_files import MemberName, MemberNames, NamesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.metric_labels import PEER_PATHS
 from gossamer.node.telemetry.metrics import package_version

@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,17 @@ class DiskHealth:
     def problem(self) -> str | None:
         """The reason for people why files are not written; None if all is well."""
         return next(iter(self._problems.copy().values()), None)
+
+    @contextlib.contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """Notes how a block writes files of this kind. Its DiskError ends the block, and no more:
+        a disk that does not take it does not end the node."""
+        try:
+            yield
+        except DiskError as error:
+            self.failed(what, error)
+        else:
+            self.wrote(what)
 
     def failed(self, what: str, error: DiskError) -> None:
         """Files of this kind cannot be written; they are kept in memory, or done without."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
+from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.identity import verify
@@ -120,13 +120,9 @@ class Extensions:
 
     def _write(self, signed: Signed) -> None:
         """Keeps an extension that was heard; in a thread."""
-        try:
+        with self._health.writing("extension"):
             self._file.write(signed)
-        except DiskError as error:
-            self._health.failed("extension", error)
-            return
-        self._health.wrote("extension")
-        self._written = signed
+            self._written = signed
 
     async def run(
         self, gossip: Gossip, notify: Callable[[], None], run_in_thread: RunInThread

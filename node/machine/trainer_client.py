@@ -397,5 +397,4 @@ def _not_started(error: OSError) -> TrainerExit:
         wanted=False,
         failure=f"its process could not be started: {error}",
         stderr=(),
-        lived_seconds=0.0,
     )

@@ -37,7 +37,6 @@ class TrainerExit:
     """The reason of its Failed message, or why it was ended or could not be started; or empty."""
     stderr: tuple[str, ...]
     """Its last lines on stderr, a bounded number."""
-    lived_seconds: float
     hung: bool = False
     """Whether it was ended because it gave no sign of life, or none of progress."""
     out_of_memory: bool | None = None

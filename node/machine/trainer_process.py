@@ -190,7 +190,6 @@ class TrainerProcess:
         assert self._outbox is None, "one worker at a time"
         self._closing, self._idle = trio.Event(), trio.Event()
         life = _Life(self._events_in)
-        started = trio.current_time()
         memory_kills = kernel_memory_kills()
         self._outbox, inbox = trio.open_memory_channel[messages.ToWorker](QUEUE_MESSAGES_MAX)
         try:
@@ -216,7 +215,6 @@ class TrainerProcess:
                 wanted=self._closing.is_set(),
                 failure=life.failure,
                 stderr=tuple(life.stderr),
-                lived_seconds=trio.current_time() - started,
                 hung=life.hung,
                 out_of_memory=_more_kills_than(memory_kills),
             )

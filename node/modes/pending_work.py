@@ -1,5 +1,5 @@
 """Rounds that average work which was finished before the ring: dense and sparse steps, and signed
-records of either. They differ in their `MakeContribution` alone.
+records of either. They differ in their part of a ring alone (`Contributions`).
 
 A round trains, adds the result to `pending`, and hands `pending` to the ring. Work that the ring
 did not take stays there and belongs to the next offer.
@@ -15,8 +15,6 @@ training begins at the latest when the round is committed.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from gossamer.node.modes.sync_mode import (
     Contribution,
     Promise,
@@ -25,46 +23,91 @@ from gossamer.node.modes.sync_mode import (
     RoundWork,
     Spawn,
     StopSignal,
-    SyncMode,
 )
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol.codecs.inner_products import norm_of
-from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import (
+    AveragedPayloads,
+    SetPayloads,
+    SignPayloads,
+    SumPayloads,
+)
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring_parts import RecordPart, SumPart, tree_of
+from gossamer.protocol.rounds.ring_parts import SumPart
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.set_part import SetPart
+from gossamer.protocol.rounds.set_parts import RecordPart, SetPart, tree_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
 
 
-class MakeContribution(Protocol):
-    """Makes the contribution that takes finished work into a ring. Dense and sparse steps differ in
-    this only."""
+class _Finished:
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """See `Contribution`: the work was finished before the ring."""
 
-    def __call__(
-        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
-    ) -> Contribution:
+
+class _FinishedSum(_Finished, SumPart):
+    pass
+
+
+class _FinishedSet(_Finished, SetPart):
+    pass
+
+
+class _FinishedRecords(_Finished, RecordPart):
+    pass
+
+
+class Contributions:
+    """Makes this node's contributions, which take finished work into rings."""
+
+    def __init__(self, payloads: AveragedPayloads, error_decay: float) -> None:
+        """`error_decay`: part of what a sparse part or record left out that is carried on."""
+        self._payloads = payloads
+        self._error_decay = error_decay
+        self._tree: RecordTree | None = None
+        """Of the work of the newest `Ready`. A ring that names another one is not followed."""
+
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """The root over the records of some work, for this node's `Ready`. It encodes all work
+        once: seconds for a large model. Empty where records are not signed: members trust each
+        other's sums and sets.
+
+        Args:
+            pending, plan: as below.
         """
+        if not isinstance(self._payloads, RecordPayloads):
+            return b""
+        self._tree = tree_of(pending, plan, self._payloads)
+        return self._tree.root
+
+    def contribution(
+        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId
+    ) -> Contribution:
+        """This node's part in a ring.
+
         Args:
             pending: (plan.num_elements,), the work that the ring averages. The ring only reads it.
             me: a member of the ring.
-        """
 
-    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
-        """The root over the records of some work, for this node's `Ready`. Empty where records are
-        not signed.
-
-        Args:
-            pending, plan: as above.
+        Raises:
+            LocalProtocolError: the ring names this node with other work than it signed.
         """
+        payloads, position, decay = self._payloads, ring.members.index(me), self._error_decay
+        tokens = [ring.weights[member] for member in ring.members]
+        if isinstance(payloads, SumPayloads):
+            return _FinishedSum(pending, plan, payloads.coder, tokens, position)
+        if isinstance(payloads, SetPayloads):
+            return _FinishedSet(pending, plan, payloads, tokens, position, decay)
+        if self._tree is None or self._tree.root != ring.ready[position].root:
+            raise LocalProtocolError("a ring that names this node with other work than it signed")
+        return _FinishedRecords(pending, plan, payloads, self._tree, position, decay)
 
 
 class PendingWork:
@@ -75,12 +118,12 @@ class PendingWork:
         me: PeerId,
         committed: CommittedState,
         trainings: LocalTrainings,
-        make_contribution: MakeContribution,
     ) -> None:
         self.me = me
         self.committed = committed
         self.trainings = trainings
-        self.make_contribution = make_contribution
+        assert not isinstance(committed.payloads, SignPayloads)
+        self.contributions = Contributions(committed.payloads, trainings.manifest.outer.error_decay)
         self.ahead: LocalTraining | None = None
         """The training that began before its round."""
 
@@ -164,9 +207,9 @@ class _PendingRound:
         if self._trainings.manifest.outer.displacement:
             pending = self._pending
             norm = await self._trainings.run_in_thread(lambda: norm_of(pending))
-        offered, plan, contributions = self._pending, self._sync_set.plan, self._mode
-        make = contributions.make_contribution
-        root = await self._trainings.run_in_thread(lambda: make.root_of(offered, plan))
+        offered, plan = self._pending, self._sync_set.plan
+        root_of = self._mode.contributions.root_of
+        root = await self._trainings.run_in_thread(lambda: root_of(offered, plan))
         offer = self._trainings.work.offer(self._machine.head, self._machine.number)
         return Promise(offer.tokens, self._trainings.progress.inner_step, norm, offer.spans, root)
 
@@ -189,7 +232,7 @@ class _PendingRound:
     def contribution(self, ring: Ring) -> Contribution:
         """See `RoundWork`."""
         mode = self._mode
-        return mode.make_contribution(self._pending, self._sync_set.plan, ring, mode.me)
+        return mode.contributions.contribution(self._pending, self._sync_set.plan, ring, mode.me)
 
     def machine_changed(self) -> None:
         """See `RoundWork`: the work does not depend on the ring."""
@@ -232,113 +275,3 @@ class _PendingRound:
         is_whole = self._sync_set is self._mode.committed.sync_sets.whole
         if not is_whole and self._may_go_on and not self.is_ahead and not self._is_last:
             self._mode.ahead = self._begin(self._machine.number + 1, "local", self._new)
-
-
-class _Finished:
-    async def due(self, chunk: int, *, is_first: bool) -> None:
-        """See `Contribution`: the work was finished before the ring."""
-
-
-class _FinishedSum(_Finished, SumPart):
-    pass
-
-
-class DenseContributions:
-    """Makes this node's parts in dense rings (`sync = "diloco"`), where a chunk on its way is a
-    weighted sum of the members' work."""
-
-    def __init__(self, payloads: SumPayloads) -> None:
-        self._payloads = payloads
-
-    def __call__(
-        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
-    ) -> Contribution:
-        """See `MakeContribution`."""
-        tokens = [ring.weights[member] for member in ring.members]
-        position = ring.members.index(me)
-        return _FinishedSum(pending, plan, self._payloads.coder, tokens, position)
-
-    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
-        """See `MakeContribution`: members trust each other's sums."""
-        return b""
-
-
-def dense_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
-    """See `MakeMode`."""
-    payloads = committed.payloads
-    assert isinstance(payloads, SumPayloads)
-    return PendingWork(me, committed, trainings, DenseContributions(payloads))
-
-
-class _FinishedSet(_Finished, SetPart):
-    pass
-
-
-class SparseContributions:
-    """Makes this node's parts in sparse rings (`sync = "sparse"`), where a chunk on its way is a
-    set of the members' largest values, or a sum of the values of many members."""
-
-    def __init__(self, payloads: SetPayloads, error_decay: float) -> None:
-        """`error_decay`: part of what was not sent that is carried on, see `SetPart`."""
-        self._payloads = payloads
-        self._error_decay = error_decay
-
-    def __call__(
-        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
-    ) -> Contribution:
-        """See `MakeContribution`."""
-        tokens = [ring.weights[member] for member in ring.members]
-        position = ring.members.index(me)
-        return _FinishedSet(pending, plan, self._payloads, tokens, position, self._error_decay)
-
-    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
-        """See `MakeContribution`: members trust each other's sets."""
-        return b""
-
-
-def sparse_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
-    """See `MakeMode`."""
-    payloads = committed.payloads
-    assert isinstance(payloads, SetPayloads)
-    contributions = SparseContributions(payloads, trainings.manifest.outer.error_decay)
-    return PendingWork(me, committed, trainings, contributions)
-
-
-class _FinishedRecords(_Finished, RecordPart):
-    pass
-
-
-class RecordContributions:
-    """Makes this node's parts in rings of members who do not trust each other (`trust = "open"`),
-    where a chunk on its way is a set of signed records, with every codec."""
-
-    def __init__(self, payloads: RecordPayloads, error_decay: float) -> None:
-        """`error_decay`: part of what a sparse record left out that is carried on."""
-        self._payloads = payloads
-        self._error_decay = error_decay
-        self._tree: RecordTree | None = None
-        """Of the work of the newest `Ready`. A ring that names another one is not followed."""
-
-    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
-        """See `MakeContribution`. It encodes all work once: seconds for a large model."""
-        self._tree = tree_of(pending, plan, self._payloads)
-        return self._tree.root
-
-    def __call__(
-        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
-    ) -> Contribution:
-        """See `MakeContribution`."""
-        position = ring.members.index(me)
-        if self._tree is None or self._tree.root != ring.ready[position].root:
-            raise LocalProtocolError("a ring that names this node with other work than it signed")
-        return _FinishedRecords(
-            pending, plan, self._payloads, self._tree, position, self._error_decay
-        )
-
-
-def record_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
-    """See `MakeMode`."""
-    payloads = committed.payloads
-    assert isinstance(payloads, RecordPayloads)
-    contributions = RecordContributions(payloads, trainings.manifest.outer.error_decay)
-    return PendingWork(me, committed, trainings, contributions)

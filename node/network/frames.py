@@ -58,6 +58,14 @@ async def receive_frame(
     return message, payload
 
 
+async def receive_message(
+    stream: Stream, bytes_max: int = limits.FRAME_MESSAGE_BYTES_MAX
+) -> bytearray:
+    """The message of the next frame, which has no payload. Raises as `receive_frame`."""
+    message, _ = await receive_frame(stream, message_bytes_max=bytes_max, payload_bytes_max=0)
+    return message
+
+
 @asynccontextmanager
 async def asked(
     transport: Transport,
@@ -92,7 +100,7 @@ async def ask(
     """
     with trio.fail_after(seconds_max):
         async with asked(transport, peer, protocol, request) as stream:
-            message, _ = await receive_frame(stream, payload_bytes_max=0)
+            message = await receive_message(stream)
     return message
 
 

@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from gossamer.node.base.disk_health import sync_directory
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, peer_id_from_public_key, public_key_of
 
@@ -165,10 +166,6 @@ def _write_private(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)  # unlike rename, fails where the file exists
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     finally:
         temporary.unlink()

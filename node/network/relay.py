@@ -15,7 +15,7 @@ from typing import Protocol
 import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import receive_frame, receive_message, send_frame
 from gossamer.node.network.transport import (
     ConnectError,
     MayRelay,
@@ -278,7 +278,4 @@ async def _say(stream: Stream, message: RelayMessage) -> None:
 
 
 async def _hear(stream: Stream) -> RelayMessage:
-    data, _ = await receive_frame(
-        stream, message_bytes_max=RELAY_MESSAGE_BYTES_MAX, payload_bytes_max=0
-    )
-    return decode_relay_message(data)
+    return decode_relay_message(await receive_message(stream, RELAY_MESSAGE_BYTES_MAX))

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import structlog
 import trio
 
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
 from gossamer.node.peers.uploads import Uploads
@@ -266,9 +266,7 @@ class BlockService:
     async def _receive_request(self, stream: Stream) -> Digest | None:
         """The next digest, or None when none comes for long."""
         with trio.move_on_after(self._serve_limits.idle_seconds):
-            message, _ = await receive_frame(
-                stream, message_bytes_max=BLOCK_MESSAGE_BYTES_MAX, payload_bytes_max=0
-            )
+            message = await receive_message(stream, BLOCK_MESSAGE_BYTES_MAX)
             return decode_request(message)
         return None
 

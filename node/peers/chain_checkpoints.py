@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth
-from gossamer.node.network.frames import answering, ask, receive_frame, send_frame
+from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.network.frames import answering, ask, receive_message, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.storage.chain_start import (
@@ -185,12 +185,8 @@ class ChainCheckpoints:
     def write(self) -> None:
         """Keeps the path on the disk; in a thread. A disk that does not take it costs nothing but
         the question to a peer after the next start."""
-        try:
+        with self._health.writing("checkpoints"):
             write_checkpoints(self._directory, KeptCheckpoints(self._path, self._summary))
-        except DiskError as error:
-            self._health.failed("checkpoints", error)
-        else:
-            self._health.wrote("checkpoints")
 
     # Questions
 
@@ -272,9 +268,7 @@ class ChainCheckpoints:
 
     async def _serve(self, stream: Stream) -> None:
         async with answering(stream, REQUEST_SECONDS, self._on_offence):
-            message, _ = await receive_frame(
-                stream, message_bytes_max=CHECKPOINT_REQUEST_BYTES_MAX, payload_bytes_max=0
-            )
+            message = await receive_message(stream, CHECKPOINT_REQUEST_BYTES_MAX)
             await send_frame(stream, self._answer(decode_checkpoint_request(message)))
 
     def _answer(self, request: CheckpointRequest) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import answering, ask, receive_frame, send_frame
+from gossamer.node.network.frames import answering, ask, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol import limits
@@ -175,9 +175,7 @@ class ChainRecords:
 
     async def _serve(self, stream: Stream) -> None:
         async with answering(stream, REQUEST_SECONDS, self._on_offence):
-            message, _ = await receive_frame(
-                stream, message_bytes_max=CHAIN_REQUEST_BYTES_MAX, payload_bytes_max=0
-            )
+            message = await receive_message(stream, CHAIN_REQUEST_BYTES_MAX)
             request = decode_chain_request(message)
             chain = self._committed.chain
             records = await self._run_in_thread(

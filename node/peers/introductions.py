@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import trio
 
-from gossamer.node.network.frames import asked, receive_frame
+from gossamer.node.network.frames import asked, receive_message
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.piece_exchange import PieceExchange
@@ -55,9 +55,7 @@ async def ask_to_come_in(transport: Transport, peer: PeerId, claim: Claim) -> We
         RemoteProtocolError: its answer is not valid.
     """
     async with asked(transport, peer, ADMIT_PROTOCOL, encode(claim)) as stream:
-        message, _ = await receive_frame(
-            stream, message_bytes_max=WELCOMED_BYTES_MAX, payload_bytes_max=0
-        )
+        message = await receive_message(stream, WELCOMED_BYTES_MAX)
     return decode_welcomed(message)
 
 

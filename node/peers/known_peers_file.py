@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.transport import Transport
 from gossamer.node.storage.known_peers import KnownPeers
@@ -46,9 +46,5 @@ class KnownPeersFile:
         await self._run_in_thread(self._write)
 
     def _write(self) -> None:
-        try:
+        with self._health.writing("known peers"):
             self._known.save()
-        except DiskError as error:
-            self._health.failed("known peers", error)
-        else:
-            self._health.wrote("known peers")

@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import answering, receive_frame, send_frame
+from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
 from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
@@ -191,9 +191,7 @@ class RollKeeper:
 
     async def _serve_admission(self, stream: Stream) -> None:
         async with answering(stream, ROLL_SECONDS, self._offences.note):
-            message, _ = await receive_frame(
-                stream, message_bytes_max=CLAIM_BYTES_MAX, payload_bytes_max=0
-            )
+            message = await receive_message(stream, CLAIM_BYTES_MAX)
             if message:
                 answer = encode(self._answer(stream.peer_id, decode_claim(message)))
             else:

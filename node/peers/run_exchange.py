@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import trio
 
-from gossamer.node.network.frames import asked, receive_frame, send_frame
+from gossamer.node.network.frames import asked, receive_frame, receive_message, send_frame
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import (
@@ -59,7 +59,7 @@ def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
 
     async def serve(stream: Stream) -> None:
         with trio.move_on_after(REQUEST_SECONDS):
-            await receive_frame(stream, message_bytes_max=0, payload_bytes_max=0)
+            await receive_message(stream, 0)
             await send_frame(stream, b"", data)
 
     transport.handle(RUN_PROTOCOL, serve)
@@ -73,7 +73,7 @@ def serve_admission(transport: Transport, admits: PeerTest) -> None:
 
     async def serve(stream: Stream) -> None:
         with trio.move_on_after(REQUEST_SECONDS):
-            await receive_frame(stream, message_bytes_max=0, payload_bytes_max=0)
+            await receive_message(stream, 0)
             await send_frame(stream, encode_admitted(Admitted(admits(stream.peer_id))))
 
     transport.admit(admits)
@@ -164,9 +164,7 @@ async def _is_admitted(transport: Transport, peer: PeerId) -> bool:
     """Asks a peer whether its run admits this node. Peers of earlier versions do not answer."""
     try:
         async with asked(transport, peer, ADMIT_PROTOCOL, b"") as stream:
-            message, _ = await receive_frame(
-                stream, message_bytes_max=ADMIT_REPLY_BYTES_MAX, payload_bytes_max=0
-            )
+            message = await receive_message(stream, ADMIT_REPLY_BYTES_MAX)
     except ProtocolRefused:
         return True
     return decode_admitted(message).is_admitted

@@ -23,7 +23,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.more_data import AddedData
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.round_rules import RoundHints
+from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.envelopes import open_signed, ring_id_of
 from gossamer.protocol.wire.statements import (

@@ -42,8 +42,8 @@ from gossamer.protocol.rounds.actions import (
     Publish,
     Removed,
 )
+from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.proposal import members_of
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit

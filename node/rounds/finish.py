@@ -16,8 +16,9 @@ from gossamer.node.base.durations import format_duration
 from gossamer.node.base.orders import Orders
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.active_rounds import ActiveRounds
+from gossamer.node.rounds.evaluation import HeldoutLoss
 from gossamer.node.rounds.following import RETRY_SECONDS, Follower
-from gossamer.node.rounds.round_end import HeldoutLoss, WorkSaver
+from gossamer.node.rounds.round_end import WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTrainings

@@ -20,10 +20,8 @@ from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.context import Phases
-from gossamer.node.rounds.round_end import WorkSaver
-from gossamer.node.rounds.settlement import Settlement
-from gossamer.node.rounds.turn import POLL_SECONDS
+from gossamer.node.rounds.round_end import Settlement, WorkSaver
+from gossamer.node.rounds.turn import POLL_SECONDS, Phases
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import restore
 from gossamer.node.training.local_training import LocalTrainings

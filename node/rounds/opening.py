@@ -1,28 +1,92 @@
-"""Puts one round together: the machine that decides, the driver that acts, and the mode's work."""
+"""Puts one round together from the components of a node: the machine that decides, the driver that
+acts, and the mode's work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import trio
 
+from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.base.rate_limit import NO_LIMITS, Limits
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.extensions import Extensions
 from gossamer.node.heads.heads import Heads
+from gossamer.node.heads.rollbacks import Rollbacks
+from gossamer.node.machine.speed import SpeedMeter
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import Contribution, Promise, RoundWork, Spawn, SyncMode
-from gossamer.node.network.identity import verify
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.network.transport import Transport
+from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.context import NodeContext
+from gossamer.node.rounds.evaluation import ModelSamples
 from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.owner_files import LossFile
 from gossamer.node.storage.work import Work
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.training.audit_data import AuditData
+from gossamer.node.training.feed import Feed
+from gossamer.node.training.more_data import AddedData
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.accusations import BASELESS
 from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.attempt import SLOW
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Ready
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """The components that `Participant` hands out: each class below it takes only those it uses.
+
+    It has more than 12 attributes: each is a component.
+    """
+
+    manifest: Manifest
+    identity: Identity
+    transport: Transport
+    committed: CommittedState
+    chain_sync: ChainSync
+    trainer: Trainer
+    feed: Feed
+    swarm: Swarm
+    rounds: KnownRounds
+    choice: HeadChoice
+    rollbacks: Rollbacks
+    extensions: Extensions
+    added_data: AddedData
+    work: Work
+    metrics: Metrics
+    run_in_thread: RunInThread
+    speed: SpeedMeter
+    health: DiskHealth
+    awake: AwakeClock
+    losses: LossFile
+    samples: ModelSamples
+    heldout_paths: Callable[[], list[str]]
+    """Files of the held-out shards; empty until all of them are on this disk."""
+    pinned_head: Digest | None = None
+    """The head that this node's chain has to contain, from the link by which it joined."""
+    audit_data: AuditData | None = None
+    """The sequences of this node's audits; None in a run without audits."""
+    limits: Limits = NO_LIMITS
+    """The owner's limits of what all connections move."""
+
+    @property
+    def me(self) -> PeerId:
+        """This node's peer id."""
+        return self.identity.peer_id
 
 
 class OpenRound:

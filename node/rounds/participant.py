@@ -29,20 +29,19 @@ from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.auditing import Auditing, Auditor
-from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
+from gossamer.node.rounds.evaluation import HeldoutLoss
 from gossamer.node.rounds.finish import FinishedRun
 from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
-from gossamer.node.rounds.opening import RoundOpener
-from gossamer.node.rounds.round_end import HeldoutLoss, RoundEnd, WorkSaver
-from gossamer.node.rounds.settlement import Settlement
-from gossamer.node.rounds.turn import POLL_SECONDS, Turn
+from gossamer.node.rounds.opening import NodeContext, RoundOpener
+from gossamer.node.rounds.round_end import RoundEnd, Settlement, WorkSaver
+from gossamer.node.rounds.turn import POLL_SECONDS, Phases, Turn
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings, RoundPlaces
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import rounds_between
-from gossamer.protocol.rounds.round_rules import RoundHints
+from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
 log = structlog.get_logger("node")

@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import receive_frame, receive_message, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed
 from gossamer.node.rounds.dispatcher import RoundDispatcher
 from gossamer.protocol.codecs.payloads import Payloads
@@ -159,7 +159,7 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
     """
     message: bytearray | None = None
     with trio.move_on_after(FIRST_FRAME_SECONDS):
-        message, _ = await receive_frame(stream, payload_bytes_max=0)
+        message = await receive_message(stream)
     if message is None:
         await stream.reset()
         return

@@ -1,4 +1,4 @@
-"""One turn of the node's loop: train, say ready, average, commit.
+"""One turn of the node's loop, train, say ready, average, commit, and the phases of a node.
 
 A turn ends with the round's commit at this node, or early if there is something better to do: a
 heavier head, a pause, a leave. Work that was trained by then is carried, as the sync mode says
@@ -13,8 +13,9 @@ from collections.abc import Mapping
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.heads.heads import BetterHead, Heads
-from gossamer.node.rounds.context import Phases
+from gossamer.node.base.pausing import PauseReason
+from gossamer.node.heads.heads import AT_WORK, BetterHead, Heads
+from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.decisions import (
     Decision,
     DecisionLog,
@@ -25,8 +26,11 @@ from gossamer.node.rounds.decisions import (
 )
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.round_end import RoundEnd
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.wire.statements import Phase
 
 LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk and is carried."""
@@ -34,6 +38,36 @@ LEAVE_SECONDS = 20.0
 POLL_SECONDS = 0.25
 """Interval at which a waiting turn looks for changes without an event: a deadline, a better head,
 an order."""
+
+
+class Phases:
+    """Sets the node's phase and tells status, metrics and the swarm."""
+
+    def __init__(self, progress: Progress, metrics: Metrics, swarm: Swarm, orders: Orders) -> None:
+        self.progress = progress
+        self._metrics = metrics
+        self._swarm = swarm
+        self._orders = orders
+
+    def set(self, phase: Phase) -> None:
+        """Sets a phase, announces it if it is new, and wakes the tasks that wait for news."""
+        progress = self.progress
+        if phase != "paused":
+            progress.paused_reason = None
+        if phase != progress.phase:
+            before, progress.phase = progress.phase, phase
+            self._metrics.set_phase(phase)
+            # A phase that stays needs no announcement besides the regular ones. A loop that sets it
+            # at every wake would answer each announcement heard with one of its own.
+            if not (before in AT_WORK and phase in AT_WORK):
+                # Those two say the same to a peer that waits for this node, or looks at its head.
+                self._swarm.announce()
+        self._orders.notify()
+
+    def pause(self, reason: PauseReason) -> None:
+        """Sets the phase `paused`, with the reason that status and metrics show."""
+        self.progress.paused_reason = reason
+        self.set("paused")
 
 
 class Turn:

@@ -15,7 +15,7 @@ from typing import Literal
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.names_file import MemberName
+from gossamer.node.storage.owner_files import MemberName
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId

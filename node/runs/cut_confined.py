@@ -16,9 +16,9 @@ from gossamer.trainer.confinement.confine import confine
 def main() -> int:
     """Does the task on stdin, see `preparing`."""
     confine(Path(sys.argv[1]), gpu_starts=None)
-    from gossamer.node.runs import preparing
+    from gossamer.node.runs import preparing_process
 
-    return preparing.main()
+    return preparing_process.main()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gossamer.node.base.terminal import open_console
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.model_card import model_card
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
-from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.owner_files import LossFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.export.gguf_export import export_gguf

@@ -19,8 +19,7 @@ from typing import NamedTuple
 from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_count
 from gossamer.node.runs.credit import Credits
-from gossamer.node.storage.names_file import MemberName
-from gossamer.node.storage.samples_file import RoundSamples
+from gossamer.node.storage.owner_files import MemberName, RoundSamples
 from gossamer.node.telemetry.status import LossPoint
 
 MARK = '<meta name="generator" content="gossamer report">'

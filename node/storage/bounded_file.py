@@ -1,10 +1,12 @@
-"""Reading a file of the state directory no further than its bound."""
+"""Files of the state directory: read no further than a bound, or kept behind their digest."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.protocol.errors import OversizedError
+from gossamer.node.base.disk_health import write_atomically
+from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 
 
 def read_bounded(path: Path, bytes_max: int) -> bytes | None:
@@ -17,3 +19,16 @@ def read_bounded(path: Path, bytes_max: int) -> bytes | None:
     if len(data) > bytes_max:
         raise OversizedError(f"{path.name} is larger than {bytes_max} bytes")
     return data
+
+
+def read_digested(path: Path) -> bytes:
+    """The content of a file behind its digest. OSError, or MalformedError if it is damaged."""
+    data = path.read_bytes()
+    if data[:DIGEST_BYTES] != digest_of(data[DIGEST_BYTES:]):
+        raise MalformedError(f"{path.name} does not fit its digest")
+    return data[DIGEST_BYTES:]
+
+
+def write_digested(path: Path, data: bytes) -> None:
+    """Replaces such a file. Raises DiskError."""
+    write_atomically(path, digest_of(data), data)

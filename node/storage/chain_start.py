@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gossamer.node.base.disk_health import write_atomically
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
+from gossamer.node.storage.bounded_file import read_digested, write_digested
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_summary import ChainSummary, decode_summary, encode_summary
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import SignedCheckpoint
@@ -69,7 +69,7 @@ def read_start(directory: Path) -> ChainStart | None:
     """
     path = directory / START_NAME
     try:
-        start = msgspec.msgpack.decode(_read(path), type=ChainStart)
+        start = msgspec.msgpack.decode(read_digested(path), type=ChainStart)
         decode_summary(start.summary)
     except FileNotFoundError:
         return None
@@ -85,7 +85,7 @@ def read_start(directory: Path) -> ChainStart | None:
 
 def write_start(directory: Path, start: ChainStart) -> None:
     """Replaces the start of the chain. It survives a power cut. Raises DiskError."""
-    _write(directory / START_NAME, msgspec.msgpack.encode(start))
+    write_digested(directory / START_NAME, msgspec.msgpack.encode(start))
 
 
 class KeptCheckpoints(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ def read_checkpoints(directory: Path) -> KeptCheckpoints | None:
     file counts as none, with a warning: other members have the same path."""
     path = directory / CHECKPOINTS_NAME
     try:
-        return msgspec.msgpack.decode(_read(path), type=KeptCheckpoints)
+        return msgspec.msgpack.decode(read_digested(path), type=KeptCheckpoints)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, RemoteProtocolError) as error:
@@ -115,16 +115,4 @@ def read_checkpoints(directory: Path) -> KeptCheckpoints | None:
 
 def write_checkpoints(directory: Path, kept: KeptCheckpoints) -> None:
     """Replaces the path. Raises DiskError."""
-    _write(directory / CHECKPOINTS_NAME, msgspec.msgpack.encode(kept))
-
-
-def _read(path: Path) -> bytes:
-    """The content of a file behind its digest. OSError, or MalformedError if it is damaged."""
-    data = path.read_bytes()
-    if data[:DIGEST_BYTES] != digest_of(data[DIGEST_BYTES:]):
-        raise MalformedError("it does not fit its digest")
-    return data[DIGEST_BYTES:]
-
-
-def _write(path: Path, data: bytes) -> None:
-    write_atomically(path, digest_of(data), data)
+    write_digested(directory / CHECKPOINTS_NAME, msgspec.msgpack.encode(kept))

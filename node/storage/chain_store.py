@@ -18,10 +18,11 @@ from pathlib import Path
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth, disk_error, remove_quietly
+from gossamer.node.storage.bounded_file import read_digested
 from gossamer.node.storage.chain_start import FILE_NAMES, ChainStart, read_start, write_start
 from gossamer.node.storage.chain_tree import ChainTree, Entry
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.policy.chain_summary import marks_of
 from gossamer.protocol.state.chain import Commit, Header, decode_header
@@ -84,7 +85,7 @@ class ChainStore(ChainTree):
                 remove_quietly(path)  # half-written when the process died
             return
         try:
-            record = _read(path)
+            record = read_digested(path)
             commit = decode_commit(record)
             header = decode_header(commit.header)
         except FileNotFoundError:
@@ -236,7 +237,7 @@ class ChainStore(ChainTree):
     def record(self, head: Digest) -> bytes:
         """The encoded commit record of a head, with the errors of `commit`."""
         unwritten = self._unwritten.get(head)
-        return _read(self._file(self._entries[head])) if unwritten is None else unwritten
+        return read_digested(self._file(self._entries[head])) if unwritten is None else unwritten
 
     def header(self, head: Digest) -> Header:
         """Returns the header of a head, with the errors of `commit`."""
@@ -282,11 +283,3 @@ class ChainStore(ChainTree):
                 break
             records.append(data)
         return records
-
-
-def _read(path: Path) -> bytes:
-    """The record in a file. OSError, or MalformedError if it is damaged."""
-    data = path.read_bytes()
-    if data[:DIGEST_BYTES] != digest_of(data[DIGEST_BYTES:]):
-        raise MalformedError("the record does not fit its digest")
-    return data[DIGEST_BYTES:]

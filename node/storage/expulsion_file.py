@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import DiskHealth, remove_quietly, write_atomically
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PUBLIC_KEY_BYTES
@@ -54,12 +54,8 @@ class ExpulsionFile:
 
     def save(self, saved: SavedExpulsions) -> None:
         """Replaces the file. A disk that does not take it does not end the node."""
-        try:
+        with self._health.writing("expulsions"):
             self.write(saved)
-        except DiskError as error:
-            self._health.failed("expulsions", error)
-        else:
-            self._health.wrote("expulsions")
 
     def wishes(self) -> list[bytes]:
         """Returns the keys that the operator wants out, at most `VOTES_MAX`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import trio
 
-from gossamer.node.base.disk_health import DiskError, write_atomically
+from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.limits import INCARNATION_MAX
@@ -74,12 +74,8 @@ class Incarnation:
 
     def save(self) -> None:
         """Writes the number, in a thread. A disk that does not take it does not end the node."""
-        try:
+        with self._health.writing("incarnation"):
             self._write()
-        except DiskError as error:
-            self._health.failed("incarnation", error)
-        else:
-            self._health.wrote("incarnation")
 
     def _write(self) -> None:
         write_atomically(self._path, str(self.number).encode())

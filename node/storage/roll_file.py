@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import DiskHealth, remove_quietly, write_atomically
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 from gossamer.protocol.wire.invitation_messages import (
@@ -60,12 +60,8 @@ class RollFile:
 
     def save(self, page: RollPage) -> None:
         """Replaces the roll. A disk that does not take it does not end the node."""
-        try:
+        with self._health.writing("roll"):
             self.write(page)
-        except DiskError as error:
-            self._health.failed("roll", error)
-        else:
-            self._health.wrote("roll")
 
     def order(self, revocation: Revocation) -> Path:
         """Leaves a revocation for the node, and returns its file. Raises DiskError, OSError."""

@@ -10,10 +10,10 @@
     paused             the owner's order to pause            (`pause_file`)
     noticed            the run of which the owner was told that it is finished (`notices`)
     limits             the limits that the owner set on the running node (`limits_file`)
-    losses             the curve of losses that the owner sees (`loss_file`)
+    losses             the curve of losses that the owner sees (`owner_files`)
     logs/              curves for TensorBoard and wandb       (`log_places`)
-    samples            texts of the model that the owner sees (`samples_file`)
-    names              the names of members that were seen    (`names_file`)
+    samples            texts of the model that the owner sees (`owner_files`)
+    names              the names of members that were seen    (`owner_files`)
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
     head               the newest committed header

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.own_data import OwnData
 from gossamer.node.training.feed import ROUNDS_AHEAD, Queue, QueueLevel
@@ -111,12 +111,8 @@ class OwnFeed:
         position = self._position
         if position == self._data.position:
             return
-        try:
+        with self._health.writing("own data"):
             await self._run_in_thread(lambda: self._data.save(position))
-        except DiskError as error:
-            self._health.failed("own data", error)
-        else:
-            self._health.wrote("own data")
 
     def _begin(self, shard: int) -> int:
         return self._ends[shard - 1] if shard else 0

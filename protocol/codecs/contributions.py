@@ -140,20 +140,9 @@ Decode = Callable[[Buffer, int], SparseVector]
 """Function from (block, num_elements) to the values of the block; it raises MalformedError."""
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """The average of a chunk's contributions."""
-
-    average: Float32Array
-    """(num_elements,)"""
-    clips: Mapping[int, float]
-    """Factor by which each contribution in the average was multiplied to have at most the median
-    norm, by ring position. The factor is 1 for a contribution that was not clipped."""
-
-
 def reduce(
     records: Sequence[Record], weights: Mapping[int, int], num_elements: int, decode: Decode
-) -> Reduced:
+) -> Float32Array:
     """The weighted average of the contributions, those that abstain left out.
 
     Each is first clipped to the lower median of their L2 norms, so that none outweighs the rest by
@@ -167,16 +156,14 @@ def reduce(
         MalformedError: a block that `decode` does not take.
     """
     parts = {r.position: decode(r.block, num_elements) for r in records if len(r.block)}
-    clips = dict(
-        zip(parts, clip_factors([part.squared_norm for part in parts.values()]), strict=True)
-    )
+    clips = clip_factors([part.squared_norm for part in parts.values()])
     total = sum(weights[position] for position in parts)
     average = np.zeros(num_elements, np.float32)
-    for position, part in parts.items():
-        share = weights[position] / total * clips[position]
+    for (position, part), clip in zip(parts.items(), clips, strict=True):
+        share = weights[position] / total * clip
         if share >= SHARE_MIN:
             average[part.places] += part.values * np.float32(share)
-    return Reduced(average, clips)
+    return average
 
 
 def clip_factors(squared_norms: Sequence[float]) -> list[float]:

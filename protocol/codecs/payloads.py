@@ -252,7 +252,7 @@ class SetPayloads(ListPayloads):
         capped = capped_tokens(tokens)
         # A member whose header has no tokens for it is in too few chunks to count for one.
         weights = {record.position: max(1, capped[record.position]) for record in records}
-        return reduce(records, weights, num_elements, self.coder.decode).average
+        return reduce(records, weights, num_elements, self.coder.decode)
 
 
 class SignPayloads(ListPayloads):

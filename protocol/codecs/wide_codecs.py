@@ -52,13 +52,11 @@ _GROUP = 8
 class WideCodec(BlockCodec):
     """Codes of `bits` bits; a subclass says how many. It is no codec of a manifest.
 
-    With m the largest magnitude in a block the error of its values is at most
-    max(error_max * m, 2**-95).
+    With m the largest magnitude in a block the error of its values is at most max(e * m, 2**-95).
+    A value of the other sign than m and near -m has the largest error.
     """
 
     bits: ClassVar[int]
-    error_max: ClassVar[float]
-    """A value of the other sign than m and near -m has the largest error."""
     _scale_bits_checked: ClassVar[int] = 0x7FFF
 
     def __init__(self) -> None:
@@ -112,27 +110,24 @@ class WideCodec(BlockCodec):
 
 
 class Int5Codec(WideCodec):
-    """5.125 bits a value."""
+    """5.125 bits a value; e is 0.115."""
 
     name: ClassVar[str] = "int5"
     bits: ClassVar[int] = 5
-    error_max: ClassVar[float] = 0.115
 
 
 class Int6Codec(WideCodec):
-    """6.125 bits a value."""
+    """6.125 bits a value; e is 0.06."""
 
     name: ClassVar[str] = "int6"
     bits: ClassVar[int] = 6
-    error_max: ClassVar[float] = 0.06
 
 
 class Int7Codec(WideCodec):
-    """7.125 bits a value."""
+    """7.125 bits a value; e is 0.036."""
 
     name: ClassVar[str] = "int7"
     bits: ClassVar[int] = 7
-    error_max: ClassVar[float] = 0.036
 
 
 def levels_of(bits: int) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ Rules
   that one out of the rings that it organises.
 - An organiser whose rosters leave out ready peers in `UNFAIR_MAX` of `MEMORY_ROUNDS` rounds is
   unfair for `FORGET_ROUNDS` rounds, and again from each further one on: this peer mends its rosters
-  (`rounds.mending`). Nothing else follows, because gossip may be late.
+  (`rounds.roster`). Nothing else follows, because gossip may be late.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.

@@ -259,13 +259,8 @@ class Roll:
                 self._check_entry(entry)
         known = self.roots | counted.entries.keys()
         revocations = [each for each in page.revocations if self._is_new(each, known)]
-        for revocation in revocations:
-            if not self._verify(
-                peer_of(revocation.revoker),
-                revocation.signing_bytes(self.run_id),
-                revocation.signature,
-            ):
-                raise ForgedError("a revocation that its revoker did not sign")
+        for each in revocations:
+            self._check(each.revoker, each, "a revocation that its revoker did not sign")
         if counted.entries == before and not revocations:
             return NO_CHANGES
         return self._take(counted, revocations)
@@ -372,18 +367,15 @@ class Roll:
         one_time = peer_of(entry.certificate.key)
         if not self._verify(one_time, proof_bytes(self.run_id, entry.newcomer), entry.proof):
             raise ForgedError("an entry that the invitation's secret did not sign")
-        if not self._verify(
-            peer_of(entry.witness), entry.signing_bytes(self.run_id), entry.signature
-        ):
-            raise ForgedError("an entry that its witness did not sign")
+        self._check(entry.witness, entry, "an entry that its witness did not sign")
 
     def _check_certificate(self, certificate: Certificate) -> None:
-        if not self._verify(
-            peer_of(certificate.sponsor),
-            certificate.signing_bytes(self.run_id),
-            certificate.signature,
-        ):
-            raise ForgedError("a certificate of this run that its sponsor did not sign")
+        problem = "a certificate of this run that its sponsor did not sign"
+        self._check(certificate.sponsor, certificate, problem)
+
+    def _check(self, key: bytes, piece: Certificate | Entry | Revocation, problem: str) -> None:
+        if not self._verify(peer_of(key), piece.signing_bytes(self.run_id), piece.signature):
+            raise ForgedError(problem)
 
     def _is_new(self, revocation: Revocation, known: Collection[bytes]) -> bool:
         held = self._revocations.get(revocation.revoker, {})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.proposal import Proposal
+from gossamer.protocol.rounds.commit import Proposal
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit

@@ -51,12 +51,10 @@ from gossamer.protocol.rounds.actions import (
     Publish,
     Self,
 )
-from gossamer.protocol.rounds.commit import Commitment
+from gossamer.protocol.rounds.commit import Commitment, Parent, Proposal, propose
 from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
 from gossamer.protocol.rounds.ring import Average, RingReduce
-from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.round_rules import RoundRules
+from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
 from gossamer.protocol.wire.statements import Accusation, LinkRate, RingStatement, Signed, Vote

@@ -27,7 +27,7 @@ from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.rounds.proposal import members_of
+from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.roster import Ring, open_roster
 from gossamer.protocol.state.chain import Commit, Header, decode_header, quorum_reached
 from gossamer.protocol.state.chunk_plan import ChunkPlan

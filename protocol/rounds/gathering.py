@@ -40,8 +40,14 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Accusations
-from gossamer.protocol.rounds.roster import Decision, Gathering, Ring, decide, is_complete
-from gossamer.protocol.rounds.round_rules import RoundRules
+from gossamer.protocol.rounds.roster import (
+    Decision,
+    Gathering,
+    Ring,
+    RoundRules,
+    decide,
+    is_complete,
+)
 from gossamer.protocol.rounds.states import GATHERING, GatheringEvent, GatheringState
 from gossamer.protocol.wire.statements import Signed
 

@@ -38,9 +38,15 @@ from gossamer.protocol.rounds.accusations import Doubts
 from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.mending import mend_later, with_more
 from gossamer.protocol.rounds.ring import Payload, RingReduce
-from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
+from gossamer.protocol.rounds.roster import (
+    Ring,
+    make_roster,
+    mend_later,
+    open_roster,
+    preference,
+    with_more,
+)
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
 from gossamer.protocol.state.chain import Commit

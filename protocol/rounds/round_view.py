@@ -11,13 +11,11 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Self
 from gossamer.protocol.rounds.attempt import Attempt
+from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.mending import Mending
-from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.rounds.roster import NO_HINTS, Mending, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
 from gossamer.protocol.wire.statements import RingStatement, Signed

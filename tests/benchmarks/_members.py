@@ -12,9 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from tests.benchmarks._member import Assignment, encode_assignment
+from tests.internet.internet import LINE as HOME_INTERFACE
+from tests.internet.internet import Internet
 from tests.support.netns import LINE, Network
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,38 @@ class Member:
         raise SystemExit(f"{self._name} {what}; the end of its log:\n{self.tail()}")
 
 
+class Lines(Protocol):
+    """Machines with a line each."""
+
+    @property
+    def interface(self) -> str:
+        """The interface of every machine."""
+
+    def prefix(self, machine: int) -> list[str]:
+        """Returns the words to put before a command that runs it on a machine."""
+
+    def host(self, machine: int) -> str:
+        """The address of a machine."""
+
+
+class ShapedLines:
+    """Lines with a rate and no delay."""
+
+    interface = LINE
+
+    def __init__(self, network: Network) -> None:
+        self.prefix, self.host = network.prefix, network.host
+
+
+class LongLines:
+    """Lines with a rate, a delay and losses."""
+
+    interface = HOME_INTERFACE
+
+    def __init__(self, internet: Internet) -> None:
+        self.prefix, self.host = internet.prefix, internet.public_host
+
+
 class Members:
     """All processes of one system, by rank."""
 
@@ -108,7 +142,7 @@ class Members:
         self.addresses: list[str] = []
 
     def start(
-        self, name: str, command: Sequence[str], plan: Assignment, lines: Network | None, logs: Path
+        self, name: str, command: Sequence[str], plan: Assignment, lines: Lines | None, logs: Path
     ) -> None:
         """Starts and connects them; `plan` is every member's assignment but for rank and place.
 
@@ -118,7 +152,8 @@ class Members:
         for rank in range(plan.num_members):
             host, interface, prefix = "127.0.0.1", "lo", []
             if lines is not None:
-                host, interface, prefix = lines.host(rank), LINE, lines.prefix(rank)
+                host, prefix = lines.host(rank), lines.prefix(rank)
+                interface = lines.interface
             assignment = replace(plan, rank=rank, host=host, interface=interface)
             log = logs / f"{name}.{rank}.log"
             self._members.append(

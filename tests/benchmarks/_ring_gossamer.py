@@ -17,7 +17,7 @@ import numpy as np
 import trio
 
 from gossamer.node.app.daemon import limit_malloc_arenas
-from gossamer.node.modes.pending_work import RecordContributions
+from gossamer.node.modes.pending_work import Contributions
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -38,11 +38,10 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
-from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from gossamer.protocol.state.digest import chunk_bytes
@@ -152,7 +151,7 @@ class Peer(OpenListener):
             self._payloads = payloads_named(self._assignment.codec, trust=trust)
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._records = (
-            RecordContributions(self._payloads, 1.0)
+            Contributions(self._payloads, 1.0)
             if isinstance(self._payloads, RecordPayloads)
             else None
         )
@@ -275,7 +274,7 @@ class Peer(OpenListener):
         if isinstance(self._payloads, SignPayloads):
             return _ring_steps.Signs(self._payloads, ring, self._me)
         if self._records is not None:
-            return self._records(self._vector, self._plan, ring, self._me)
+            return self._records.contribution(self._vector, self._plan, ring, self._me)
         return contribution_of(self._vector, self._plan, self._payloads, ring, self._me, 1.0)
 
     def awaited(self) -> Awaited:

@@ -29,7 +29,7 @@ import numpy as np
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.rounds.round_end import EVALUATION_TOKENS_MAX
+from gossamer.node.rounds.evaluation import EVALUATION_TOKENS_MAX
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import InnerOptimizer, Manifest
 from gossamer.protocol.shard_index import decode_index

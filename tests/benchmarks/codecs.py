@@ -38,7 +38,7 @@ from rich.table import Table
 from gossamer.protocol.codecs.payloads import SPARSE, AveragedPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
-from gossamer.protocol.rounds.ring_parts import ring_average
+from gossamer.protocol.rounds.set_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 

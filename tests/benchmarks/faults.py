@@ -48,7 +48,7 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from tests.benchmarks._member import Assignment
-from tests.benchmarks._members import Members
+from tests.benchmarks._members import Members, ShapedLines
 from tests.benchmarks._ring_gossamer import head_of
 from tests.benchmarks.ring import error_max
 from tests.support.netns import NamespacesUnavailable, Network
@@ -113,7 +113,7 @@ class Experiment:
                 interface="",
             )
             command = [sys.executable, "-m", "tests.benchmarks._ring_gossamer"]
-            self._members.start("Gossamer", command, plan, lines, logs)
+            self._members.start("Gossamer", command, plan, ShapedLines(lines), logs)
             self._undisturbed(WARM_UP)
             undisturbed_seconds = self._undisturbed(UNDISTURBED)
             return self._broken(lines, undisturbed_seconds)

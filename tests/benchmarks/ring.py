@@ -2,10 +2,13 @@
 
     python -m tests.benchmarks.ring --elements 50000000 --with-gloo --with-hivemind
     sudo python -m tests.benchmarks.ring --elements 10000000 --mbit 100 --with-gloo
+    sudo python -m tests.benchmarks.ring --codec int8 --mbit 100 --round-trip-ms 100 --lost 0.005
 
 Every member is a process of its own. With `--mbit` each of them sits in its own network namespace
-behind a line of that rate in each direction (`tc tbf`), else they share the loopback. All systems
-take turns, one all-reduce each, so that other load on the machine meets them alike; the first turn
+behind a line of that rate in each direction (`tc tbf`), else they share the loopback. With
+`--round-trip-ms` and `--lost` the lines have a delay and losses as well, from a process for each
+line, which takes processor time of its own: use it on a machine that is free. All systems take
+turns, one all-reduce each, so that other load on the machine meets them alike; the first turn
 warms up and does not count. The result of every turn is compared with numpy's mean and between the
 members.
 
@@ -48,7 +51,9 @@ from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from tests.benchmarks._member import Assignment
-from tests.benchmarks._members import Members
+from tests.benchmarks._members import Lines, LongLines, Members, ShapedLines
+from tests.internet.internet import Internet, Machine
+from tests.internet.line import Line
 from tests.support.netns import NamespacesUnavailable, Network
 
 HIVEMIND = ("hivemind==1.1.12", "numpy<2.3", "torch==2.13.0")
@@ -85,7 +90,7 @@ class System:
     members: Members = field(default_factory=Members)
     turns: list[Turn] = field(default_factory=list)
 
-    def start(self, options: argparse.Namespace, lines: Network | None, logs: Path) -> None:
+    def start(self, options: argparse.Namespace, lines: Lines | None, logs: Path) -> None:
         """Starts its members and connects them."""
         plan = Assignment(
             rank=0,
@@ -171,22 +176,48 @@ def measure(options: argparse.Namespace, systems: Sequence[System], console: Con
 
 
 @contextlib.contextmanager
-def network(options: argparse.Namespace) -> Iterator[Network | None]:
-    """Shaped lines if they are wanted, else the loopback."""
+def network(options: argparse.Namespace) -> Iterator[Lines | None]:
+    """Lines if they are wanted, else the loopback."""
     if options.mbit is None:
         yield None
         return
     try:
-        with Network([options.mbit] * options.peers) as lines:
-            yield lines
+        if options.round_trip_ms or options.lost:
+            with Internet([Machine(line=long_line(options))] * options.peers) as internet:
+                yield LongLines(internet)
+        else:
+            with Network([options.mbit] * options.peers) as network:
+                yield ShapedLines(network)
     except NamespacesUnavailable as error:
         raise SystemExit(f"{error}\nor leave out --mbit") from error
 
 
+def long_line(options: argparse.Namespace) -> Line:
+    """Returns a member's line. A packet passes two lines, so each has half of the delay of one way,
+    and half of the losses."""
+    return Line(
+        up_mbit=options.mbit,
+        down_mbit=options.mbit,
+        delay_seconds=options.round_trip_ms / 1000 / 4,
+        loss=options.lost / 2,
+    )
+
+
+def line_of(options: argparse.Namespace) -> str:
+    """Returns a member's line for people."""
+    if options.mbit is None:
+        return "loopback"
+    line = f"{options.mbit:g} Mbit/s a member"
+    if options.round_trip_ms:
+        line += f", {options.round_trip_ms:g} ms there and back"
+    if options.lost:
+        line += f", {options.lost:.1%} lost"
+    return line
+
+
 def table_of(options: argparse.Namespace, systems: Sequence[System]) -> Table:
-    line = "loopback" if options.mbit is None else f"{options.mbit:g} Mbit/s a member"
     table = Table(
-        title=f"{options.peers} members, {options.elements:,} fp32 elements, {line}, "
+        title=f"{options.peers} members, {options.elements:,} elements, {line_of(options)}, "
         f"median of {options.repeats}"
     )
     table.add_column("system")
@@ -271,6 +302,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mbit", type=float, help="each member's line, both directions")
+    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="between two members")
+    parser.add_argument("--lost", type=float, default=0.0, help="share of packets, each direction")
     parser.add_argument("--chunk-elements", type=int, help="of a chunk; default: a run's default")
     parser.add_argument("--with-open", action="store_true", help='a ring with trust = "open", too')
     parser.add_argument("--with-gloo", action="store_true")
@@ -278,6 +311,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     if options.peers < 2 or options.elements < options.peers or options.repeats < 1:
         parser.error("at least two peers, an element each, and one repeat")
+    if options.mbit is None and (options.round_trip_ms or options.lost):
+        parser.error("--round-trip-ms and --lost need --mbit")
     if options.chunk_elements is None:
         options.chunk_elements = default_chunk_elements(options.elements)
     if not CHUNK_ELEMENTS_MIN <= options.chunk_elements <= CHUNK_ELEMENTS_MAX:

@@ -35,7 +35,7 @@ from gossamer.protocol.codecs.payloads import DISTRO, Payloads, payloads_named
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from tests.benchmarks import _ring_steps
 from tests.benchmarks._member import Assignment
-from tests.benchmarks._members import Members
+from tests.benchmarks._members import Members, ShapedLines
 from tests.support.netns import LINE, NamespacesUnavailable, Network
 
 HERE = Path(__file__).parent
@@ -113,7 +113,7 @@ def measure(mode: Mode, elements: int, peers: int, mbit: float = MBIT) -> Result
         try:
             assignment = Assignment(0, peers, elements, mode.codec, chunk_elements, "", "")
             command = [sys.executable, "-m", "tests.benchmarks._ring_gossamer"]
-            members.start("gossamer", command, assignment, lines, Path(logs))
+            members.start("gossamer", command, assignment, ShapedLines(lines), Path(logs))
             counts = []
             for number in range(2):
                 before = [counters(lines, machine) for machine in range(peers)]

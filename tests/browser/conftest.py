@@ -18,7 +18,7 @@ from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
 from gossamer.node.base.owner_limits import SCHEDULE
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.storage.samples_file import RoundSamples, Sample
+from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import (
     CapacityStatus,
@@ -84,6 +84,9 @@ BUSY = Status(
     limits=(
         LimitStatus(
             name="upload", setting="up_limit", unit="Mbit/s", limit=10.0, text="10", used=8.25
+        ),
+        LimitStatus(
+            name="threads", setting="threads", unit="threads", limit=1.0, text="1", used=0.2
         ),
         LimitStatus(name="memory", setting="memory_max", unit="bytes", used=2e9),
         LimitStatus(

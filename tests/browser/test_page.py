@@ -181,9 +181,10 @@ def test_link_log_peers_and_curve(window: Any, address: str) -> None:
 def test_limits_beside_their_use(window: Any, address: str, node: Node) -> None:
     opened(window, address)
     shown = text_of(window, "limits")
-    assert "upload8.3 Mbit/s of 10 Mbit/s" in shown
+    assert "upload8.3 of 10 Mbit/s" in shown
+    assert "threads0.2 of 1 threadmemory" in shown
     assert "memory2.0 GB, no limit" in shown
-    assert "temperature61 °C of 80 °C (the card does not tell)" in shown
+    assert "temperature61 of 80 °C (the card does not tell)" in shown
     assert is_hidden(window, "limit-controls")
     node.now = msgspec.structs.replace(BUSY, limits=())
     until(lambda: is_hidden(window, "limits-section"), "no limits")

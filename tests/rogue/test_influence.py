@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from gossamer.protocol.manifest import Trust
-from gossamer.protocol.rounds import rounded_sums
+from gossamer.protocol.rounds import ring_parts
 from gossamer.trainer.ipc import messages
 from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate
@@ -138,7 +138,7 @@ def test_a_claim_of_tokens_does_not_turn_a_sum_round(
 ) -> None:
     """With three quarters of the weight the model runs away; with two fifths it does not."""
     capped = largest_after(tmp_path / "capped", Liar, "fp32", "members")
-    monkeypatch.setattr(rounded_sums, "capped_tokens", list)
+    monkeypatch.setattr(ring_parts, "capped_tokens", list)
     claimed = largest_after(tmp_path / "claimed", Liar, "fp32", "members")
     measured(f"largest parameter: {capped:.1f} with the cap, {claimed:.1f} without")
     assert capped < 2 * SOUND < claimed

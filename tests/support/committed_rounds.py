@@ -20,8 +20,8 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.rounds.commit import Proposal
 from gossamer.protocol.rounds.commit_proof import RingRules
-from gossamer.protocol.rounds.proposal import Proposal
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import (

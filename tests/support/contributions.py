@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from gossamer.node.modes.pending_work import (
-    DenseContributions,
-    RecordContributions,
-    SparseContributions,
-)
+from gossamer.node.modes.pending_work import Contributions
 from gossamer.node.modes.sync_mode import Contribution
-from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
-from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -25,17 +20,11 @@ def contribution_of(
     error_decay: float,
 ) -> Contribution:
     """The contribution that a node of that sync mode makes; `error_decay` is for sparse rings."""
-    if isinstance(payloads, RecordPayloads):
-        records = RecordContributions(payloads, error_decay)
-        records.root_of(pending, plan)
-        return records(pending, plan, ring, me)
-    if isinstance(payloads, SetPayloads):
-        return SparseContributions(payloads, error_decay)(pending, plan, ring, me)
-    return DenseContributions(payloads)(pending, plan, ring, me)
+    contributions = Contributions(payloads, error_decay)
+    contributions.root_of(pending, plan)
+    return contributions.contribution(pending, plan, ring, me)
 
 
 def root_of(pending: FloatVector, plan: ChunkPlan, payloads: AveragedPayloads) -> bytes:
     """The root that this peer signs for its work."""
-    if isinstance(payloads, RecordPayloads):
-        return RecordContributions(payloads, 1.0).root_of(pending, plan)
-    return b""
+    return Contributions(payloads, 1.0).root_of(pending, plan)

@@ -46,7 +46,7 @@ CLI = "gossamer.node.cli"
 MODULES = (
     CLI,
     "gossamer.node.runs.cut_confined",
-    "gossamer.node.runs.preparing",
+    "gossamer.node.runs.preparing_process",
     "gossamer.trainer.generation.generate",
     "gossamer.trainer.ranks.follower",
     "gossamer.trainer.train",
@@ -57,7 +57,7 @@ MODULES = (
 
 LOADED = (
     "gossamer.node.app.daemon",
-    "gossamer.node.runs.preparing",
+    "gossamer.node.runs.preparing_process",
     "gossamer.trainer.generation.generate",
     "gossamer.trainer.worker_loop",
 )

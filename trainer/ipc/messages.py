@@ -397,34 +397,10 @@ class Failed(_FromWorker, frozen=True, kw_only=True):
 
 
 ToWorker = (
-    Configure
-    | Genesis
-    | Data
-    | Begin
-    | Stop
-    | Share
-    | Rebase
-    | Evaluate
-    | Sample
-    | Audit
-    | Forget
-    | Save
-    | KeepMomentum
-    | Limits
-    | Exit
-)
+    Configure | Genesis | Data | Begin | Stop | Share | Rebase | Evaluate | Sample | Audit | Forget
+    | Save | KeepMomentum | Limits | Exit
+)  # fmt: skip
 FromWorker = (
-    Alive
-    | Configured
-    | GenesisDone
-    | Evaluated
-    | Sampled
-    | Audited
-    | Rebased
-    | Saved
-    | Step
-    | Shared
-    | NeedData
-    | Finished
-    | Failed
-)
+    Alive | Configured | GenesisDone | Evaluated | Sampled | Audited | Rebased | Saved | Step
+    | Shared | NeedData | Finished | Failed
+)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,7 @@ def table_texts(
             yield done, text
 
 
-def _opened(path: Path, content: Table, text_field: str) -> _Parquet | _Arrow:
+def _opened(path: Path, content: Table, text_field: str) -> closing[_Parquet | _Arrow]:
     kind = _Parquet if content == "parquet" else _Arrow
     try:
         arrow: Any = importlib.import_module("pyarrow")
@@ -78,7 +79,7 @@ def _opened(path: Path, content: Table, text_field: str) -> _Parquet | _Arrow:
                 "installed: pip install 'gossamer[parquet]'"
             ]
         ) from error
-    return kind(arrow, path, text_field)
+    return closing(kind(arrow, path, text_field))
 
 
 def _checked(data: bytes | None, text_field: str) -> bytes:
@@ -111,10 +112,7 @@ class _Parquet:
             self._file.close()
             raise
 
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *_of_error: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def num_bytes(self) -> int:
@@ -187,10 +185,7 @@ class _Arrow:
             self._source.close()
             raise
 
-    def __enter__(self) -> _Arrow:
-        return self
-
-    def __exit__(self, *_of_error: object) -> None:
+    def close(self) -> None:
         self._source.close()
 
     def num_bytes(self) -> int:

@@ -19,7 +19,7 @@ from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
-from gossamer.node.storage.names_file import MemberName, NamesFile
+from gossamer.node.storage.owner_files import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import PeerStatus, Status
 

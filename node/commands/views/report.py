@@ -17,8 +17,7 @@ from gossamer.node.runs.credit import Credits, read_credits
 from gossamer.node.runs.generating import Sampling, pieces, require_allowed
 from gossamer.node.runs.reading import read_state
 from gossamer.node.runs.report import MARK, Sample, page
-from gossamer.node.storage.loss_file import LossFile
-from gossamer.node.storage.samples_file import SamplesFile
+from gossamer.node.storage.owner_files import LossFile, SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 
 SAMPLES_MAX = 16

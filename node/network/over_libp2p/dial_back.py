@@ -21,7 +21,7 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.dial_rules import is_private
-from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.frames import receive_message, send_frame
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, port_of
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
@@ -197,7 +197,4 @@ async def _say(stream: Stream, message: DialBackMessage) -> None:
 
 
 async def _hear(stream: Stream) -> DialBackMessage:
-    data, _ = await receive_frame(
-        stream, message_bytes_max=DIAL_BACK_BYTES_MAX, payload_bytes_max=0
-    )
-    return decode_dial_back(data)
+    return decode_dial_back(await receive_message(stream, DIAL_BACK_BYTES_MAX))

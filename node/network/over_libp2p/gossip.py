@@ -19,7 +19,7 @@ from libp2p.pubsub.validators import signature_validator
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of
-from gossamer.node.network.over_libp2p.guards import GuardedHost
+from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.spreading import num_passed_on
 from gossamer.protocol.errors import (
@@ -102,6 +102,29 @@ class GuardedPubsub(Pubsub):
     def let_in(self, peer_id: ID) -> None:
         """Open the gossip stream to a peer that was a stranger; see `Transport.let_in`."""
         self.manager.run_task(self._handle_new_peer_with_retry, peer_id)
+
+    async def handle_dead_peer_queue(self) -> None:
+        """Open the gossip stream to a peer anew when the connection that it is on has ended.
+
+        Symptom: beside another connection to the peer nothing notices the end, until the next
+        message is written to the stream that ended, and is lost.
+        """
+        async with self.dead_peer_receive_channel:
+            self.event_handle_dead_peer_queue_started.set()
+            async for peer_id in self.dead_peer_receive_channel:
+                stream = self.peers.get(peer_id)
+                has_ended = stream is not None and stream.muxed_conn.is_closed
+                if has_ended or not self._peer_is_connected(peer_id):
+                    self._handle_dead_peer(peer_id)
+
+    def _handle_dead_peer(self, peer_id: ID) -> None:
+        """Forget a peer's stream; the next one begins with the messages of the last seconds.
+
+        Symptom: what was under way on a stream that broke is lost, although the peer can be
+        reached by another connection. What it has had already costs it next to nothing.
+        """
+        self._replayed_recent_topics.pop(peer_id, None)
+        super()._handle_dead_peer(peer_id)
 
     # -- reading
 

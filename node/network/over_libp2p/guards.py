@@ -10,14 +10,12 @@ each that fails without it, so that a guard can go when upstream has mended the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import trio
-from libp2p.abc import IMuxedConn, INetStream, IRawConnection
-from libp2p.custom_types import TProtocol
-from libp2p.host.basic_host import BasicHost
+from libp2p.abc import IMuxedConn, IRawConnection
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -30,12 +28,10 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.over_libp2p.addresses import host_of, peer_id_of, why
-from gossamer.node.network.over_libp2p.negotiation import Doors, bound_host
 from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
 from gossamer.node.network.over_libp2p.noise import layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.places import NoPlaceError, Place, inbound_max, network_of, place_to_free
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -363,51 +359,3 @@ def _carrier_of(connection: ReadWriteCloser) -> str:
         return str(remote[0])
     path = connection.path if isinstance(connection, CircuitEnd) else None
     return f"relay {path.relay}" if path is not None else ""
-
-
-class GuardedHost(BasicHost):
-    """Streams: an exception in a handler costs the stream, never the host."""
-
-    count_stream: Callable[[str, YamuxStream], None] | None = None
-
-    def __init__(self, swarm: GuardedSwarm) -> None:
-        super().__init__(swarm, disable_identify_address_discovery=True)
-        self.doors = Doors()
-        bound_host(self, self.doors)
-
-    async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
-        """Negotiate and handle one inbound stream.
-
-        Symptom: any exception here, a time-out or a protocol name that is not UTF-8 or garbage on
-        ``/meshsub`` included, ends the host with all its connections: any remote can do it.
-        """
-        try:
-            await super()._swarm_stream_handler(net_stream)
-        except Exception as error:
-            logger.info(
-                "stream %s from %s dropped: %r",
-                net_stream.get_protocol() or "without a protocol",
-                net_stream.muxed_conn.peer_id,
-                error,
-            )
-            with trio.CancelScope(shield=True):
-                await net_stream.reset()
-
-    def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
-        """Asks no peer; this node answers the peers that ask it.
-
-        Symptom: py-libp2p asks every peer who it is, in a task outside all nurseries, and files
-        whatever addresses it claims; peers here say these things in signed messages of our own.
-        """
-
-    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
-        """Open a stream and count its bytes."""
-        stream = await super().new_stream(peer_id, protocol_ids)
-        self.count(stream)
-        return stream
-
-    def count(self, net_stream: INetStream) -> None:
-        """Let `count_stream` account for a stream whose protocol is known."""
-        muxed_stream = getattr(net_stream, "muxed_stream", None)
-        if self.count_stream is not None and isinstance(muxed_stream, YamuxStream):
-            self.count_stream(str(net_stream.get_protocol()), muxed_stream)

@@ -33,9 +33,9 @@ from gossamer.node.network.over_libp2p.addresses import (
     with_port,
 )
 from gossamer.node.network.over_libp2p.gossip import new_gossip
-from gossamer.node.network.over_libp2p.guards import GuardedHost, GuardedSwarm
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.negotiation import GuardedMuxer, bound_selector
+from gossamer.node.network.over_libp2p.negotiation import GuardedHost, GuardedMuxer, bound_selector
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp

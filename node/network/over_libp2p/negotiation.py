@@ -2,15 +2,17 @@
 
 Agreement happens three times: on the secure channel over bare TCP, on the muxer, and on the
 protocol of every stream. See `over_libp2p.guards` for how guards are put in and tested.
-`Doors` says which protocols of streams a peer is offered."""
+`Doors` says which protocols of streams a peer is offered, and `GuardedHost` agrees on them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
-from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.abc import IMuxedConn, INetStream, ISecureConn
 from libp2p.custom_types import TMuxerOptions, TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost
@@ -19,6 +21,7 @@ from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import IOException
 from libp2p.network.stream.exceptions import StreamEOF, StreamReset
 from libp2p.network.stream.net_stream import NetStream
+from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import (
     MultiselectClientError,
@@ -44,6 +47,8 @@ from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+
+logger = logging.getLogger(__name__)
 
 # The longest protocol id here has 31 bytes; multistream-select names no limit of its own.
 MESSAGE_BYTES_MAX = 1024
@@ -239,21 +244,6 @@ def bound_selector(selector: GenericMultistreamSelector[Any]) -> None:
     selector.multiselect_client = _BoundedMultiselectClient()
 
 
-def bound_host(host: BasicHost, doors: Doors) -> None:
-    """Bounds what is read to agree on a stream's protocol, offers what `doors` says, and drops one
-    protocol.
-
-    Symptom: by ``/ipfs/id/push/1.0.0`` any peer files any addresses under its id, for good.
-    """
-    handlers = {
-        protocol: handler
-        for protocol, handler in host.multiselect.handlers.items()
-        if protocol != ID_PUSH
-    }
-    host.multiselect = _DoorKeeper(handlers, doors)
-    host.multiselect_client = _StreamClient()
-
-
 class GuardedMuxer(MuxerMultistream):
     """Puts `YamuxConnection` in the place of py-libp2p's yamux.
 
@@ -274,3 +264,59 @@ class GuardedMuxer(MuxerMultistream):
         return self._annotate_connection(
             YamuxConnection(conn, peer_id, liveness=self._liveness), conn, protocol
         )
+
+
+class GuardedHost(BasicHost):
+    """Streams: an exception in a handler costs the stream, never the host."""
+
+    count_stream: Callable[[str, YamuxStream], None] | None = None
+
+    def __init__(self, swarm: Swarm) -> None:
+        """Bounds what is read to agree on a stream's protocol, offers what `doors` says, and drops
+        one protocol.
+
+        Symptom: by ``/ipfs/id/push/1.0.0`` any peer files any addresses under its id, for good.
+        """
+        super().__init__(swarm, disable_identify_address_discovery=True)
+        self.doors = Doors()
+        handlers = self.multiselect.handlers
+        kept = {name: handler for name, handler in handlers.items() if name != ID_PUSH}
+        self.multiselect = _DoorKeeper(kept, self.doors)
+        self.multiselect_client = _StreamClient()
+
+    async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
+        """Negotiate and handle one inbound stream.
+
+        Symptom: any exception here, a time-out or a protocol name that is not UTF-8 or garbage on
+        ``/meshsub`` included, ends the host with all its connections: any remote can do it.
+        """
+        try:
+            await super()._swarm_stream_handler(net_stream)
+        except Exception as error:
+            logger.info(
+                "stream %s from %s dropped: %r",
+                net_stream.get_protocol() or "without a protocol",
+                net_stream.muxed_conn.peer_id,
+                error,
+            )
+            with trio.CancelScope(shield=True):
+                await net_stream.reset()
+
+    def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
+        """Asks no peer; this node answers the peers that ask it.
+
+        Symptom: py-libp2p asks every peer who it is, in a task outside all nurseries, and files
+        whatever addresses it claims; peers here say these things in signed messages of our own.
+        """
+
+    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
+        """Open a stream and count its bytes."""
+        stream = await super().new_stream(peer_id, protocol_ids)
+        self.count(stream)
+        return stream
+
+    def count(self, net_stream: INetStream) -> None:
+        """Let `count_stream` account for a stream whose protocol is known."""
+        muxed_stream = getattr(net_stream, "muxed_stream", None)
+        if self.count_stream is not None and isinstance(muxed_stream, YamuxStream):
+            self.count_stream(str(net_stream.get_protocol()), muxed_stream)

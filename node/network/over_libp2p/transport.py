@@ -28,10 +28,8 @@ from gossamer.node.network.over_libp2p.addresses import (
 from gossamer.node.network.over_libp2p.congestion import LineEstimates
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
-from gossamer.node.network.over_libp2p.guards import (
-    GuardedHost,
-    GuardedSwarm,
-)
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
+from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.paths import Paths
 from gossamer.node.network.over_libp2p.streams import Streams

@@ -18,10 +18,8 @@ protocol (https://github.com/hashicorp/yamux/blob/master/spec.md) and differs in
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
@@ -89,7 +87,6 @@ class YamuxConnection(IMuxedConn):
         secured_conn: NoiseSession,
         peer_id: ID,
         is_initiator: bool | None = None,
-        on_close: Callable[[], Awaitable[Any]] | None = None,
         *,
         liveness: Liveness | None = None,
     ) -> None:
@@ -98,7 +95,8 @@ class YamuxConnection(IMuxedConn):
         self._liveness = liveness
         self.secured_conn = secured_conn
         self.peer_id = peer_id
-        self.on_close = on_close
+        self.on_close: Callable[[], Awaitable[None]] | None = None
+        """py-libp2p sets it, and is told of the end."""
         self.on_violation: Callable[[str], None] | None = None
         """Handler that gets the reason when the connection ends because the peer broke the
         rules."""
@@ -152,9 +150,7 @@ class YamuxConnection(IMuxedConn):
                     await self.secured_conn.close()
                 self.event_closed.set()
                 if self.on_close is not None:
-                    result = self.on_close()
-                    if inspect.isawaitable(result):
-                        await result
+                    await self.on_close()
 
     async def _until_broken(self, task: Callable[[], Awaitable[None]]) -> None:
         try:

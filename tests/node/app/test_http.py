@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from gossamer.node.app.http import build_app, serve_http
 from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.storage.samples_file import RoundSamples, Sample
+from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of

@@ -13,10 +13,14 @@ from gossamer.node.cli import run_command
 from gossamer.node.commands.views import report
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.report import MEMBERS_MAX, Sample, page, ticks
-from gossamer.node.storage.loss_file import LossFile
-from gossamer.node.storage.names_file import MemberName, NamesFile
-from gossamer.node.storage.samples_file import RoundSamples, SamplesFile
-from gossamer.node.storage.samples_file import Sample as Sample_
+from gossamer.node.storage.owner_files import (
+    LossFile,
+    MemberName,
+    NamesFile,
+    RoundSamples,
+    SamplesFile,
+)
+from gossamer.node.storage.owner_files import Sample as Sample_
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LossPoint
 from tests.support.chains import OTHERS, commit_rounds, run_in

@@ -243,7 +243,7 @@ def test_an_answer_counts_though_the_end_comes_right_behind_it(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = m.Finished(round=1, steps=1, tokens=16, spans=(), loss_mean=1.0, seconds=0.0)
-    end = TrainerExit(1, None, False, "", (), 1.0)
+    end = TrainerExit(1, None, False, "", ())
 
     async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
         await until(lambda: trainer.is_up)

@@ -236,7 +236,7 @@ def exit_with(
     stderr: tuple[str, ...] = (),
     out_of_memory: bool | None = None,
 ) -> TrainerExit:
-    return TrainerExit(code, signal, wanted, failure, stderr, 1.0, False, out_of_memory)
+    return TrainerExit(code, signal, wanted, failure, stderr, False, out_of_memory)
 
 
 def test_the_last_lines_on_stderr_are_kept() -> None:

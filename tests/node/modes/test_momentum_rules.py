@@ -15,6 +15,7 @@ import pytest
 import trio
 import trio.testing
 
+from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.modes.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.modes.shared_steps import RingParts, RingSteps, SharedStepRunner, StepTiming
 from gossamer.node.rounds.round_end import WorkSaver
@@ -228,7 +229,7 @@ def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
             cast(Any, SimpleNamespace(must_save=False, save=lambda: None)),
             cast(Any, node.trainer),
             cast(Any, SimpleNamespace(place=node.momentum().settle)),
-            cast(Any, SimpleNamespace(wrote=lambda _what: None)),
+            DiskHealth(),
             in_no_thread,
             trio.lowlevel.checkpoint,
         )

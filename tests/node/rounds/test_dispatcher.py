@@ -27,11 +27,10 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
-from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Statement
 from tests.sim.simulator.signatures import peer_id_of, sign_as, verify
 

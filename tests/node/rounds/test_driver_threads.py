@@ -23,12 +23,11 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Compute, Contested, LeftOut, Removed
-from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Ready, Vote

@@ -29,11 +29,10 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
-from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import open_signed

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.owner_files import LossFile
 from gossamer.node.telemetry.status import LossHistory, LossPoint
 
 RUN = b"r" * 32

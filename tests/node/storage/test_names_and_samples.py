@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.app import member_names
-from gossamer.node.app.member_names import MemberNames
 from gossamer.node.base.disk_health import DiskHealth
-from gossamer.node.storage.names_file import MemberName, NamesFile
-from gossamer.node.storage.samples_file import (
+from gossamer.node.storage import owner_files
+from gossamer.node.storage.owner_files import (
     ROUNDS_MAX,
+    MemberName,
+    MemberNames,
+    NamesFile,
     RoundSamples,
     Sample,
     SamplesFile,
@@ -61,7 +62,7 @@ def test_names_that_no_peer_could_have_signed_are_not_shown(tmp_path: Path) -> N
 def test_names_stay_until_their_owner_takes_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_names, "NAMES_MAX", 2)
+    monkeypatch.setattr(owner_files, "NAMES_MAX", 2)
     file = NamesFile(tmp_path / "names", RUN)
     ada, eve, bob = MemberName("Ada", "us"), MemberName("Eve"), MemberName("", "us")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import trio
 
-from gossamer.node.storage.names_file import MemberName, NamesFile
-from gossamer.node.storage.samples_file import Sample, SamplesFile
+from gossamer.node.storage.owner_files import MemberName, NamesFile, Sample, SamplesFile
 from tests.support.node_world import World, simulate
 
 

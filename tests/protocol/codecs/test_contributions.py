@@ -44,7 +44,7 @@ def noise(seed: int) -> Float32Array:
 def reduced(vectors: dict[int, Float32Array | None], weights: dict[int, int]) -> Float32Array:
     blocks = {p: b"" if v is None else CODEC.encode(v) for p, v in vectors.items()}
     records = split(payload_of(blocks), mask_of(blocks), CODEC.encoded_bytes(SIZE))
-    return reduce(records, weights, SIZE, CODEC.decode).average
+    return reduce(records, weights, SIZE, CODEC.decode)
 
 
 @given(blocks=BLOCKS, data=st.data())

@@ -9,12 +9,17 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Action, LeftOut, Publish
-from gossamer.protocol.rounds.mending import HOLD_SECONDS, STEP_SECONDS
-from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring_order import encode_links, rank_order
-from gossamer.protocol.rounds.roster import make_roster, preference
+from gossamer.protocol.rounds.roster import (
+    MEND_HOLD_SECONDS,
+    MEND_STEP_SECONDS,
+    RoundHints,
+    RoundRules,
+    make_roster,
+    preference,
+)
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.wire.statements import Ready, Roster, Signed
 from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
@@ -107,10 +112,10 @@ def test_the_next_member_by_rank_mends_it_where_the_first_one_does_not() -> None
     assert rosters(machine.statement(1.0, *without_victim())) == []
     assert machine.statement(1.1, *without_victim()) == [], "it comes again"
     assert num_members(machine) == 0
-    assert rosters(machine.tick(1.0 + STEP_SECONDS / 2)) == []
-    assert len(rosters(machine.tick(1.0 + STEP_SECONDS))) == 1
+    assert rosters(machine.tick(1.0 + MEND_STEP_SECONDS / 2)) == []
+    assert len(rosters(machine.tick(1.0 + MEND_STEP_SECONDS))) == 1
     assert num_members(machine) == 4
-    assert rosters(machine.tick(1.0 + 2 * STEP_SECONDS)) == []
+    assert rosters(machine.tick(1.0 + 2 * MEND_STEP_SECONDS)) == []
 
 
 def test_a_peer_that_is_not_ready_yet_is_waited_for_shortly() -> None:
@@ -118,11 +123,11 @@ def test_a_peer_that_is_not_ready_yet_is_waited_for_shortly() -> None:
     actions = machine.statement(1.0, *without_victim())
     assert noted(actions) == [], "it may have come too late"
     assert num_members(machine) == 0
-    machine.statement(1.0 + HOLD_SECONDS / 2, *said(VICTIM))
-    assert len(rosters(machine.tick(1.0 + HOLD_SECONDS / 2))) == 1 or num_members(machine) == 4
+    machine.statement(1.0 + MEND_HOLD_SECONDS / 2, *said(VICTIM))
+    assert len(rosters(machine.tick(1.0 + MEND_HOLD_SECONDS / 2))) == 1 or num_members(machine) == 4
     late = at_work(FIRST, UNFAIR, [SECOND])
     late.statement(1.0, *without_victim())
-    assert rosters(late.tick(1.0 + HOLD_SECONDS)) == []
+    assert rosters(late.tick(1.0 + MEND_HOLD_SECONDS)) == []
     assert num_members(late) == 3
 
 

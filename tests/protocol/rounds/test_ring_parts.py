@@ -20,8 +20,8 @@ from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.codecs.wide_codecs import MEMBERS_OF_FOUR_BITS, WideningInt4Codec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.rounds.ring_parts import SumPart, ring_average
-from gossamer.protocol.rounds.set_part import SetPart
+from gossamer.protocol.rounds.ring_parts import SumPart
+from gossamer.protocol.rounds.set_parts import SetPart, ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 PLAN = ChunkPlan(3000, 2048)

@@ -17,13 +17,13 @@ from gossamer.protocol.rounds.roster import (
     Decision,
     Gathering,
     Ring,
+    RoundRules,
     decide,
     is_complete,
     make_roster,
     open_roster,
     preference,
 )
-from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Roster, Signed
 from tests.support.builders import (

@@ -25,14 +25,19 @@ from gossamer.protocol.rounds.actions import (
     Removed,
 )
 from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALL_SECONDS
-from gossamer.protocol.rounds.commit import VOTE_SECONDS
+from gossamer.protocol.rounds.commit import VOTE_SECONDS, Parent
 from gossamer.protocol.rounds.commit_proof import open_commit
-from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.ring_order import rank_order
-from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
+from gossamer.protocol.rounds.roster import (
+    NO_HINTS,
+    Ring,
+    RoundHints,
+    RoundRules,
+    make_roster,
+    open_roster,
+)
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
 from gossamer.protocol.rounds.round_view import LATER_FACTOR
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
 from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify

@@ -13,7 +13,7 @@ from gossamer.node.rounds.following import FIRST_CONTACT_SECONDS
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited, Membership, awaited
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.rounds.round_rules import RoundHints
+from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import (

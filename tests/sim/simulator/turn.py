@@ -21,9 +21,9 @@ from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.actions import Committed
-from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.commit import Parent
+from gossamer.protocol.rounds.roster import RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.wire.statements import Ready
 from tests.sim.simulator.driver import Driver
 from tests.sim.simulator.scenario import CHUNK_BYTES

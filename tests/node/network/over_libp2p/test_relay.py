@@ -199,6 +199,34 @@ def test_a_circuit_ends_soon_beside_a_direct_connection_that_came_after_a_failed
     _run(story)
 
 
+def test_no_gossip_is_lost_when_a_circuit_ends_beside_a_direct_connection() -> None:
+    """A statement of a round that is lost costs the round a comparison of what both know."""
+
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        heard: dict[str, set[bytes]] = {caller.peer_id: set(), target.peer_id: set()}
+        caller.subscribe("news", lambda _author, data: heard[caller.peer_id].add(data))
+        target.subscribe("news", lambda _author, data: heard[target.peer_id].add(data))
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        while not all(heard.values()):
+            for end in (caller, target):
+                await end.publish("news", b"before")
+            await trio.sleep(0.1)
+        address = target.addresses()[0].partition("/p2p/")[0]
+        await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
+        number = 0
+        while middle.paths.circuits.num_carried or number < 10:
+            number += 1
+            for end in (caller, target):
+                await end.publish("news", b"%d" % number)
+            await trio.sleep(0.05)
+        published = {b"before", *(b"%d" % each for each in range(1, number + 1))}
+        with trio.fail_after(10):
+            await _until(lambda: all(each == published for each in heard.values()))
+
+    _run(story)
+
+
 def test_the_end_of_the_relay_is_the_end_of_its_circuits() -> None:
     async def story(three: Three) -> None:
         await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)

@@ -15,8 +15,7 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.rounds.ring_parts import ring_average
-from gossamer.protocol.rounds.set_part import SetPart
+from gossamer.protocol.rounds.set_parts import SetPart, ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 SIZE = 4200

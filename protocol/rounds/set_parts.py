@@ -1,14 +1,17 @@
-"""One member's part of a sparse ring: in a set of parts, or in a sum of them.
+"""One member's part of a ring in which sets travel: a sparse ring, or one of signed records.
 
-A set of few members' parts travels as they are. In a run with `outer.sparse_sums` a payload of more
-members than `SetPayloads.set_members_max` is a sum in the codes of `int4`: no link carries much
-more than it would in a dense ring. The number of bits in the mask says which it is, so every
-receiver knows it before the bytes come, and whoever replays the average knows it too.
+In a sparse ring a set of few members' parts travels as they are. In a run with `outer.sparse_sums`
+a payload of more members than `SetPayloads.set_members_max` is a sum in the codes of `int4`: no
+link carries much more than it would in a dense ring. The number of bits in the mask says which it
+is, so every receiver knows it before the bytes come, and whoever replays the average knows it too.
 
 The member whose part makes a set too long adds up all its parts: it clips them to their lower
 median norm, as every peer does with a set, and weighs them as in a dense ring. Later members add
 their part to the sum. A part is in a payload once, and sums only grow, so a set becomes a sum and
 never the other way round.
+
+`ring_average` walks all chunks of an undisturbed ring in one process. The machine that does the
+same between peers, and survives their faults, is `protocol.rounds.ring`.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ import numpy as np
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array, check_decoded, usable
 from gossamer.protocol.codecs.contributions import SHARE_MIN, add_record, clip_factors, split
 from gossamer.protocol.codecs.inner_products import norm_of
-from gossamer.protocol.codecs.payloads import SetPayloads
-from gossamer.protocol.codecs.sparse_codec import SparseVector
-from gossamer.protocol.rounds.rounded_sums import RoundedSums
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
+from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
+from gossamer.protocol.rounds.ring_parts import RingPart, RoundedSums, SumPart
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 _PART_NORM_MAX = 2.0
@@ -142,3 +147,124 @@ class SetPart:
         if rounded is not None:
             error += rounded
         return error
+
+
+def tree_of(pending: Float32Array, plan: ChunkPlan, payloads: RecordPayloads) -> RecordTree:
+    """The tree of a member's records.
+
+    Args:
+        pending: (plan.num_elements,), the work that the member offers.
+
+    Raises:
+        ValueError: the work has a value that cannot be used.
+    """
+    return RecordTree(
+        [
+            leaf_of(chunk, payloads.encode(usable(pending[plan.range_of(chunk)])))
+            for chunk in range(plan.num_chunks)
+        ]
+    )
+
+
+class RecordPart:
+    """A member's part of a ring of signed records (`trust = "open"`).
+
+    The records are encoded before the ring, since the member signs their root in its `Ready`. They
+    are encoded again when the ring asks for them, so that nobody has to keep them: the same work
+    has the same bytes. Work that changed meanwhile is not what was signed, and is not sent.
+    """
+
+    def __init__(
+        self,
+        pending: Float32Array,
+        plan: ChunkPlan,
+        payloads: RecordPayloads,
+        tree: RecordTree,
+        position: int,
+        error_decay: float,
+    ) -> None:
+        """
+        Args:
+            pending: (plan.num_elements,), this member's work.
+            tree: of its records; its root is in the ring.
+            position: in the ring.
+            error_decay: part of what a sparse record left out that is carried on.
+        """
+        self._pending, self._plan, self._payloads = pending, plan, payloads
+        self._tree, self._position = tree, position
+        is_sparse = isinstance(payloads.coder, SparseCodec)
+        self._error_decay = np.float32(error_decay if is_sparse else 1.0)
+        self._sent: set[int] = set()
+
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        """See `RingPart`. The records in the payload were checked when they came.
+
+        Raises:
+            ValueError: the work is not the work that was signed.
+        """
+        block = self._payloads.encode(usable(self._pending[self._plan.range_of(chunk)]))
+        if leaf_of(chunk, block) != self._tree.leaf(chunk):
+            raise ValueError(f"own work in chunk {chunk} has changed since it was signed")
+        self._sent.add(chunk)
+        return add_record(payload, self._position, block + self._tree.path(chunk))
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        """See `RingPart`: every peer averages the records for itself."""
+        return payload
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """See `RingPart`: what the codec left out of this member's record."""
+        if chunk not in self._sent or self._payloads.is_exact:
+            return None
+        values = self._pending[self._plan.range_of(chunk)]
+        error = values - self._payloads.decode(self._payloads.encode(values), values.size)
+        error *= self._error_decay
+        return error
+
+
+def ring_average(
+    pendings: Sequence[Float32Array],
+    tokens: Sequence[int],
+    plan: ChunkPlan,
+    payloads: AveragedPayloads,
+    error_decay: float = 1.0,
+) -> Float32Array:
+    """The average of the members' work, as all members decode it, weighted with capped tokens.
+
+    The ring of a round without faults and relays: chunk c begins with member c mod N and walks once
+    round, and the last member finishes it. So the same additions are done in the same order as
+    between peers.
+
+    Args:
+        pendings: (plan.num_elements,) of each member, in ring order. Afterwards they hold what each
+            member carries on.
+        tokens: of each member.
+        error_decay: of sparse parts and records, see `SetPart`.
+    """
+
+    def part_of(pending: Float32Array, position: int) -> RingPart:
+        if isinstance(payloads, RecordPayloads):
+            tree = tree_of(pending, plan, payloads)
+            return RecordPart(pending, plan, payloads, tree, position, error_decay)
+        if isinstance(payloads, SetPayloads):
+            return SetPart(pending, plan, payloads, tokens, position, error_decay)
+        return SumPart(pending, plan, payloads.coder, tokens, position)
+
+    parts = [part_of(pending, position) for position, pending in enumerate(pendings)]
+    num_members = len(parts)
+    everybody = (1 << num_members) - 1
+    average = np.empty(plan.num_elements, np.float32)
+    for chunk in range(plan.num_chunks):
+        where, first = plan.range_of(chunk), chunk % num_members
+        payload: Buffer | None = None
+        mask = 0
+        for position in (*range(first, num_members), *range(first)):
+            payload = parts[position].add(chunk, payload, mask)
+            mask |= 1 << position
+        assert payload is not None
+        payload = parts[first - 1].finish_average(chunk, payload, everybody)
+        average[where] = payloads.average(payload, where.stop - where.start, everybody, tokens)
+        for part, pending in zip(parts, pendings, strict=True):
+            error = part.error_of(chunk)
+            pending[where] = 0.0 if error is None else error
+    return average

@@ -1,4 +1,7 @@
-"""Samples of the model: the owner's prompts, continued every few rounds by a free device."""
+"""How good the model is: its loss on held-out text, and samples, the owner's prompts continued.
+
+Both are taken between rounds or by a device that is free, in a small share of the time.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,27 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.storage.samples_file import RoundSamples, Sample, SamplesFile, with_newest
+from gossamer.node.storage.owner_files import RoundSamples, Sample, SamplesFile, with_newest
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.progress import Progress
+from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import DataConfig
+from gossamer.trainer.ipc.messages import Evaluated
 from gossamer.trainer.ipc.messages import Sample as SampleTask
+
+EVALUATION_SHARE = 0.02
+"""Upper bound on the part of the wall time that evaluating may take."""
+
+EVALUATION_ROUND_SHARE = 0.05
+"""Upper bound on one evaluation, as a part of a round: the other peers wait for its end."""
+
+EVALUATION_TOKENS_MAX = 16_384
+"""Tokens of an evaluation: enough for a curve. The exact loss is the exported model's on all
+held-out text."""
+
+FINAL_SECONDS = 60.0
+"""Limit of the evaluation of the final state. No peer waits for it, but people do."""
 
 SAMPLE_TOKENS = 64
 """Tokens of a continuation: a few lines show whether the model writes text."""
@@ -40,6 +60,69 @@ SAMPLE_SECONDS_MAX = 10.0
 """The owner who pauses the node waits for the end of the samples."""
 
 log = structlog.get_logger("node")
+
+
+class HeldoutLoss:
+    """The loss on held-out text, as often as its share of the time allows."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        heldout_paths: Callable[[], list[str]],
+        progress: Progress,
+        metrics: Metrics,
+    ) -> None:
+        """`heldout_paths`: files of the held-out shards; empty until all of them are here."""
+        self._trainer = trainer
+        self._heldout_paths = heldout_paths
+        self._progress = progress
+        self._metrics = metrics
+        self._due_seconds = -math.inf
+        self._fresh_loss: float | None = None
+
+    async def evaluate(self, round_seconds: float) -> None:
+        """Evaluates if it is due.
+
+        Args:
+            round_seconds: how long a round lasts; the evaluation takes a small part of it.
+        """
+        started = trio.current_time()
+        paths = self._heldout_paths()
+        if started < self._due_seconds or not paths:
+            return
+        evaluated = await self._trainer.evaluate(
+            paths, EVALUATION_TOKENS_MAX, EVALUATION_ROUND_SHARE * round_seconds
+        )
+        now = trio.current_time()
+        self._due_seconds = now + (now - started) / EVALUATION_SHARE
+        self._note(evaluated)
+
+    async def evaluate_now(self) -> bool:
+        """Evaluates although it may not be due: nobody waits any more. Returns whether it did."""
+        paths = self._heldout_paths()
+        if not paths:
+            return False
+        self._note(await self._trainer.evaluate(paths, EVALUATION_TOKENS_MAX, FINAL_SECONDS))
+        return self._fresh_loss is not None
+
+    def _note(self, evaluated: Evaluated | None) -> None:
+        if evaluated is not None and math.isfinite(evaluated.loss):
+            self._progress.heldout_loss = self._fresh_loss = evaluated.loss
+            self._metrics.heldout_loss.set(evaluated.loss)
+            bits = self._progress.heldout_bits_per_byte = evaluated.bits_per_byte
+            self._metrics.heldout_text_loss.set(math.nan if bits is None else bits)
+
+    def point(self, round_number: int) -> LossPoint:
+        """The curve's point of a round, with the loss of an evaluation since the last call."""
+        progress = self._progress
+        loss, self._fresh_loss = self._fresh_loss, None
+        return LossPoint(
+            round=round_number,
+            loss=progress.loss,
+            heldout_loss=loss,
+            bits_per_byte=progress.bits_per_byte,
+            heldout_bits_per_byte=None if loss is None else progress.heldout_bits_per_byte,
+        )
 
 
 def sample_task(
