@@ -23,8 +23,9 @@ from gossamer.node.telemetry.status import Status
 
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 POLL_SECONDS = 0.1
-END_SECONDS = 15.0
-"""Limit for an orderly leave, which takes a round at most. A slower node is killed."""
+END_SECONDS = 30.0
+"""Limit for an orderly leave: a node commits its work within 20 s (`rounds.turn.LEAVE_SECONDS`),
+and then saves its state. A slower node is killed."""
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ whole. So a worker that is killed, at whatever instant, leaves `pending` as it w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -226,13 +226,18 @@ class TrainerClient:
                         self._answered.set()
 
     async def _ask(
-        self, message: messages.ToWorker, *, patient: bool = True
+        self,
+        message: messages.ToWorker,
+        *,
+        patient: bool = True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> messages.FromWorker | TrainerExit | None:
         """Sends a message to the worker, if `patient` when one is up, and waits for its answer or
-        its end. None without a worker to ask.
+        its end. None without a worker to ask, or if the message is not wanted any more before it
+        is sent.
         """
         async with self._asking:
-            while self.failure is None:
+            while self.failure is None and is_wanted():
                 if self.is_up:
                     self._answered = trio.Event()
                     try:
@@ -286,7 +291,8 @@ class TrainerClient:
         try:
             while not (self.is_up or self.failure is not None or self._stop_asked):
                 await self._changed.wait()
-            answer = None if self._stop_asked else await self._ask(begin)
+            # A worker passes over a stop that comes before its round.
+            answer = await self._ask(begin, is_wanted=lambda: not self._stop_asked)
         finally:
             self._round = None
         if isinstance(answer, messages.Finished):

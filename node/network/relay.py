@@ -95,6 +95,8 @@ class Circuits:
         self.terms = RelayTerms()
         self.num_carried = 0
         """Circuits of others that this node carries now."""
+        self._num_opening = 0
+        """Circuits of others whose target has yet to answer."""
         self.carried_bytes = 0
         """Payload bytes that this node has carried for others."""
         doors.handle(RELAY_PROTOCOL, self._serve, streams_per_peer_max=CIRCUITS_PER_PEER_MAX)
@@ -173,12 +175,20 @@ class Circuits:
         problem = self.terms.may_relay(caller, target)
         if problem:
             return None, problem
-        if self.num_carried >= CIRCUITS_MAX:
+        if self.num_carried + self._num_opening >= CIRCUITS_MAX:
             return None, f"this peer carries {CIRCUITS_MAX} circuits already"
         for peer in (caller, target):
             path = self._doors.path(peer)
             if path is None or path.kind == "relayed":
                 return None, "this peer has no direct connection with both ends"
+        self._num_opening += 1
+        try:
+            return await self._reach(caller, target)
+        finally:
+            self._num_opening -= 1
+
+    async def _reach(self, caller: PeerId, target: PeerId) -> tuple[Stream | None, str]:
+        """See `_onward`; without the rules."""
         try:
             onward = await self._doors.open_stream(target, RELAYED_PROTOCOL)
         except TransportError as error:

@@ -1,4 +1,4 @@
-"""Peers that sign two contributions with one number: found, told to all, and banned.
+"""Peers that sign two statements which contradict each other: found, told to all, and banned.
 
 `protocol/policy/equivocation.py` says what a proof is. The statement store keeps one proof about a
 peer, and comparisons of stores bring it to nodes that gossip has not reached.
@@ -16,9 +16,9 @@ from gossamer.node.peers.offences import Offences
 from gossamer.protocol import limits
 from gossamer.protocol.errors import EquivocationError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.equivocation import ReadyWitness, open_equivocation
+from gossamer.protocol.policy.equivocation import ReadyWitness, number_of, open_equivocation
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.wire.envelopes import decode_statement
+from gossamer.protocol.wire.average_signatures import is_finished
 from gossamer.protocol.wire.statements import (
     Equivocation,
     Ready,
@@ -26,7 +26,6 @@ from gossamer.protocol.wire.statements import (
     Signed,
     Statement,
     proof_key,
-    version_of,
 )
 
 JUDGED_MAX = limits.MEMBERS_MAX
@@ -94,6 +93,10 @@ class Equivocations:
         if isinstance(proof, Equivocation):
             self._judge(proof)
 
+    def found(self, proof: Equivocation) -> None:
+        """A ring has found a proof."""
+        self._found(proof)
+
     def _found(self, proof: Equivocation | None) -> None:
         if proof is None:
             return
@@ -103,8 +106,7 @@ class Equivocations:
         self._judge(proof)
 
     def _is_new(self, proof: Equivocation) -> bool:
-        accused = PeerId(proof.first.author)
-        return version_of(decode_statement(proof.first.payload)) > self._judged.get(accused, ())
+        return number_of(proof) > self._judged.get(PeerId(proof.first.author), ())
 
     def _judge(self, proof: Equivocation) -> None:
         """Bans a peer for a proof that was checked."""
@@ -113,15 +115,15 @@ class Equivocations:
             return
         if accused == self._me:
             log.error(
-                "another program uses this node's key: both have signed contributions with one "
-                "number, and others ban this node. Let only one of them run"
+                "another program uses this node's key: both have signed for one round, and others "
+                "ban this node. Let only one of them run"
             )
         elif not self._is_known(accused):
             return
-        self._judged[accused] = version_of(decode_statement(proof.first.payload))
+        self._judged[accused] = number_of(proof)
         self._judged.move_to_end(accused)
         if len(self._judged) > JUDGED_MAX:
             self._judged.popitem(last=False)
-        self._offences.note(
-            accused, EquivocationError("it has signed two contributions with one number")
-        )
+        is_of_averages = is_finished(proof.first.payload)
+        what = "averages of one chunk" if is_of_averages else "contributions with one number"
+        self._offences.note(accused, EquivocationError(f"it has signed two {what}"))

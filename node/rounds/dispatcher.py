@@ -44,7 +44,13 @@ from gossamer.protocol.rounds.actions import (
 )
 from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload, Send
+from gossamer.protocol.rounds.ring import (
+    Contradicted,
+    Contribute,
+    FinishAverage,
+    Payload,
+    Send,
+)
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
@@ -281,10 +287,12 @@ class RoundDispatcher:
         finisher: int,
         payload: Payload,
         digest: Digest,
+        signature: bytes,
     ) -> None:
-        """An average came that is of use, and was checked. `digest`: of its payload."""
+        """An average came that is of use, and was checked, with its signature. `digest`: of its
+        payload."""
         actions = self.machine.average_received(
-            now, ring_id, sender, chunk, mask, finisher, payload, digest
+            now, ring_id, sender, chunk, mask, finisher, payload, digest, signature
         )
         self.apply(now, actions)
 
@@ -360,6 +368,8 @@ class RoundDispatcher:
                 self._do.contested(action)
             case LeftOut():
                 self._do.left_out(action)
+            case Contradicted():
+                self._do.contradicted(self.machine.signed_averages.proof(action))
             case Committed():
                 self._phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + linger_seconds(now - self._began_seconds)

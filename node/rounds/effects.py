@@ -15,7 +15,7 @@ from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Remo
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
-from gossamer.protocol.wire.statements import Signed, Statement
+from gossamer.protocol.wire.statements import Equivocation, Signed, Statement
 
 SENDS_PER_CHUNK_MAX = 4
 """A chunk is sent to one member at most as partial sum, as average, and once more of each when the
@@ -81,6 +81,9 @@ class Observer(Protocol):
 
     def left_out(self, left_out: LeftOut) -> None:
         """A roster leaves out peers that are ready."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """A member has signed two averages of one chunk."""
 
 
 class Effects(Observer, Protocol):

@@ -169,6 +169,7 @@ class NodeHost:
         self.offence = context.swarm.offence
         self.awake_since = context.awake.awake_since
         self.transferred = context.speed.transfer
+        self.contradicted = context.swarm.equivocations.found
         self.changed = on_changed
 
     def upload_limit(self) -> float:

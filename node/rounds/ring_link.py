@@ -266,9 +266,8 @@ class RingLink:
             if not self._chunks.is_wanted(action):
                 continue
             self._chunks.sent(trio.current_time(), action)
-            chunk_message = ChunkMessage(
-                action.chunk, mask_bytes(action.mask, num_members), action.finisher
-            )
+            mask = mask_bytes(action.mask, num_members)
+            chunk_message = ChunkMessage(action.chunk, mask, action.finisher, action.signature)
             await send_frame(stream, encode_ring_message(chunk_message), action.payload)
 
     async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:

@@ -52,9 +52,15 @@ class Receiver(Protocol):
         """Returns the inventory of what this member holds of every chunk."""
 
     async def take(
-        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+        self,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int | None,
+        payload: Payload,
+        signature: bytes,
     ) -> None:
-        """Takes a partial sum, or with the position of its finisher an average."""
+        """Takes a partial sum, or with the position and signature of its finisher an average."""
 
 
 class CommittedRing:
@@ -70,7 +76,13 @@ class CommittedRing:
         return self._inventory
 
     async def take(
-        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+        self,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int | None,
+        payload: Payload,
+        signature: bytes,
     ) -> None:
         """Drops it."""
 
@@ -89,6 +101,7 @@ class RingReceiver:
         assert dispatcher.machine.ring is not None
         self.num_members = len(dispatcher.machine.ring.members)
         self._roots = [ready.root for ready in dispatcher.machine.ring.ready]
+        self._signed_averages = dispatcher.machine.signed_averages
         self._dispatcher = dispatcher
         self._ring_id = ring_id
         self._plan = plan
@@ -103,17 +116,25 @@ class RingReceiver:
         return answer
 
     async def take(
-        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+        self,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int | None,
+        payload: Payload,
+        signature: bytes,
     ) -> None:
         """See `Receiver`."""
         dispatcher, ring_id = self._dispatcher, self._ring_id
         if not self._is_of_use():
             return
         self._check_length(chunk, mask, payload, is_average=finisher is not None)
+        if finisher is None and signature:
+            raise MalformedError("a partial sum with a signature")
         digest = None
         if dispatcher.has_to_check(mask, finisher):
             digest = await self._run_in_thread(
-                lambda: self._checked(chunk, mask, payload, is_average=finisher is not None)
+                lambda: self._checked(chunk, mask, finisher, payload, signature)
             )
         if not self._is_of_use():  # much may have happened meanwhile
             return
@@ -122,7 +143,7 @@ class RingReceiver:
             dispatcher.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
         else:
             dispatcher.average_received(
-                now, ring_id, sender, chunk, mask, finisher, payload, digest
+                now, ring_id, sender, chunk, mask, finisher, payload, digest, signature
             )
 
     def _is_of_use(self) -> bool:
@@ -138,11 +159,18 @@ class RingReceiver:
         if not self._payloads.is_length(len(payload), elements, mask, is_average=is_average):
             raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
 
-    def _checked(self, chunk: int, mask: int, payload: Payload, *, is_average: bool) -> Digest:
-        """The digest of a payload that can be averaged; RemoteProtocolError for another."""
+    def _checked(
+        self, chunk: int, mask: int, finisher: int | None, payload: Payload, signature: bytes
+    ) -> Digest:
+        """The digest of a payload that can be averaged, and that its finisher has signed if it is
+        an average; RemoteProtocolError for another."""
+        digest = digest_of(payload)
+        is_average = finisher is not None
+        if finisher is not None:
+            self._signed_averages.check(chunk, mask, finisher, digest, signature)
         elements = self._plan.elements_of(chunk)
         self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
-        return digest_of(payload)
+        return digest
 
 
 HelloHandler = Callable[[PeerId, Signed], Awaitable[Receiver | None]]
@@ -193,5 +221,10 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         await send_frame(stream, encode_ring_message(Ack(received)))
         mask = int.from_bytes(chunk_message.contributors, "big")
         await receiver.take(
-            stream.peer_id, chunk_message.chunk, mask, chunk_message.finisher, payload
+            stream.peer_id,
+            chunk_message.chunk,
+            mask,
+            chunk_message.finisher,
+            payload,
+            chunk_message.signature,
         )

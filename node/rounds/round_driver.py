@@ -33,7 +33,7 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import ring_id_of
-from gossamer.protocol.wire.statements import Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, Statement
 
 log = structlog.get_logger("round")
 
@@ -277,6 +277,10 @@ class RoundDriver:
             is_mended=left_out.is_mended,
         )
         self._node.left_out(left_out)
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `Effects`."""
+        self._node.contradicted(proof)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`: `run` finds it when it wakes."""

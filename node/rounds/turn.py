@@ -1,4 +1,4 @@
-"""One turn of the node's loop, train, say ready, average, commit, and the phases of a node.
+"""One turn of the node's loop (train, say ready, average, commit), and the phases that it sets.
 
 A turn ends with the round's commit at this node, or early if there is something better to do: a
 heavier head, a pause, a leave. Work that was trained by then is carried, as the sync mode says

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import structlog
 import trio
 
@@ -117,7 +118,10 @@ class CorpusCutter:
                 self.status = f"part {number + 1} of {plan.num_parts} waits: this node is paused"
                 await trio.sleep(LOOK_SECONDS)
                 continue
-            await self._cut(rest, number)
+            if not await self._cut(rest, number):
+                rest = msgspec.structs.replace(rest, plan=plan.without(number))
+                plan = rest.plan
+                await self._run_in_thread(lambda rest=rest: self._file.write(rest))  # type: ignore[misc]
         await self._run_in_thread(self._file.remove)
         self.status = ""
         log.info(
@@ -127,8 +131,8 @@ class CorpusCutter:
             tokens=self._data.num_tokens,
         )
 
-    async def _cut(self, rest: RestOfCorpus, number: int) -> None:
-        """Cuts one part and adds it to the run."""
+    async def _cut(self, rest: RestOfCorpus, number: int) -> bool:
+        """Cuts one part and adds it to the run. Returns whether there was text in it."""
         plan, store = rest.plan, self._store
         done, total = plan.num_bytes(number), plan.num_bytes()
         part_bytes = plan.num_bytes(number + 1) - done
@@ -154,6 +158,9 @@ class CorpusCutter:
             log.warning(warning)
         index_bytes = await self._run_in_thread((folder / INDEX_NAME).read_bytes)
         index = decode_index(index_bytes)
+        if not index.shards:
+            log.info("a part of the corpus has no text", part=number + 1, parts=plan.num_parts)
+            return False
         self._require_fitting(index)
         await self._wait_for_room(index, share)
         digests = [Digest(shard.digest) for shard in index.shards]
@@ -172,6 +179,7 @@ class CorpusCutter:
             seconds=round(seconds, 1),
             megabytes_per_second=round(part_bytes / 1e6 / seconds, 2),
         )
+        return True
 
     async def _add(self, rest: RestOfCorpus, index_bytes: bytes, index: ShardIndex) -> None:
         """Signs the list with one part more, and waits until it is in the data."""

@@ -34,7 +34,7 @@ from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
-from gossamer.trainer.text.corpus_parts import plan_parts
+from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
 from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
 
@@ -89,8 +89,7 @@ def prepare_data(
             system's own.
         skip_bad: whether files and lines that cannot be used are left out.
         start_bytes: a corpus of twice as many bytes or more is planned in parts, and only the first
-            one, of so many bytes, is prepared. None: all of it. So is a corpus whose sources have
-            shares, and held-out text.
+            one, of so many bytes, is prepared. None: all of it. So is held-out text.
 
     Raises:
         ManifestError: values of the draft are not allowed.
@@ -109,8 +108,16 @@ def prepare_data(
         files, mixture = files_of(draft.corpus, corpus, skipped)
     max_bytes = draft.corpus.max_bytes or None
     plan = None
-    if start_bytes is not None and mixture is None and not is_own:
-        plan = plan_parts(files, draft.seed, start_bytes, max_bytes)
+    if start_bytes is not None and not is_own:
+        plan = plan_parts(
+            files,
+            draft.seed,
+            start_bytes,
+            max_bytes,
+            text_field=draft.corpus.text_field,
+            mixture=mixture,
+        )
+        mixture = mixture if plan is None else plan.mixture(0)
     text = scan_corpus(
         files if plan is None else plan.part(0),
         seed=draft.seed,
@@ -134,7 +141,10 @@ def prepare_data(
     )
     config = _config_of(draft, cut, put, grows=plan is not None)
     _require_enough(config, draft)
-    notes, warnings = said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
+    num_bytes, shares = text.num_bytes, cut.shares
+    if plan is not None and plan.targets:
+        num_bytes, shares = sum(plan.targets), _shares_of_plan(plan, draft.corpus)
+    notes, warnings = said_of(shares, num_bytes, draft.corpus.max_bytes)
     summary = skipped.summary() if skipped else ()
     rest = None
     if plan is not None:
@@ -151,6 +161,15 @@ def prepare_data(
             "the files of the corpus have to stay where they are until then"
         )
     return PreparedData(config, cut.index, (*summary, *warnings), tuple(notes), rest)
+
+
+def _shares_of_plan(plan: CorpusPlan, draft: CorpusDraft) -> tuple[Share, ...]:
+    """Returns what each source is planned to have of the whole text."""
+    weights = [source.weight for source in draft.sources]
+    return tuple(
+        Share(name, weight / sum(weights), target / sum(plan.targets), target)
+        for name, weight, target in zip(plan.names, weights, plan.targets, strict=True)
+    )
 
 
 def _config_of(draft: Draft, cut: CutCorpus, put: Put, *, grows: bool) -> DataConfig:

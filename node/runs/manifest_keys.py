@@ -48,7 +48,7 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         'step), "sparse" (only their largest values, two bits each), or "distro" (the signs of the '
         "strongest frequencies of every step).",
         "trust": 'Members of a ring trust each other ("members": sums of all work travel, and one '
-        'member can replace an average), or not ("open": each contribution travels by itself, is '
+        'member can replace a sum), or not ("open": each contribution travels by itself, is '
         "checked against its member's signature, and counts no more than the others; that takes "
         "more bytes, as gossamer plan shows).",
         "admission": 'Peers that may join: "open" (all), "allow" (the founder and those below), or '

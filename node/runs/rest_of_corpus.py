@@ -24,7 +24,7 @@ from gossamer.protocol.shard_index import ShardInfo
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
 from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
-from gossamer.trainer.text.corpus_errors import Skipped
+from gossamer.trainer.text.corpus_errors import NoTextError, Skipped
 from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part
 from gossamer.trainer.text.shards import Put
 from gossamer.trainer.text.tokens import load_tokenizer
@@ -97,7 +97,7 @@ def cut_rest(
         scratch: folder on a disk with room for what compressed files and conversations hold.
 
     Returns:
-        The shards, and sentences about what was left out.
+        The shards, none if the part has no text, and sentences about what was left out.
 
     Raises:
         MalformedError, FolderError: the tokenizer cannot be used.
@@ -106,15 +106,6 @@ def cut_rest(
     data, model = manifest.data, manifest.model
     imported = ImportedTokenizer(unpack_model_files(tokenizer_file)) if model.imported else None
     skipped = Skipped() if rest.skip_bad else None
-    corpus = scan_corpus(
-        rest.plan.part(number),
-        seed=rest.seed,
-        text_field=rest.text_field,
-        scratch=scratch,
-        skipped=skipped,
-        chat=imported.chat() if imported is not None and data.messages else None,
-        progress=progress,
-    )
     wish = PartWish(
         data.token_bytes,
         model.context,
@@ -122,5 +113,17 @@ def cut_rest(
         np.frombuffer(rest.heldout_keys, dtype="<u8"),
     )
     tokenizer = imported or load_tokenizer(data.tokenizer, tokenizer_file)
-    shards = cut_part(corpus, wish, tokenizer, put=put, progress=progress)
+    try:
+        corpus = scan_corpus(
+            rest.plan.part(number),
+            seed=rest.seed,
+            text_field=rest.text_field,
+            scratch=scratch,
+            skipped=skipped,
+            chat=imported.chat() if imported is not None and data.messages else None,
+            progress=progress,
+        )
+        shards = cut_part(corpus, wish, tokenizer, put=put, progress=progress)
+    except NoTextError:  # a packed file may have less text than was planned
+        shards = ()
     return shards, skipped.summary() if skipped else []

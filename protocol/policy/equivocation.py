@@ -1,13 +1,16 @@
-"""Equivocation: two different `Ready` of one peer with one (incarnation, sequence).
+"""Equivocation: two signed statements of one peer that no program makes both.
 
-The number grows with each `Ready` and with each life, so a program of this protocol never signs
-two. A peer that does so can show one contribution to some members and another one to others. Both
-signatures together are a proof that needs no trust in the peer that carries it.
+The number (incarnation, sequence) grows with each `Ready` and with each life, so a program of this
+protocol never signs two with one number. A peer that does so can show one contribution to some
+members and another one to others. A member finishes each chunk of a ring once, so it never signs
+two averages of it. A peer that does so can show one average to some members and another one to
+others. Both signatures together are a proof that needs no trust in the peer that carries it.
 
 Rules
 -----
-- A proof has two envelopes of one author, each with a good signature for this run, that hold
-  `Ready` with the same incarnation and sequence, and that differ in their bytes.
+- A proof has two envelopes of one author, each with a good signature for this run, that differ in
+  their bytes. Both hold `Ready` with the same incarnation and sequence, or both hold averages
+  (`average_signatures`) of the same chunk of the same ring, made with the same `Ready`.
 - A false proof is the offence of the peer that signed it as its carrier.
 
 This module has no I/O and no clock.
@@ -21,7 +24,13 @@ from gossamer.protocol import limits
 from gossamer.protocol.decoding import DECODING_ERRORS
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed
+from gossamer.protocol.wire.average_signatures import decode_finished, is_finished
+from gossamer.protocol.wire.envelopes import (
+    Verify,
+    check_signature,
+    decode_statement,
+    open_signed,
+)
 from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, version_of
 
 AUTHORS_MAX = limits.MEMBERS_MAX
@@ -32,12 +41,23 @@ READY_KEPT = 2
 6 KiB. A peer contradicts itself before its next `Ready`, or has no use of it."""
 
 
+def number_of(proof: Equivocation) -> tuple[int, ...]:
+    """The (incarnation, sequence) of the `Ready` that a checked proof is about."""
+    payload = proof.first.payload
+    if is_finished(payload):
+        finished = decode_finished(payload)
+        return finished.incarnation, finished.sequence
+    return version_of(decode_statement(payload))
+
+
 def open_equivocation(proof: Equivocation, run_id: Digest, verify: Verify) -> tuple[int, ...]:
-    """The (incarnation, sequence) that a peer has used twice.
+    """The (incarnation, sequence) of the `Ready` that a peer has used for a contradiction.
 
     Raises:
         RemoteProtocolError: it is no proof.
     """
+    if is_finished(proof.first.payload):
+        return _open_averages(proof, run_id, verify)
     first = open_signed(proof.first, run_id, verify)
     second = open_signed(proof.second, run_id, verify)
     if not isinstance(first, Ready) or not isinstance(second, Ready):
@@ -45,6 +65,21 @@ def open_equivocation(proof: Equivocation, run_id: Digest, verify: Verify) -> tu
     if version_of(first) != version_of(second):
         raise ForgedError("a proof of two contributions with two numbers")
     return version_of(first)
+
+
+def _open_averages(proof: Equivocation, run_id: Digest, verify: Verify) -> tuple[int, ...]:
+    check_signature(proof.first, run_id, verify)
+    check_signature(proof.second, run_id, verify)
+    first, second = decode_finished(proof.first.payload), decode_finished(proof.second.payload)
+    number = first.incarnation, first.sequence
+    if (*number, first.ring_id, first.chunk) != (
+        second.incarnation,
+        second.sequence,
+        second.ring_id,
+        second.chunk,
+    ):
+        raise ForgedError("a proof of averages of two chunks")
+    return number
 
 
 class ReadyWitness:

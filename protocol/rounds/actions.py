@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.commit import Proposal
-from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.ring import Average, Contradicted, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.envelopes import Sign, seal
@@ -106,6 +106,7 @@ Action: TypeAlias = (
     | Contribute
     | FinishAverage
     | Send
+    | Contradicted
     | Compute
     | Committed
     | Removed

@@ -16,7 +16,7 @@ holds nothing. The digest of the average's bytes follows, or zeros without an av
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
@@ -105,12 +105,22 @@ class Average:
     finisher: int
     """Ring position of the member that divided the sum."""
     payload: Payload = field(repr=False)
+    signature: bytes = field(default=b"", repr=False)
+    """The finisher's; empty where records are signed."""
 
     def is_better_than(self, other: Average | None) -> bool:
         """The lattice rule: most contributors, then the lowest digest."""
         if other is None:
             return True
         return is_better(self.mask, self.digest, other.mask, other.digest)
+
+
+class SignedDigest(NamedTuple):
+    """An average that its finisher has signed, without its bytes."""
+
+    mask: int
+    digest: Digest
+    signature: bytes
 
 
 @dataclass
@@ -132,6 +142,8 @@ class Chunk:
     average: Average | None = None
     early: dict[PeerId, Average] = field(default_factory=dict)
     """The last early average of each sender: a member's later average is always better."""
+    signed: dict[int, SignedDigest] = field(default_factory=dict)
+    """The first average that each member signed, by ring position."""
 
     def add(self, mask: int) -> None:
         """The addition of this member's part to a sum of `mask` begins."""

@@ -16,14 +16,17 @@ Rules
   own view, two members could refuse each other's sums for the sake of members that both then hear
   are out. Without a fault there is one sum of each chunk, and this rule never applies.
 - After adding, the contributors may cover all members that this one believes living. Then it
-  finishes: it divides and encodes. Otherwise it passes the partial sum to its next living member
-  and keeps a copy until it has the average.
+  finishes, if it is the chunk's finisher (`finishers`): it divides and encodes. Otherwise it passes
+  the partial sum to its next living member and keeps a copy until it has the average.
 - Averages walk the ring again. A member that receives a better average than its own takes it and
   passes it on. Otherwise the average stops there. Better means more contributors, then the lower
   digest. The average is passed neither to its finisher nor back to its sender.
 - An average that lacks a member believed living is early. Either this member has yet to hear that
   the missing one is out, or the finisher is out itself, and then its view does not count. Until
-  that is known, the average is kept aside and the partial sum walks on.
+  that is known, the average is kept aside and the partial sum walks on. An average of a member that
+  is not the chunk's finisher is early as well: other members may have to go out first.
+- An average comes with its finisher's signature (`average_signatures`). Of one that signs two for
+  one chunk both together are a proof (`Contradicted`).
 - A removed member is out of this ring for good. At every removal each member checks all chunks
   again. It takes an early average that is not early any more. It finishes a kept copy that now
   covers all living members. It sends a copy whose receiver is gone to the new successor. It starts
@@ -46,55 +49,19 @@ here. The states of a partial sum are those of `states.CHUNK`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.finishers import Finishers
 from gossamer.protocol.rounds.inventory import Average as Average
-from gossamer.protocol.rounds.inventory import Chunk, Held, Inventory, worth
+from gossamer.protocol.rounds.inventory import Chunk, Held, Inventory, SignedDigest, worth
 from gossamer.protocol.rounds.inventory import Payload as Payload
-
-
-@dataclass(frozen=True)
-class Contribute:
-    """Add this member's part to a payload, then call `contributed` or `rejected`.
-
-    A payload of None means that the sum begins with this part.
-    """
-
-    chunk: int
-    payload: Payload | None
-    sender: PeerId | None = None
-    """The member that sent the payload; None: this member starts the chunk."""
-    mask: int = 0
-    """The members that are in the payload; 0 without one."""
-
-
-@dataclass(frozen=True)
-class FinishAverage:
-    """Divide the sum by the weights of its contributors, then call `average_finished`."""
-
-    chunk: int
-    payload: Payload
-    mask: int
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a chunk to a member, unless its inventory says that it has no use for it."""
-
-    peer: PeerId
-    chunk: int
-    mask: int
-    finisher: int | None
-    """Ring position of the member that made the average; None: a partial sum."""
-    payload: Payload = field(repr=False)
-    digest: Digest | None = None
-    """Digest of the average's bytes; None: a partial sum."""
-
-
-Action: TypeAlias = Contribute | FinishAverage | Send
+from gossamer.protocol.rounds.ring_actions import Action as Action
+from gossamer.protocol.rounds.ring_actions import Contradicted as Contradicted
+from gossamer.protocol.rounds.ring_actions import Contribute as Contribute
+from gossamer.protocol.rounds.ring_actions import FinishAverage as FinishAverage
+from gossamer.protocol.rounds.ring_actions import Send as Send
+from gossamer.protocol.rounds.ring_actions import SignAverage, unsigned
 
 
 class RingReduce:
@@ -106,16 +73,22 @@ class RingReduce:
         me: PeerId,
         num_chunks: int,
         starters: Sequence[int] | None = None,
+        sign: SignAverage = unsigned,
     ) -> None:
         """
         Args:
             members: in ring order.
             starters: positions of the members that start chunks, in turn; None: all of them.
+            sign: signs the averages that this member finishes.
         """
         if me not in members:
             raise LocalProtocolError("not a member of this ring")
         self.members = tuple(members)
-        self._starters = tuple(range(len(members)) if starters is None else starters)
+        starting = tuple(range(len(members)) if starters is None else starters)
+        self._finishers = Finishers(self.members, starting)
+        self._contradicted: set[int] = set()
+        """Members of which it is known that they signed two averages of one chunk."""
+        self._sign = sign
         self._me = me
         self._position = self.members.index(me)
         self._chunks = [Chunk() for _ in range(num_chunks)]
@@ -158,19 +131,30 @@ class RingReduce:
     def fewest_missing(self) -> int | None:
         """Living members that the fullest unfinished sum at the successor lacks.
 
-        Only sums that this member sent count, and only those whose average is not here. None: there
-        is no such sum.
+        Only sums that this member sent count, and only those whose average is not here. A sum that
+        lacks nobody counts as one that lacks the members on its way to the finisher. None: there is
+        no such sum.
         """
         return min(
             (
-                (self._living_mask & ~chunk.copy_mask).bit_count()
-                for chunk in self._chunks
-                if chunk.average is None
-                and chunk.copy is not None
-                and chunk.copy_receiver == self.successor
+                (self._living_mask & ~state.copy_mask).bit_count() or self._hops_left(chunk)
+                for chunk, state in enumerate(self._chunks)
+                if state.average is None
+                and state.copy is not None
+                and state.copy_receiver == self.successor
             ),
             default=None,
         )
+
+    def _hops_left(self, chunk: int) -> int:
+        """The living members behind this one up to the finisher of a chunk, 1 at least."""
+        num_members, hops = len(self.members), 0
+        for offset in range(1, num_members):
+            position = (self._position + offset) % num_members
+            hops += self.members[position] in self.living
+            if self._finishers.finishes(chunk, position, self.living):
+                break
+        return max(hops, 1)
 
     def inventory(self) -> Inventory:
         """Returns what this member holds of every chunk, for a member that becomes its
@@ -267,7 +251,10 @@ class RingReduce:
         state.release()  # not before: a removed member's mask belongs to this copy
         if self._is_out:
             return []
-        return self._take(chunk, Average(state.copy_mask, digest, self._position, payload), None)
+        mask = state.copy_mask
+        signature = self._sign(chunk, mask, digest)
+        average = Average(mask, digest, self._position, payload, signature)
+        return [*self._note_signed(chunk, average), *self._take(chunk, average, None)]
 
     def average_received(
         self,
@@ -277,12 +264,18 @@ class RingReduce:
         finisher: int,
         payload: Payload,
         digest: Digest,
+        signature: bytes = b"",
     ) -> list[Action]:
-        """An averaged chunk arrived. Raises MalformedError for values out of range."""
+        """An averaged chunk arrived, with its finisher's signature, which the caller has checked.
+
+        Raises:
+            MalformedError: values out of range.
+        """
         self._checked(sender, chunk, mask)
         if not 0 <= finisher < len(self.members):
             raise MalformedError(f"average of chunk {chunk} by member {finisher}")
-        return self._take(chunk, Average(mask, digest, finisher, payload), sender)
+        average = Average(mask, digest, finisher, payload, signature)
+        return [*self._note_signed(chunk, average), *self._take(chunk, average, sender)]
 
     def member_removed(self, peer: PeerId) -> list[Action]:
         """A member is out of this ring for good."""
@@ -332,7 +325,7 @@ class RingReduce:
 
     def _is_starter(self, chunk: int) -> bool:
         num_members = len(self.members)
-        first = self._starters[chunk % len(self._starters)]
+        first = self._finishers.first(chunk)
         for offset in range(num_members):
             member = self.members[(first + offset) % num_members]
             if member in self.living:
@@ -360,13 +353,14 @@ class RingReduce:
             return []
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
-        if self._covers_living(state.copy_mask):
+        is_whole = self._covers_living(state.copy_mask)
+        if is_whole and self._finishers.finishes(chunk, self._position, self.living):
             state.finish()
             return [FinishAverage(chunk, state.copy, state.copy_mask)]
         if state.copy_receiver is not None and state.copy_receiver in self.living:
             return []
         successor = self.successor
-        assert successor is not None, "a living member is not in the mask"
+        assert successor is not None, "another living member adds to the sum, or finishes it"
         state.pass_on(successor)
         return [Send(successor, chunk, state.copy_mask, None, state.copy)]
 
@@ -374,7 +368,7 @@ class RingReduce:
         state = self._chunks[chunk]
         if not average.is_better_than(state.average):
             return []
-        if sender is not None and self._is_early(average.mask):
+        if sender is not None and self._is_early(chunk, average):
             state.early[sender] = average
             return []
         if state.average is None:
@@ -386,10 +380,26 @@ class RingReduce:
             return []
         return self._pass_on(successor, chunk, average)
 
-    def _is_early(self, mask: int) -> bool:
-        """Returns whether an average lacks a living member; always false once this member is
-        out."""
-        return not self._is_out and not self._covers_living(mask)
+    def _is_early(self, chunk: int, average: Average) -> bool:
+        """Returns whether an average lacks a living member, or is none of the chunk's finisher;
+        always false once this member is out."""
+        if self._is_out:
+            return False
+        is_whole = self._covers_living(average.mask)
+        return not is_whole or not self._finishers.may_finish(chunk, average.finisher, self.living)
+
+    def _note_signed(self, chunk: int, average: Average) -> list[Action]:
+        """Compares an average with the first one that its finisher signed for this chunk. One
+        proof about a member is enough."""
+        finisher = average.finisher
+        if not average.signature or finisher in self._contradicted:
+            return []
+        signed = SignedDigest(average.mask, average.digest, average.signature)
+        first = self._chunks[chunk].signed.setdefault(finisher, signed)
+        if (first.mask, first.digest) == (signed.mask, signed.digest):
+            return []
+        self._contradicted.add(finisher)
+        return [Contradicted(chunk, finisher, first, signed)]
 
     def _take_early(self, chunk: int) -> list[Action]:
         """Takes the early averages of a chunk that are not early any more."""
@@ -403,7 +413,8 @@ class RingReduce:
     def _pass_on(self, peer: PeerId, chunk: int, average: Average) -> list[Action]:
         if self.members[average.finisher] == peer:
             return []
-        return [Send(peer, chunk, average.mask, average.finisher, average.payload, average.digest)]
+        named = average.mask, average.finisher, average.payload, average.digest
+        return [Send(peer, chunk, *named, average.signature)]
 
     def _averages_for(self, peer: PeerId) -> list[Action]:
         actions: list[Action] = []

@@ -48,6 +48,7 @@ from gossamer.protocol.rounds.roster import (
     with_more,
 )
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
+from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import (
@@ -134,11 +135,15 @@ class Round(RoundView):
         finisher: int,
         payload: Payload,
         digest: Digest,
+        signature: bytes = b"",
     ) -> list[Action]:
+        """An average came. `signature`: its finisher's, which `SignedAverages` has checked."""
         if (attempt := self._working(ring_id)) is None:
             return []
         attempt.link_rate.received(now)
-        actions = attempt.reduce.average_received(sender, chunk, mask, finisher, payload, digest)
+        actions = attempt.reduce.average_received(
+            sender, chunk, mask, finisher, payload, digest, signature
+        )
         return self._after(now, attempt.progress(now, actions))
 
     def contributed(
@@ -327,7 +332,8 @@ class Round(RoundView):
             was_slow=self._hints.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
-        reduce = RingReduce(ring.members, self._me, rules.num_chunks, ring.starters)
+        sign = SignedAverages(self._self, ring, self._verify, rules.payloads).sign
+        reduce = RingReduce(ring.members, self._me, rules.num_chunks, ring.starters, sign)
         doubts = Doubts(self._hints.doubted)
         return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)
 

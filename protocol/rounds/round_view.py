@@ -16,6 +16,7 @@ from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import NO_HINTS, Mending, Ring, RoundHints, RoundRules
+from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
 from gossamer.protocol.wire.statements import RingStatement, Signed
@@ -102,6 +103,12 @@ class RoundView:
     def ring(self) -> Ring | None:
         """The ring that this peer follows, or followed last."""
         return None if self._attempt is None else self._attempt.ring
+
+    @property
+    def signed_averages(self) -> SignedAverages:
+        """Signs and checks the averages of the ring that this peer follows, or followed last."""
+        assert self.ring is not None, "there is no ring yet"
+        return SignedAverages(self._self, self.ring, self._verify, self._rules.payloads)
 
     @property
     def members_at_work(self) -> tuple[PeerId, ...]:

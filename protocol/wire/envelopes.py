@@ -90,14 +90,19 @@ def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
         ForgedError: the author did not sign it for this run.
         MalformedError: not a statement, or values out of range.
     """
+    check_signature(signed, run_id, verify)
+    statement = decoded(_statement_decoder, signed.payload, "a statement")
+    check_statement(statement)
+    return statement
+
+
+def check_signature(signed: Signed, run_id: Digest, verify: Verify) -> None:
+    """Raises ForgedError if the author of an envelope did not sign it for this run."""
     public_key_of(PeerId(signed.author))
     if len(signed.signature) != 64 or not verify(
         PeerId(signed.author), signing_bytes(run_id, signed.payload), signed.signature
     ):
         raise ForgedError(f"{signed.author} did not sign this statement for this run")
-    statement = decoded(_statement_decoder, signed.payload, "a statement")
-    check_statement(statement)
-    return statement
 
 
 def decode_statement(payload: bytes) -> Statement:

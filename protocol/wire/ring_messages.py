@@ -1,12 +1,13 @@
-"""The messages of a stream of ``/gossamer/ring/1``, from a ring member to its successor.
+"""The messages of a stream of ``/gossamer/ring/2``, from a ring member to its successor.
 
     sender   -> ["hello", Signed(Roster)]     first frame: which ring this is
     receiver -> ["held"]                      once; the payload is the receiver's inventory
-    sender   -> ["token", chunk, contributors, finisher or nil]   the payload is the encoded chunk
+    sender   -> ["token", chunk, contributors, finisher or nil, signature]
+                                              the payload is the encoded chunk
     receiver -> ["ack", chunks received, bytes of the next one]   on receipt, and in between
 
 The tag of a chunk's message is "token" for historical reasons. The payload is a partial sum, or
-with the ring position of its finisher an average.
+with the ring position of its finisher an average, under which `signature` is the finisher's.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import msgspec
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.wire.statements import Signed
 
-RING_PROTOCOL = "/gossamer/ring/1"
+RING_PROTOCOL = "/gossamer/ring/2"
 
 RING_MESSAGE_BYTES_MAX = 256
-"""A message of a chunk, or an answer, without its payload: a mask of 32 bytes and some numbers."""
+"""A message of a chunk, or an answer, without its payload: a mask of 32 bytes, a signature of 64
+bytes, and some numbers."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
@@ -38,6 +40,9 @@ class ChunkMessage(
     """Mask of the ring positions that are in the payload, big-endian."""
     finisher: int | None
     """Ring position of the member that finished the average; None for a partial sum."""
+    signature: bytes = b""
+    """The finisher's (`average_signatures`). Empty for a partial sum, and in a run with
+    `trust = "open"`."""
 
 
 class HeldChunks(

@@ -48,7 +48,7 @@ from gossamer.protocol.state.digest import chunk_bytes
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement
+from gossamer.protocol.wire.statements import Equivocation, Ready, Roster, Signed, Statement
 from tests.benchmarks import _ring_steps
 from tests.benchmarks._member import (
     Assignment,
@@ -298,6 +298,10 @@ class Peer(OpenListener):
 
     def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `RoundHost`: all members are honest."""
+        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
 
     def upload_limit(self) -> float:
         """See `RoundHost`."""

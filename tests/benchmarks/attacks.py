@@ -67,7 +67,9 @@ ROWS = (
         "a member sends an average that nobody made",
         "the whole model set by a quarter of the tokens; 5.5 nats",
         (
-            f"{OPEN}test_among_members_one_sets_the_model",
+            f"{OPEN}test_among_members_one_sets_the_model_by_the_sums_that_it_passes_on",
+            f"{OPEN}test_among_members_an_average_that_its_finisher_did_not_sign_is_refused",
+            f"{OPEN}test_among_members_one_sets_the_averages_that_it_has_to_finish",
             f"{OPEN}test_an_average_that_nobody_signed_is_refused",
         ),
     ),

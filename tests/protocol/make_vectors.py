@@ -56,6 +56,7 @@ from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.average_signatures import FinishedAverage, encode_finished
 from gossamer.protocol.wire.envelopes import encode_signed, ring_id_of, seal, signing_bytes
 from gossamer.protocol.wire.expulsion_messages import (
     ExpulsionPage,
@@ -75,6 +76,7 @@ from gossamer.protocol.wire.invitation_messages import (
     encode,
     proof_bytes,
 )
+from gossamer.protocol.wire.ring_messages import ChunkMessage, encode_ring_message
 from gossamer.protocol.wire.statements import (
     Accusation,
     Equivocation,
@@ -153,6 +155,24 @@ def statement_vector(statement: Statement) -> dict[str, str]:
         "signature": signed.signature.hex(),
         "envelope": encode_signed(signed).hex(),
         "digest": signed.digest.hex(),
+    }
+
+
+def finished_average_vector() -> dict[str, str]:
+    """The second key finishes chunk 2 of a ring of three, in which it has position 1; and a proof
+    with another average of that chunk, which the third key says."""
+    both: list[Signed] = []
+    for content in (b"an average", b"another average"):
+        finished = FinishedAverage(3, 8, RING_ID, 2, mask_bytes(0b111, 3), digest_of(content))
+        payload = encode_finished(finished)
+        both.append(Signed(PEERS[1], payload, KEYS[1].sign(signing_bytes(RUN_ID, payload))))
+    message = ChunkMessage(2, mask_bytes(0b111, 3), 1, both[0].signature)
+    first, second = sorted(both, key=lambda each: each.payload)
+    return {
+        "payload": both[0].payload.hex(),
+        "signature": both[0].signature.hex(),
+        "message": encode_ring_message(message).hex(),
+        "proof": encode_signed(sealed(2, Equivocation(first, second))).hex(),
     }
 
 
@@ -249,6 +269,7 @@ def vectors() -> dict[str, Any]:
             "proof": statement_vector(equivocation()),
             "verdict": statement_vector(Verdict(41, HEAD, True, -0.25, 0.5)),
         },
+        "finished average": finished_average_vector(),
         "chain checkpoint": checkpoint_vector(),
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {

@@ -15,6 +15,7 @@ from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import decode_manifest
+from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
@@ -22,7 +23,8 @@ from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.gossip_messages import decode_compact, decode_own, put_together
 from gossamer.protocol.wire.invitation_messages import decode_page
-from gossamer.protocol.wire.statements import Roster
+from gossamer.protocol.wire.ring_messages import ChunkMessage, decode_to_receiver
+from gossamer.protocol.wire.statements import Equivocation, Roster
 from tests.protocol.make_vectors import PATH, vectors, verify
 from tests.support.builders import RING_RULES
 
@@ -46,6 +48,14 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     for statement in committed["statements"].values():
         signed = decode_signed(bytes.fromhex(statement["envelope"]))
         open_signed(signed, run_id, verify)
+    finished = committed["finished average"]
+    proof = open_signed(decode_signed(bytes.fromhex(finished["proof"])), run_id, verify)
+    assert isinstance(proof, Equivocation)
+    assert open_equivocation(proof, run_id, verify) == (3, 8)
+    message = decode_to_receiver(bytes.fromhex(finished["message"]))
+    assert isinstance(message, ChunkMessage)
+    said = {(each.payload.hex(), each.signature) for each in (proof.first, proof.second)}
+    assert (finished["payload"], message.signature) in said
     envelope = decode_signed(bytes.fromhex(committed["roster"]["envelope"]))
     roster = open_signed(envelope, run_id, verify)
     assert isinstance(roster, Roster)

@@ -13,7 +13,7 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.state.chain import Commit, Member, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.commit_records import encode_commit
@@ -36,19 +36,46 @@ async def forged_averages(rogue: Rogue, victims: list[PeerId]) -> None:
     await _send_to_all(rogue, victims, is_average=True)
 
 
+async def averages_of_others(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Likewise, in one ring, and it signs them: those that it has to finish, and all others."""
+    await _send_to_all(rogue, victims, is_average=True, signs=True, rings_max=1)
+
+
+async def contradicting_averages(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Likewise, and each member gets other ones."""
+    await _send_to_all(rogue, victims, is_average=True, signs=True, rings_max=1, are_different=True)
+
+
 async def forged_records(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Partial sums of all others but the receiver, with records that it invented."""
+    """Partial sums of all others but the receiver, with records, or a sum, that it invented."""
     await _send_to_all(rogue, victims, is_average=False)
 
 
-async def _send_to_all(rogue: Rogue, victims: list[PeerId], *, is_average: bool) -> None:
+async def _send_to_all(
+    rogue: Rogue,
+    victims: list[PeerId],
+    *,
+    is_average: bool,
+    signs: bool = False,
+    rings_max: int = 8,
+    are_different: bool = False,
+) -> None:
+    """Sends every chunk to all victims.
+
+    Args:
+        is_average: averages; else partial sums.
+        signs: whether it signs the averages, as their finisher.
+        rings_max: rings in which it does so.
+        are_different: whether each victim gets other values.
+    """
+    rings = 0
     manifest = rogue.manifest
     assert manifest is not None
     plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
     payloads = payloads_of(manifest.sync, manifest.outer, manifest.trust)
 
-    def payload_of(elements: int, positions: list[int]) -> bytes:
-        values = np.full(elements, FORGED_VALUE, np.float32)
+    def payload_of(elements: int, positions: list[int], value: float) -> bytes:
+        values = np.full(elements, value, np.float32)
         if not isinstance(payloads, RecordPayloads):
             return bytes(codec(manifest.outer.codec).encode(values))
         payload = b""
@@ -60,18 +87,25 @@ async def _send_to_all(rogue: Rogue, victims: list[PeerId], *, is_average: bool)
     async def send(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
         order = [PeerId(member.author) for member in roster.members]
         finisher = order.index(rogue.me) if is_average else None
+        nonlocal rings
+        rings += 1
+        if rings > rings_max:
+            return
 
         async def to(victim: PeerId) -> None:
+            value = FORGED_VALUE + (victims.index(victim) if are_different else 0)
             left_out = None if is_average else order.index(victim)
             positions = [place for place in range(len(order)) if place != left_out]
             mask = sum(1 << place for place in positions).to_bytes((len(order) + 7) // 8, "big")
-            pieces = [
-                frame(
-                    encode(ChunkMessage(chunk, mask, finisher)),
-                    payload_of(plan.elements_of(chunk), positions),
-                )
-                for chunk in range(plan.num_chunks)
-            ]
+            pieces: list[bytes] = []
+            for chunk in range(plan.num_chunks):
+                payload = payload_of(plan.elements_of(chunk), positions, value)
+                signature = b""
+                if signs:
+                    digest = digest_of(payload)
+                    signature = rogue.average_signature(signed, chunk, mask, digest)
+                message = encode(ChunkMessage(chunk, mask, finisher, signature))
+                pieces.append(frame(message, payload))
             hello = frame(encode(Hello(signed)))
             await rogue.say(hello, *pieces, victim=victim, protocol=RING_PROTOCOL)
 

@@ -12,7 +12,7 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol import limits
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -343,7 +343,7 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
         for chunk, mask, finisher, payload in (
             (0, mine, None, bad),
             (0, mine, None, infinite),
-            (0, all_members, 0, bad),
+            (0, all_members, order.index(rogue.me), bad),
             (0, all_members, order.index(rogue.me), infinite),
             (0, all_members, None, good),
             (-1, mine, None, good),
@@ -357,7 +357,11 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
             (0, mine, None, b""),
             (0, mine, None, bytes(limits.BLOCK_BYTES_MAX)),
         ):
-            chunk_message = frame(encode(ChunkMessage(chunk, mask, finisher)), payload)
+            signature = b""
+            if finisher == order.index(rogue.me):  # else it is refused before it is looked at
+                digest = digest_of(payload)
+                signature = rogue.average_signature(signed, chunk, mask, digest)
+            chunk_message = frame(encode(ChunkMessage(chunk, mask, finisher, signature)), payload)
             hello = frame(encode(Hello(signed)))
             for victim in victims:
                 await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)

@@ -23,10 +23,24 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.wire.envelopes import encode_signed, open_signed, seal
+from gossamer.protocol.wire.average_signatures import FinishedAverage, encode_finished
+from gossamer.protocol.wire.envelopes import (
+    encode_signed,
+    open_signed,
+    ring_id_of,
+    seal,
+    signing_bytes,
+)
 from gossamer.protocol.wire.framing import PREFIX_BYTES, encode_prefix
 from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, decode_signed_manifest
-from gossamer.protocol.wire.statements import Announce, Capacity, Ready, Signed, Statement
+from gossamer.protocol.wire.statements import (
+    Announce,
+    Capacity,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+)
 from tests.support.node_world import World
 
 ASK_SECONDS = 5.0
@@ -138,6 +152,19 @@ class Rogue:
 
     def sealed(self, statement: Statement, run_id: Digest | None = None) -> Signed:
         return seal(statement, self.me, run_id or self.run_id, self.identity.sign)
+
+    def average_signature(
+        self, roster: Signed, chunk: int, contributors: bytes, digest: Digest
+    ) -> bytes:
+        """Its signature under an average that it says it has finished, in a ring that it is in."""
+        statement = open_signed(roster, self.run_id, lambda *_: True)
+        assert isinstance(statement, Roster)
+        (own,) = (each for each in statement.members if each.author == self.me)
+        ready = open_signed(own, self.run_id, lambda *_: True)
+        assert isinstance(ready, Ready)
+        number = ready.incarnation, ready.sequence
+        finished = FinishedAverage(*number, ring_id_of(roster), chunk, contributors, digest)
+        return self.identity.sign(signing_bytes(self.run_id, encode_finished(finished)))
 
     async def gossip(self, statement: Statement | Signed) -> None:
         signed = statement if isinstance(statement, Signed) else self.sealed(statement)

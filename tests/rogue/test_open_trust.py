@@ -1,7 +1,8 @@
-"""A member of a ring that sends averages and records which nobody made.
+"""A member of a ring that sends averages, sums and records which nobody made.
 
-With `trust = "members"` one member sets the model: that is what the word means, and it shows that
-the attack works. With `trust = "open"` the same attack changes nothing.
+With `trust = "members"` a member sets what it has to finish, and by the sums that it passes on it
+sets all: that is what the word means, and it shows that the attacks work. With `trust = "open"` the
+same attacks change nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Trust
-from tests.rogue.attacks_averages import FORGED_VALUE, forged_averages, forged_records
+from tests.rogue.attacks_averages import (
+    FORGED_VALUE,
+    averages_of_others,
+    contradicting_averages,
+    forged_averages,
+    forged_records,
+)
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
 from tests.rogue.test_catalogue import count
@@ -74,9 +81,44 @@ def offences(world: World, reason: str) -> float:
     return sum(count(world, name, "offences", reason) for name in NAMES)
 
 
-def test_among_members_one_sets_the_model(tmp_path: Path) -> None:
-    world = attacked(tmp_path, forged_averages, "fp32", "members")
+def spoilt_chunks(world: World) -> tuple[int, int]:
+    """The chunks with a parameter that no honest member makes, and all chunks."""
+    committed = world.participant(NAMES[0]).context.committed
+    plan, parameters = committed.sync_sets.whole.plan, committed.parameters
+    spoilt = [
+        chunk
+        for chunk in range(plan.num_chunks)
+        if np.abs(parameters[plan.range_of(chunk)]).max() > FORGED_VALUE / 100
+    ]
+    return len(spoilt), plan.num_chunks
+
+
+def test_among_members_one_sets_the_model_by_the_sums_that_it_passes_on(tmp_path: Path) -> None:
+    world = attacked(tmp_path, forged_records, "fp32", "members")
     assert distance_of(world) > FORGED_VALUE / 10
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_among_members_an_average_that_its_finisher_did_not_sign_is_refused(
+    tmp_path: Path, codec: str
+) -> None:
+    world = attacked(tmp_path, forged_averages, codec, "members")
+    assert distance_of(world) < 10.0
+    assert offences(world, "forged") > 0
+
+
+def test_among_members_one_sets_the_averages_that_it_has_to_finish(tmp_path: Path) -> None:
+    world = attacked(tmp_path, averages_of_others, "fp32", "members")
+    spoilt, num_chunks = spoilt_chunks(world)
+    assert 0 < spoilt <= -(-num_chunks // (len(NAMES) + 1))
+    assert offences(world, "forged") == 0
+
+
+def test_a_member_that_signs_two_averages_of_one_chunk_is_banned_by_all(tmp_path: Path) -> None:
+    world = attacked(tmp_path, contradicting_averages, "fp32", "members")
+    for name in NAMES:
+        assert count(world, name, "bans", "equivocation") == 1
+    assert offences(world, "equivocation") == len(NAMES)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])

@@ -14,7 +14,8 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.wire.envelopes import Sign, seal
+from gossamer.protocol.wire.average_signatures import FinishedAverage, encode_finished
+from gossamer.protocol.wire.envelopes import Sign, seal, signing_bytes
 from gossamer.protocol.wire.statements import (
     Accusation,
     Announce,
@@ -92,6 +93,17 @@ def equivocation_of(author: PeerId, run_id: Digest = RUN_ID) -> Equivocation:
     both = [sealed(author, ready(tokens=tokens), run_id) for tokens in (4096, 8192)]
     first, second = sorted(both, key=lambda each: each.payload)
     return Equivocation(first, second)
+
+
+def finished_average(**changes: object) -> FinishedAverage:
+    example = FinishedAverage(3, 8, RING_ID, 2, b"\x07", digest_of(b"an average"))
+    return replace(example, **changes)
+
+
+def sealed_average(author: PeerId, finished: FinishedAverage, run_id: Digest = RUN_ID) -> Signed:
+    """An envelope of a proof, with an average that its author signed."""
+    payload = encode_finished(finished)
+    return Signed(author, payload, sign_as(author)(signing_bytes(run_id, payload)))
 
 
 def accusation_of(accused: PeerId, ring_id: bytes = RING_ID) -> Accusation:

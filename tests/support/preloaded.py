@@ -70,10 +70,15 @@ READ_AT_IMPORT = (
 """Beginnings of variables that Python and libraries read when they are loaded: a process with
 others is started anew."""
 
-SET_WHILE_RUNNING = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_GLOO_LAZY_INIT")
+SET_WHILE_RUNNING = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCH_GLOO_LAZY_INIT",
+)
 """Torch sets the first of these variables in a process that loads its compiler, to the value that
-it would have in any case; a trainer of several devices sets the second one in itself before it
-connects them. A test that does so must not change how the processes of later tests are started."""
+it would have in any case; a trainer sets the second one in itself before it compiles, and one of
+several devices the third one before it connects them. A test that does so must not change how the
+processes of later tests are started."""
 
 _THREADS = "OMP_NUM_THREADS"  # `tests/conftest.py` sets it, unless the person has
 

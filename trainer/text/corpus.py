@@ -25,7 +25,7 @@ from gossamer.trainer.text.chat import Chat
 from gossamer.trainer.text.corpus_errors import (
     BadDocumentError,
     BadFilesError,
-    CorpusError,
+    NoTextError,
     Skipped,
     changed,
     unreadable,
@@ -33,6 +33,7 @@ from gossamer.trainer.text.corpus_errors import (
 from gossamer.trainer.text.documents import (
     LineReader,
     OnBad,
+    StreamWindow,
     Window,
     json_lines,
     json_text,
@@ -43,7 +44,7 @@ from gossamer.trainer.text.documents import (
     text_pieces,
 )
 from gossamer.trainer.text.spool import Spool
-from gossamer.trainer.text.tables import table_bytes, table_texts
+from gossamer.trainer.text.tables import Groups, table_bytes, table_texts
 from gossamer.trainer.text.unpacking import Form, form_of, open_unpacked, unpacked_bytes
 
 Progress = Callable[[str, int, int], None]
@@ -65,11 +66,14 @@ def no_progress(_stage: str, _done: int, _total: int) -> None:
 
 
 class Section(NamedTuple):
-    """A part of a file: of a plain one the lines that begin from byte `start` to before `stop`."""
+    """A part of a file: the lines that begin from byte `start` to before `stop`, of a compressed
+    one in what it unpacks to. The last one of a packed file has no end (`sys.maxsize`)."""
 
     path: Path
     start: int
     stop: int
+    groups: Groups = None
+    """Of a table the groups of rows from one number to before another."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ def scan_corpus(
 
     Raises:
         BadFilesError: files that cannot be read or are not text; all of them, one sentence each.
-        CorpusError: there is no text, no room for packed files, or pyarrow is missing.
+        NoTextError: there is no text.
+        CorpusError: there is no room for packed files, or pyarrow is missing.
     """
     scan = _Scan(seed, text_field, Spool(scratch), skipped, chat, progress)
     sections = [each if isinstance(each, Section) else _whole(each) for each in files]
@@ -193,10 +198,10 @@ class _Scan:
         """
         text_sizes: list[int] = []
         packed_bytes = 0
-        for path, start, stop in sections:
-            form = form_of(path)
+        for section in sections:
+            path, form = section.path, form_of(section.path)
             try:
-                size = min(stop, path.stat().st_size) - start
+                size = _length(section)
                 self._total += size
                 if self._chat is not None and form.content != "lines":
                     raise BadDocumentError(
@@ -207,6 +212,8 @@ class _Scan:
                     num_bytes = table_bytes(path, form.content, self._text_field)
                 else:
                     num_bytes = unpacked_bytes(path, form.packing)
+                if form.is_packed and section != _whole(path):
+                    num_bytes = size
             except OSError as error:
                 self._problems[path] = unreadable(path, error)
                 continue
@@ -232,7 +239,7 @@ class _Scan:
         lines = self._skipped.lines if self._skipped is not None else 0
         if path not in self._problems:
             try:
-                size = min(section.stop, path.stat().st_size) - section.start
+                size = _length(section)
                 for done in self._take(section, form_of(path)):
                     self._progress("reading", self._done + min(done, size), self._total)
             except OSError as error:
@@ -259,7 +266,7 @@ class _Scan:
             raise BadFilesError(list(self._problems.values()))
         if not self._keys:
             left_out = [] if self._skipped is None else self._skipped.summary()
-            raise CorpusError.of_shown(
+            raise NoTextError.of_shown(
                 ["the corpus has no text in it; name files with --corpus PATH", *left_out]
             )
         return Corpus(
@@ -285,16 +292,21 @@ class _Scan:
         """Notes the documents of a section, and yields after each how much of it is done."""
         path, size = section.path, section.path.stat().st_size
         if form.content in ("parquet", "arrow"):
-            on_bad = self._on_bad(path)
-            for part, text in table_texts(path, form.content, self._text_field, on_bad):
+            num_bytes = _length(section)
+            on_bad, groups = self._on_bad(path), section.groups
+            for part, text in table_texts(path, form.content, self._text_field, on_bad, groups):
                 self._note_packed(text)
-                yield round(part * size)
+                yield round(part * num_bytes)
             return
         with path.open("rb") as file:
             stream: BinaryIO = file
+            window: StreamWindow | None = None
             offset = first = 0
             if form.packing:
                 stream = open_unpacked(file, size, form.packing)
+                if section != _whole(path):
+                    window = StreamWindow(stream, section.start, section.stop)
+                    stream = cast(BinaryIO, window)
             elif section.start or section.stop < size:
                 offset = first = line_start(file, section.start)
                 stop = line_start(file, section.stop)
@@ -308,7 +320,7 @@ class _Scan:
             for raw_bytes, text in pieces:
                 if form.packing or self._chat is not None:
                     self._note_packed(text)
-                    yield file.tell() - first
+                    yield file.tell() - first if window is None else window.at - window.first
                     continue
                 self._note(offset, raw_bytes, text)
                 offset += raw_bytes
@@ -330,6 +342,20 @@ class _Scan:
 def _whole(path: Path) -> Section:
     """A whole file, however long it grows to be until it is read."""
     return Section(path, 0, sys.maxsize)
+
+
+def _length(section: Section) -> int:
+    """Returns how long a section is, as progress counts it: in bytes of the file, or of text if it
+    is a part of a packed one. Raises OSError."""
+    path, start, stop, _ = section
+    size, form = path.stat().st_size, form_of(path)
+    if section == _whole(path):
+        return size
+    if not form.is_packed:
+        return min(stop, size) - start
+    if stop == sys.maxsize:
+        stop = max(start + 1, unpacked_bytes(path, form.packing))
+    return stop - start
 
 
 def _keyed_hasher(seed: int) -> Callable[[bytes], int]:

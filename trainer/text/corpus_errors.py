@@ -29,6 +29,10 @@ class CorpusError(ValueError):
         return error
 
 
+class NoTextError(CorpusError):
+    """There is no text, or none that may be used."""
+
+
 class BadFilesError(CorpusError):
     """Files or lines that cannot be used, in a corpus that could be used without them."""
 

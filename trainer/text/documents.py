@@ -50,6 +50,54 @@ class Window:
         return self._file.readline(max(0, min(limit, self._stop - self._file.tell())))
 
 
+class StreamWindow:
+    """The lines of a stream that begin from byte `start` to before `stop`, as a stream. What lies
+    before is read and forgotten."""
+
+    def __init__(self, stream: BinaryIO, start: int, stop: int) -> None:
+        self._stream = stream
+        self._stop = stop
+        self._at = 0
+        self._in_line = start > 0  # the line that `start` lies in belongs to those before
+        while self._at < start - 1 and (data := stream.read(min(MIB, start - 1 - self._at))):
+            self._at += len(data)
+        while self._in_line and self._line(DOCUMENT_BYTES_MAX):
+            pass
+        self.first = self._at
+        """Where the first line begins."""
+
+    @property
+    def at(self) -> int:
+        """Bytes of the stream that were read."""
+        return self._at
+
+    def read(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            wanted = num_bytes - len(data)
+            if self._at < self._stop:
+                piece = self._stream.read(min(wanted, self._stop - self._at))
+                self._took(piece)
+            else:
+                piece = self.readline(wanted)
+            if not piece:
+                break
+            data += piece
+        return data
+
+    def readline(self, limit: int) -> bytes:
+        return self._line(limit) if self._in_line or self._at < self._stop else b""
+
+    def _line(self, limit: int) -> bytes:
+        data = self._stream.readline(limit)
+        self._took(data)
+        return data
+
+    def _took(self, data: bytes) -> None:
+        self._at += len(data)
+        self._in_line = bool(data) and not data.endswith(b"\n")
+
+
 def line_start(file: BinaryIO, at: int) -> int:
     """Returns where the first line begins that begins at byte `at` or later; the file's length if
     there is none."""

@@ -68,7 +68,7 @@ def mix(corpus: Corpus, documents: IntVector, mixture: Mixture, max_bytes: int |
     parts = [documents[sources == number] for number in range(len(mixture.names))]
     sizes = [corpus.text_bytes[part].astype(np.int64) for part in parts]
     available = [int(of_source.sum()) for of_source in sizes]
-    targets = _targets(available, mixture.wanted, max_bytes)
+    targets = targets_of(available, mixture.wanted, max_bytes)
     problems: list[str] = []
     places: list[npt.NDArray[np.float64]] = []
     for number, (name, target) in enumerate(zip(mixture.names, targets, strict=True)):
@@ -105,7 +105,9 @@ def _sources_of(corpus: Corpus, documents: IntVector, mixture: Mixture) -> IntVe
     return sources
 
 
-def _targets(available: Sequence[int], wanted: Sequence[float], max_bytes: int | None) -> list[int]:
+def targets_of(
+    available: Sequence[int], wanted: Sequence[float], max_bytes: int | None
+) -> list[int]:
     """The bytes that each source may give."""
     if max_bytes is not None:
         return [int(share * max_bytes) for share in wanted]

@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -28,8 +29,10 @@ from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.corpus import Corpus, IntVector, KeyVector, Progress, no_progress
 from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.encoders import Encoders, num_processes
 from gossamer.trainer.text.mixing import Mixture, Share, mix, shares_of
 from gossamer.trainer.text.tokens import (
+    BpeTokenizer,
     ByteTokenizer,
     TokenBytes,
     Tokenizer,
@@ -42,6 +45,8 @@ from gossamer.trainer.text.tokens import (
 
 Put = Callable[[bytes], Digest]
 """Keeps a block and returns its address."""
+
+_Encode = Callable[[Iterator[bytes]], Iterator[tuple[list[bytes], Sequence[TokenVector]]]]
 
 HELDOUT_FRACTION = 0.02
 # 2 % of a small corpus says little, so up to a tenth of it is taken to reach this.
@@ -64,8 +69,9 @@ SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX - 32 * KIB
 # Of tokens in memory at once. More text than this is shuffled piece by piece.
 SHUFFLE_BYTES = 64 * MIB
 
-# The tokenizer's library gives each core other texts of a batch, and a document of a long file has
-# 1 MiB. A batch takes some 30 bytes a byte of text until its tokens are copied: hence the limit.
+# A batch is the work of one core. A document of a long file has 1 MiB. The tokenizer's library
+# divides larger ones among the cores, and takes some 30 bytes a byte of text until their tokens are
+# copied: hence the limit.
 _BATCH_BYTES_A_CORE = MIB
 _BATCH_BYTES_MAX = 16 * MIB
 _ZSTD_LEVEL = 3
@@ -252,16 +258,16 @@ def tokenise(
     )
     # A conversation comes with its end.
     ends = [] if corpus.chat is not None else [tokenizer.end_token]
-    encode = tokenizer.encode if corpus.chat is None else corpus.chat.encode
     end = np.array(ends, dtype=np.uint32)
-    for documents, packer in zip(split, packers, strict=True):
-        for batch in _batches(corpus.read(documents)):
-            for tokens in encode(batch):
-                packer.add(tokens)
-                packer.add(end)
-            done += sum(len(text) for text in batch)
-            progress("cutting into tokens", done, total)
-        parts.append(packer.finish())
+    with _encoding(corpus, tokenizer, total) as encode:
+        for documents, packer in zip(split, packers, strict=True):
+            for batch, encoded in encode(corpus.read(documents)):
+                for tokens in encoded:
+                    packer.add(tokens)
+                    packer.add(end)
+                done += sum(len(text) for text in batch)
+                progress("cutting into tokens", done, total)
+            parts.append(packer.finish())
     index = ShardIndex(shards=parts[0], heldout=parts[1])
     if len(index.shards) + len(index.heldout) > limits.SHARDS_MAX:
         raise _too_large(shard_tokens)
@@ -346,10 +352,23 @@ class _Shuffler:
         return self._packer.finish()
 
 
-def _batches(texts: Iterator[bytes]) -> Iterator[list[bytes]]:
+@contextmanager
+def _encoding(corpus: Corpus, tokenizer: Tokenizer, num_bytes: int) -> Iterator[_Encode]:
+    """Gives what turns texts into batches of them with their tokens, with all cores if the text is
+    worth it."""
+    number = num_processes(num_bytes)
+    if corpus.chat is None and isinstance(tokenizer, BpeTokenizer) and number > 1:
+        with Encoders(tokenizer.file, number) as encoders:
+            yield lambda texts: encoders.encode(_batches(texts, _BATCH_BYTES_A_CORE))
+        return
+    encode = tokenizer.encode if corpus.chat is None else corpus.chat.encode
+    size = min(_BATCH_BYTES_A_CORE * (os.cpu_count() or 1), _BATCH_BYTES_MAX)
+    yield lambda texts: ((batch, encode(batch)) for batch in _batches(texts, size))
+
+
+def _batches(texts: Iterator[bytes], size_wanted: int) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
-    size_wanted = min(_BATCH_BYTES_A_CORE * (os.cpu_count() or 1), _BATCH_BYTES_MAX)
     for text in texts:
         batch.append(text)
         size += len(text)

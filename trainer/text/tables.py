@@ -29,6 +29,7 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """The end of a stream (Arrow columnar format, "IPC Streaming Format")."""
 
 Table = Literal["parquet", "arrow"]
+Groups = tuple[int, int] | None
 
 
 def table_bytes(path: Path, content: Table, text_field: str) -> int:
@@ -44,10 +45,23 @@ def table_bytes(path: Path, content: Table, text_field: str) -> int:
         return min(opened.num_bytes(), bomb_bytes(path.stat().st_size))
 
 
+def table_groups(path: Path, content: Table, text_field: str) -> int:
+    """Returns the groups of rows that can be read without the others.
+
+    Raises:
+        CorpusError, BadDocumentError, OSError: as `table_bytes`.
+    """
+    with _opened(path, content, text_field) as opened:
+        return opened.num_groups()
+
+
 def table_texts(
-    path: Path, content: Table, text_field: str, on_bad: OnBad
+    path: Path, content: Table, text_field: str, on_bad: OnBad, groups: Groups = None
 ) -> Iterator[tuple[float, bytes]]:
-    """Yields (the part of the file that is done, 0 to 1; the text) of each row.
+    """Yields (the part of the rows that is done, 0 to 1; the text) of each row.
+
+    Args:
+        groups: (number of the first group of rows, number after the last one); None: all.
 
     Raises:
         CorpusError, BadDocumentError, OSError: as `table_bytes`; or `on_bad` raises.
@@ -55,7 +69,7 @@ def table_texts(
     size = path.stat().st_size
     given = row = 0
     with _opened(path, content, text_field) as opened:
-        for done, data in opened.rows():
+        for done, data in opened.rows(groups):
             row += 1
             given += len(data or b"")
             if given > bomb_bytes(size):
@@ -134,14 +148,22 @@ class _Parquet:
                 )
             yield size
 
-    def rows(self) -> Iterator[tuple[float, bytes | None]]:
+    def num_groups(self) -> int:
+        return int(self._file.metadata.num_row_groups)
+
+    def rows(self, groups: Groups = None) -> Iterator[tuple[float, bytes | None]]:
         """Yields (the part that is done, the text of a row as bytes that are not checked; None: it
         has none)."""
         self.num_bytes()
-        num_rows, row = int(self._file.metadata.num_rows), 0
+        metadata, row = self._file.metadata, 0
+        numbers = range(*(groups or (0, self.num_groups())))
+        num_rows = sum(int(metadata.row_group(number).num_rows) for number in numbers)
         try:
             for batch in self._file.iter_batches(
-                batch_size=_BATCH_ROWS, columns=[self._text_field], use_threads=False
+                batch_size=_BATCH_ROWS,
+                row_groups=list(numbers),
+                columns=[self._text_field],
+                use_threads=False,
             ):
                 for data in _bytes_of(self._arrow, batch.column(0)):
                     row += 1
@@ -191,12 +213,22 @@ class _Arrow:
     def num_bytes(self) -> int:
         return self._size
 
-    def rows(self) -> Iterator[tuple[float, bytes | None]]:
+    def num_groups(self) -> int:
+        if self._has_index:
+            return int(self._reader.num_record_batches)
+        try:
+            return sum(1 for _ in self._batches())
+        except (self._arrow.ArrowException, OSError) as error:
+            raise _damaged(error, self.name) from error
+
+    def rows(self, groups: Groups = None) -> Iterator[tuple[float, bytes | None]]:
         """See `_Parquet.rows`."""
         number = self._reader.schema.get_field_index(self._text_field)
         done = 0.0
         try:
-            for batch_done, batch in self._batches():
+            for number_of_batch, (batch_done, batch) in enumerate(self._batches()):
+                if groups is not None and not groups[0] <= number_of_batch < groups[1]:
+                    continue
                 column, num_rows = batch.column(number), batch.num_rows
                 for start in range(0, num_rows, _BATCH_ROWS):
                     texts = _bytes_of(self._arrow, column.slice(start, _BATCH_ROWS))

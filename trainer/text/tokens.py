@@ -20,6 +20,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
+from gossamer.trainer.text.words import WordTokens, cuts_at_words
 
 TokenizerKind = Literal["bytes", "bpe", "files"]
 TokenBytes = Literal[2, 4]
@@ -111,10 +112,19 @@ class BpeTokenizer:
         self._tokenizer.encode_special_tokens = True
         self.file = file
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self._words = WordTokens(self._tokenizer) if cuts_at_words(file) else None
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """See `Tokenizer.encode`."""
-        return encode_pieces(self._tokenizer, texts)
+        words = self._words
+        if words is None:
+            return encode_pieces(self._tokenizer, texts)
+        return [
+            np.concatenate(
+                [words.encode(piece) for piece in _cut(text.decode(), _ENCODE_CHARACTERS)]
+            )
+            for text in texts
+        ]
 
     def decode(self, tokens: TokenVector) -> str:
         """See `Tokenizer.decode`."""

@@ -34,6 +34,8 @@ UNPACKED_BYTES_FREE = 64 * MIB
 ZSTD_WINDOW_BYTES_MAX = 128 * MIB
 # A block of zstd takes 4 bytes at least and gives 128 KiB at most: 32 MiB at a time.
 _ZSTD_INPUT_BYTES = 1024
+# Of text at the beginning of a file, from which all of it is estimated.
+_SAMPLE_BYTES = 8 * MIB
 # Text packs to some quarter; only where a file does not state its length.
 _RATIO_GUESS = 4
 # A frame's header has 18 bytes at most (RFC 8878, section 3.1.1.1).
@@ -86,6 +88,27 @@ def unpacked_bytes(path: Path, packing: Packing) -> int:
             if stated in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
                 stated = _RATIO_GUESS * size
     return min(max(stated, size), bomb_bytes(size))
+
+
+def planned_bytes(path: Path, packing: Packing) -> int:
+    """Returns about how much text comes out of a compressed file, for a plan of its sections: what
+    it states, or where its beginning tells otherwise, what that gives for the whole.
+
+    Raises:
+        OSError: the file cannot be read.
+        BadDocumentError: it is damaged.
+    """
+    size, stated = path.stat().st_size, unpacked_bytes(path, packing)
+    given = 0
+    with path.open("rb") as file:
+        stream = open_unpacked(file, size, packing)
+        while given < _SAMPLE_BYTES and (data := stream.read(min(MIB, _SAMPLE_BYTES - given))):
+            given += len(data)
+        taken = file.tell()
+    if not given or taken >= size:
+        return max(1, given)
+    sampled = given * size // taken
+    return stated if sampled < 2 * stated and stated < 2 * sampled else sampled
 
 
 def bomb_bytes(size: int) -> int:

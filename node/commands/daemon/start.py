@@ -90,7 +90,7 @@ def start(
         The log says how many, and names the first ones.
     start_after
         Begin the run when so much of the corpus is cut, a random sample of it, and cut and add the
-        rest while it trains; or all. A corpus whose sources have weights is always cut first.
+        rest while it trains; or all.
     """
     settings = settings_of(options)
     if StateDir(settings.state_dir).has_run():

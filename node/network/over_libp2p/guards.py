@@ -72,6 +72,8 @@ class GuardedSwarm(Swarm):
     """Returns whether a peer keeps its connection when places are short."""
     has_standing: Callable[[ID], bool] = staticmethod(lambda _peer: False)
     """Returns whether a peer is let in from a network that is banned."""
+    is_crossing: Callable[[ID], bool] = staticmethod(lambda _peer: False)
+    """Returns whether this node and a peer dial each other through their routers now."""
 
     def __init__(
         self,
@@ -209,10 +211,17 @@ class GuardedSwarm(Swarm):
             circuit = layer_of(muxed_conn, CircuitEnd)
             if circuit is not None:
                 muxed_conn.path = circuit.path
+            elif self.is_crossing(muxed_conn.peer_id):
+                # Before it is in the books, where the crossing sees it and ends.
+                muxed_conn.path = Path("crossed")
         self._arriving += direction == "inbound"
         try:
             with trio.CancelScope(shield=True), trio.fail_after(ENTRY_SECONDS_MAX):
                 connection = await super().add_conn(muxed_conn, direction)
+                if self.refusals.is_banned(muxed_conn.peer_id):
+                    # The ban came meanwhile, and ended only what was in the books.
+                    await connection.close()
+                    raise SwarmException("this peer is banned here for a while")
         finally:
             self._arriving -= direction == "inbound"
             self._peers_changed()

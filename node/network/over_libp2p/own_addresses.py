@@ -28,7 +28,6 @@ from gossamer.node.network.port_mapping import Mapping
 from gossamer.node.network.reachability import Endpoint, Neighbourhood, Reachability
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +54,6 @@ class OwnAddresses:
         self.mapped: tuple[str, ...] = ()
         """Addresses at which a router forwards a port to this node."""
         self.reachability = Reachability()
-        self.crossing: set[PeerId] = set()
-        """Peers that dial this node because it dials them: that shows no open port."""
 
     def all(self) -> list[str]:
         """Addresses to be dialled, the most promising first: named by the operator, mapped at the
@@ -117,7 +114,7 @@ class OwnAddresses:
         if local_port not in self._listening_ports():
             return
         if not connection.was_dialled:
-            if peer not in self.crossing:
+            if connection.path.kind == "direct":
                 self.reachability.dialled_in(peer, remote[0])
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -75,6 +76,9 @@ class Paths:
         self._nursery = nursery
         self._open_on = open_on
         self.circuits = Circuits(doors, self._serve_end)
+        self._crossings = Counter[PeerId]()
+        """Crossings under way with each peer: its connections show no open port of this node."""
+        swarm.is_crossing = lambda peer: peer_id_of(peer) in self._crossings
         self._crossing = Crossing(self._dial, own.outer)
         doors.handle(
             crossing.PROTOCOL, self._crossing.answer, streams_per_peer_max=crossing.STREAMS_MAX
@@ -101,8 +105,6 @@ class Paths:
         if not isinstance(muxed, YamuxConnection):
             return
         peer = peer_id_of(muxed.peer_id)
-        if muxed.path.kind == "direct" and peer in self._own.crossing:
-            muxed.path = Path("crossed")
         if muxed.path.kind != "relayed":
             self._learn(connection, muxed)
         elif not muxed.was_dialled:
@@ -212,7 +214,7 @@ class Paths:
                     logger.debug("crossing to %s: %s", peer, lost)
                 await trio.sleep(REDIAL_SECONDS)
 
-        self._own.crossing.add(peer)
+        self._crossings[peer] += 1
         try:
             with trio.move_on_after(seconds):
                 async with trio.open_nursery() as nursery:
@@ -221,7 +223,8 @@ class Paths:
                         await trio.sleep(LOOK_SECONDS)
                     nursery.cancel_scope.cancel()
         finally:
-            self._own.crossing.discard(peer)
+            self._crossings[peer] -= 1
+            self._crossings += Counter()  # keeps those that are left
         return self._is_direct(peer)
 
 

@@ -254,10 +254,6 @@ class YamuxConnection(IMuxedConn):
         else:
             self.writer.add_control(frame)
 
-    def schedule(self, stream: YamuxStream) -> None:
-        """Queue a stream that has something to send and window for it."""
-        self.writer.schedule(stream)
-
     # -- reading
 
     async def _read_frames(self) -> None:
@@ -311,7 +307,7 @@ class YamuxConnection(IMuxedConn):
         if kind == WINDOW_UPDATE:
             if stream is not None:
                 stream.send_window += length
-                self.schedule(stream)
+                self.writer.schedule(stream)
                 self._apply_flags(stream, flags)
             return
         self._body_left, self._body_stream, self._body_flags = length, stream, flags

@@ -104,7 +104,7 @@ class YamuxStream(IMuxedStream):
                 return
             self.is_small = sum(map(len, self.outbox)) <= SMALL_BYTES_MAX
             self._sent = trio.Event()
-            self.conn.schedule(self)
+            self.conn.writer.schedule(self)
             try:
                 await self._sent.wait()
             except trio.Cancelled:

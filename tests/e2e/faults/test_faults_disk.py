@@ -15,6 +15,7 @@ from tests.support.daemons import (
     digests_on_disk,
     gossamer,
     head_of,
+    poll,
     refused,
     said,
     takes_part,
@@ -84,6 +85,9 @@ def test_a_disk_that_becomes_read_only(
     assert head_of(node) == on_disk
     make_writable()
     mended = node.wait_for(lambda s: s.problem is None, PATIENCE_SECONDS, "state on disk again")
+    poll(lambda: said(node, "the disk takes everything again"), "word of it in the log")
+    # A status shows a round while it is being written; the one before is on the disk.
+    wait_for_round(node, mended.round + 1)
     log = node.log_path.read_text()
     assert log.count("the node goes on in memory") == 1
     assert log.count("the disk takes everything again") == 1

@@ -24,6 +24,7 @@ from tests.support.daemons import (
     free_ports,
     gossamer,
     in_rounds_of,
+    poll,
     start_founder,
     takes_part,
     trainer_of,
@@ -82,13 +83,17 @@ def home(tmp_path: Path) -> Home:
     return Home(folder)
 
 
+def shown_by(home: Home) -> str:
+    shown = home.types("status")
+    assert shown.status == 0, shown
+    return shown.out
+
+
 def paused(home: Home, node: LocalNode, reason: str, text: str) -> None:
     """Waits for a pause of this cause: the device is free, and `gossamer status` says why."""
     node.wait_for(lambda status: status.paused_reason == reason, PATIENCE_SECONDS, reason)
     assert trainer_of(node) is None
-    shown = home.types("status")
-    assert shown.status == 0, shown
-    assert f"{reason} ({text})" in " ".join(shown.out.split())
+    assert f"{reason} ({text})" in " ".join(shown_by(home).split())
 
 
 def test_a_first_join_and_leaving_for_good(swarm: LocalSwarm, founded: Path, home: Home) -> None:
@@ -97,8 +102,8 @@ def test_a_first_join_and_leaving_for_good(swarm: LocalSwarm, founded: Path, hom
     node = home.node()
     with home.running(node, "join", f"{founder.address()}#{status.run_id}"):
         node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "a round of two")
-        shown = home.types("status")
-        assert (shown.status, "2 of 2 contributed" in shown.out) == (0, True), shown
+        # A busy machine may do a round without one of them in between.
+        poll(lambda: "2 of 2 contributed" in shown_by(home), "a round of two in the status")
     credit = home.types("peers")
     assert "rank 2 of 2" in credit.out, credit
     (home.root / "thesis.txt").write_text("mine")

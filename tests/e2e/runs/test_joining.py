@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,23 +147,30 @@ def test_a_run_is_watched_from_outside(swarm: LocalSwarm, founded: Path, tmp_pat
     plain = {name: text for name, text in os.environ.items() if not name.startswith("XDG_")}
     home = {**plain, "HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "gossamer.node.cli", "watch", link]
-    seen = subprocess.run(
-        [*command, "--json"], env=home, capture_output=True, text=True, timeout=60
-    )
-    assert seen.returncode == 0, seen.stderr
-    view = json.loads(seen.stdout)
+
+    def seen(*options: str) -> str:
+        asked = [*command, *options]
+        done = subprocess.run(asked, env=home, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def view_of_two() -> dict[str, Any] | None:
+        view: dict[str, Any] = json.loads(seen("--json"))
+        return view if len(view["rounds"][-1]["members"]) == 2 else None
+
+    # A busy machine may do a round without one of them in between.
+    view = poll(view_of_two, "view of a round of two")
     assert view["run_id"] == status.run_id
     assert view["round"] >= status.round
     assert view["tokens_total"] > 0
     assert {peer["peer_id"] for peer in view["peers"]} == {
-        node_status.peer_id for node in (founder, second) if (node_status := node.status())
+        poll(node.status, "an answer").peer_id for node in (founder, second)
     }
-    assert len(view["rounds"][-1]["members"]) == 2
     assert 0 < view["loss"] < 10
-    shown = subprocess.run(command, env=home, capture_output=True, text=True, timeout=60)
-    assert shown.returncode == 0, shown.stderr
-    assert "with 2 members" in shown.stdout
-    assert f"<i>Ada</i> {status.peers[0].peer_id[-6:]}" in shown.stdout
+    shown = poll(
+        lambda: text if "with 2 members" in (text := seen()) else None, "text on a round of two"
+    )
+    assert f"<i>Ada</i> {status.peers[0].peer_id[-6:]}" in shown
     # It leaves nothing on the machine that looked.
     assert not any((tmp_path / "home").iterdir())
     other = gossamer("watch", f"{founder.address()}#{'0' * 64}")

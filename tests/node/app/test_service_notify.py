@@ -64,7 +64,9 @@ def test_the_limit_of_the_watchdog(variables: dict[str, str], seconds: float | N
     assert ServiceManager.of(dict(variables)).watchdog_seconds is None
 
 
-def test_an_event_loop_that_hangs_sends_no_beat(tmp_path: Path) -> None:
+def test_an_event_loop_that_hangs_sends_no_beat(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     address = str(tmp_path / "s")
     told = []
 
@@ -81,7 +83,7 @@ def test_an_event_loop_that_hangs_sends_no_beat(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
     with listening(address) as channel:
-        trio.run(main, channel)
+        trio.run(main, channel, clock=autojump_clock)
     before, hanging, after = told
     assert before.count("WATCHDOG=1") >= 4
     assert hanging == []

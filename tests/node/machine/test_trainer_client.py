@@ -60,6 +60,9 @@ def trained(message):
     say(m.Finished(round=message.round, steps=1, tokens=16, spans=((0, 0, 16),), loss_mean=1.0,
         seconds=0.0))
 
+def stopped():
+    pass
+
 {behaviour}
 
 splitter = framing.MessageSplitter()
@@ -74,6 +77,8 @@ while data := os.read(0, 65536):
             evaluated()
         elif isinstance(message, m.Save):
             saved()
+        elif isinstance(message, m.Stop):
+            stopped()
         elif isinstance(message, m.Exit):
             sys.exit(0)
 """
@@ -200,6 +205,50 @@ def test_work_with_a_value_out_of_range_is_not_collected(
     act(story, manifest, monkeypatch, Told())
 
 
+UNTIL_STOPPED = """
+rounds = []
+
+def trained(message):
+    if message.steps_max == 0:
+        finished(message.round)
+    else:
+        rounds.append(message.round)
+
+def finished(number):
+    say(m.Finished(round=number, steps=0, tokens=0, spans=(), loss_mean=0.0, seconds=0.0))
+
+def stopped():
+    if rounds:
+        finished(rounds.pop())
+"""
+
+
+def test_a_round_that_is_stopped_as_it_begins_ends(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker passes over a stop that comes before the round, which would then go on."""
+    told = Told()
+
+    async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        # Often, because who of those that are ready runs first is a matter of chance.
+        for number in range(1, 31):
+            ended = trio.Event()
+
+            async def begin(number: int = number, ended: trio.Event = ended) -> None:
+                assert (await train(trainer, number)).steps == 0
+                ended.set()
+
+            nursery.start_soon(begin)
+            while trainer._round != number:
+                await trio.lowlevel.checkpoint()
+            await trainer.stop()
+            await ended.wait()
+            assert not told.restarts, "the worker waited for a stop until it was killed"
+
+    act(story, manifest, monkeypatch, told, UNTIL_STOPPED)
+
+
 def test_a_worker_killed_at_any_moment_leaves_pending_whole(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +257,7 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
     finished = unfinished = 0
 
     async def kill_again_and_again(trainer: TrainerClient) -> None:
-        for _ in range(NUM_KILLS):
+        while True:
             await until(lambda: trainer.is_up)
             await trio.sleep(randomness.uniform(0.0, 0.3))
             if trainer.pid is not None:
@@ -221,7 +270,10 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
         expected = trainer.pending.copy()
         nursery.start_soon(kill_again_and_again, trainer)
         number = 0
-        while len(told.restarts) < NUM_KILLS:
+        # How many rounds end between two kills is up to the speed of the machine.
+        while (
+            len(told.restarts) < NUM_KILLS or finished <= NUM_KILLS or unfinished <= NUM_KILLS // 3
+        ):
             number += 1
             answer = await train(trainer, number)
             assert (answer.tokens > 0) == (answer.steps > 0)
@@ -235,8 +287,6 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
 
     act(story, manifest, monkeypatch, told)
     assert set(told.restarts) == {"killed"}
-    assert finished > NUM_KILLS
-    assert unfinished > NUM_KILLS // 3, "kills came between rounds only"
 
 
 def test_an_answer_counts_though_the_end_comes_right_behind_it(

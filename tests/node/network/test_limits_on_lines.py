@@ -53,7 +53,7 @@ class Machine(threading.Thread):
         super().__init__(daemon=True)
         self.network, self.number, self.limits = network, number, limits
         self.address = ""
-        self.is_up, self.ends = threading.Event(), threading.Event()
+        self.is_up, self.sends, self.ends = (threading.Event() for _ in range(3))
         self.sends_to: str | None = None
         self.counted: list[tuple[float, int, int]] = []
         self.error: BaseException | None = None
@@ -65,6 +65,7 @@ class Machine(threading.Thread):
         except BaseException as error:
             self.error = error
             self.is_up.set()
+            self.sends.set()
 
     async def _main(self) -> None:
         async def take(stream: Stream) -> None:
@@ -84,6 +85,7 @@ class Machine(threading.Thread):
                 for _ in range(2):
                     stream = await transport.open_stream(peer, PROTOCOL)
                     nursery.start_soon(stream.send, bytes(200_000_000))
+                self.sends.set()
             while not self.ends.is_set():
                 self.counted.append((time.monotonic(), *_interface_bytes()))
                 await trio.sleep(0.05)
@@ -121,6 +123,7 @@ def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
     sender = Machine(network, 1, Limits(limited, free) if direction == "up" else none)
     sender.sends_to = taker.address
     sender.start()
+    assert sender.sends.wait(20)
     time.sleep(WARM_UP_SECONDS + MEASURE_SECONDS)
     for machine in (sender, taker):
         machine.ends.set()

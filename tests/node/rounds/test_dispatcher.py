@@ -25,13 +25,21 @@ from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Statement
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    Equivocation,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+)
 from tests.sim.simulator.signatures import peer_id_of, sign_as, verify
 
 RUN_ID, HEAD = digest_of(b"dispatcher"), digest_of(b"head")
@@ -73,6 +81,7 @@ class Member:
     contributions: list[tuple[Digest, Contribute]] = field(default_factory=list)
     finishes: list[tuple[Digest, FinishAverage]] = field(default_factory=list)
     orders: list[OuterStepOrder] = field(default_factory=list)
+    proofs: list[Equivocation] = field(default_factory=list)
     heard: float | None = 0.0
     now: float = 0.0
     stopped_seconds: float = 0.0
@@ -135,6 +144,10 @@ class Member:
 
     def left_out(self, left_out: LeftOut) -> None:
         """See `Effects`."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `Effects`."""
+        self.proofs.append(proof)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`."""
@@ -245,6 +258,22 @@ def test_a_chunk_is_wanted_then_late_or_refused() -> None:
     assert committed().dispatcher.use_of(ring_id) == "late"
     dispatcher.close()
     assert dispatcher.use_of(ring_id) == "refused"
+
+
+def test_two_averages_of_one_chunk_by_one_member_become_a_proof() -> None:
+    member, other = ring_of_two()
+    dispatcher, ring_id = member.dispatcher, member.contributions[0][0]
+    theirs = other.dispatcher.machine.signed_averages
+    place = theirs.ring.members.index(other.me)
+    for payload in (b"one", b"one", b"other"):
+        assert not member.proofs
+        digest = digest_of(payload)
+        signature = theirs.sign(0, 0b11, digest)
+        received = 0, 0b11, place, payload, digest, signature
+        dispatcher.average_received(1.0, ring_id, other.me, *received)
+    (proof,) = member.proofs
+    assert proof.first.author == other.me
+    assert open_equivocation(proof, RUN_ID, verify) == (1, 1)
 
 
 def test_averages_and_sums_that_hold_my_part_are_checked() -> None:

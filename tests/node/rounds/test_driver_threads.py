@@ -30,7 +30,7 @@ from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.wire.statements import Ready, Vote
+from gossamer.protocol.wire.statements import Equivocation, Ready, Vote
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork
@@ -117,6 +117,10 @@ class Alone:
 
     def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `RoundHost`: all members are honest."""
+        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
 
     def upload_limit(self) -> float:
         """See `RoundHost`."""

@@ -37,7 +37,7 @@ from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement
+from gossamer.protocol.wire.statements import Equivocation, Ready, Roster, Signed, Statement
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork, run_simulated
@@ -153,6 +153,10 @@ class Member(OpenListener):
 
     def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `RoundHost`: all members are honest."""
+        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
 
     def upload_limit(self) -> float:
         """See `RoundHost`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import trio
 
@@ -198,7 +199,7 @@ def test_a_file_that_cannot_be_used_ends_the_cutting_and_not_the_run(
         manifest = await found(tmp_path / "a", corpus)
         rest = RestFile(tmp_path / "a").read()
         assert rest is not None
-        bad, start, _ = rest.plan.part(2)[0]
+        bad, start, *_ = rest.plan.part(2)[0]
         data = bytearray(bad.read_bytes())
         good, data[start + 300] = bytes(data), 0xFF
         bad.write_bytes(data)
@@ -213,6 +214,36 @@ def test_a_file_that_cannot_be_used_ends_the_cutting_and_not_the_run(
         again = Founder(tmp_path / "a", manifest)
         await again.run()
         assert again.num_parts == NUM_PARTS - 1
+
+    live(story)
+
+
+def test_a_part_without_text_is_passed_over(tmp_path: Path, corpus: Path) -> None:
+    async def story() -> None:
+        manifest = await found(tmp_path / "a", corpus)
+        rest = RestFile(tmp_path / "a").read()
+        assert rest is not None
+        blank = tmp_path / "blank.jsonl"
+        blank.write_bytes(b"\n" * 100)
+        names = (*rest.plan.files, str(blank))
+        begin, end = rest.plan.ends[1:3]
+        sections = (
+            *rest.plan.sections[:begin],
+            (len(names) - 1, 0, 100),
+            *rest.plan.sections[end:],
+        )
+        ends = (*rest.plan.ends[:2], *(each - end + begin + 1 for each in rest.plan.ends[2:]))
+        plan = msgspec.structs.replace(
+            rest.plan, files=names, sections=sections, ends=ends,
+            sizes=(*rest.plan.sizes, 100), groups=(*rest.plan.groups, 0),
+        )  # fmt: skip
+        assert plan.without(2).num_parts == NUM_PARTS - 1
+        RestFile(tmp_path / "a").write(msgspec.structs.replace(rest, plan=plan))
+        founder = Founder(tmp_path / "a", manifest)
+        await founder.run()
+        assert founder.cutter.status == ""
+        assert founder.num_parts == NUM_PARTS - 2
+        assert not (tmp_path / "a" / "corpus_rest").exists()
 
     live(story)
 

@@ -128,24 +128,19 @@ def test_conversations_come_in_parts_and_only_answers_are_learnt(tmp_path: Path)
     assert np.count_nonzero(tokens < PROMPT_BIT) == 6_000 * 4
 
 
-def test_packed_files_are_in_one_part_each(tmp_path: Path) -> None:
-    draw = random.Random(5)
-    files = []
-    for number in range(8):
-        noise = ("".join(chr(33 + draw.randrange(90)) for _ in range(100)) for _ in range(1_200))
-        path = tmp_path / f"{number}.txt.gz"
-        path.write_bytes(gzip.compress("\n".join(noise).encode()))
-        files.append(path)
+def test_a_packed_file_comes_in_parts(tmp_path: Path) -> None:
+    text = "\n".join(lines_of(12_000))
+    path = tmp_path / "all.txt.gz"
+    path.write_bytes(gzip.compress(text.encode()))
     store = Store()
-    data = prepared(BYTES, files, store)
+    data = prepared(BYTES, [path], store)
     assert data.rest is not None
-    plan = data.rest.plan
-    sections = [section for n in range(plan.num_parts) for section in plan.part(n)]
-    assert sorted(section.path for section in sections) == files
+    assert data.rest.plan.num_parts > 2
+    assert data.config.num_tokens < len(text) / 2
     there = [data.index.shards, data.index.heldout]
     there += [shards for shards, _ in parts_of(BYTES, data, store, tmp_path)]
     num_tokens = sum(shard.num_tokens for shards in there for shard in shards)
-    assert 8 * 1_200 * 101 - 8 <= num_tokens < 1.01 * 8 * 1_200 * 101
+    assert len(text) < num_tokens < 1.01 * len(text)
 
 
 def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path: Path) -> None:
@@ -155,7 +150,7 @@ def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path:
     good = prepared(BYTES, [path], Store())
     assert good.rest is not None
     plan = good.rest.plan
-    _, start, _ = plan.part(plan.num_parts - 1)[0]
+    start = plan.part(plan.num_parts - 1)[0].start
     text = bytearray(path.read_bytes())
     bad = text.index(b"\n", start) + 1
     text[bad : bad + 2] = b"!!"
@@ -170,15 +165,70 @@ def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path:
     assert "lines 1" in warnings[0]
 
 
-def test_sources_with_shares_and_own_text_are_cut_as_a_whole(tmp_path: Path) -> None:
+def test_own_text_is_cut_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines_of(4_000)))
-    (tmp_path / "b.txt").write_text("\n".join(lines_of(4_000, seed=2)))
-    sources = tuple(SourceDraft(path=str(tmp_path / f"{n}.txt"), weight=1.0) for n in "ab")
-    mixed = prepared(replace(BYTES, corpus=CorpusDraft(sources=sources)), [], Store())
-    assert mixed.rest is None
-    assert mixed.config.grows is msgspec.UNSET
     own = replace(BYTES, data="own", corpus=CorpusDraft(heldout=(str(tmp_path / "a.txt"),)))
     assert prepared(own, [], Store()).rest is None
+
+
+def counts_of(shards: tuple[ShardInfo, ...], store: Store) -> tuple[int, int]:
+    tokens = tokens_of(shards, store, 2)
+    return int(np.count_nonzero(tokens == ord("a"))), int(np.count_nonzero(tokens == ord("b")))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_sources_with_shares_come_in_parts_that_have_them(tmp_path: Path, packed: bool) -> None:
+    """Source a has JSON lines of which a half is text, b plain or packed text, three times as
+    much as it may give."""
+    draw = random.Random(2)
+    rows = [{"text": f"{n} " + "a" * draw.randrange(400)} for n in range(4_000)]
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps(row | {"of": "x" * len(row["text"])}) for row in rows)
+    )
+    text = "\n".join(f"{n} " + "b" * draw.randrange(400) for n in range(4_000)).encode()
+    name = "b.txt.gz" if packed else "b.txt"
+    (tmp_path / name).write_bytes(gzip.compress(text) if packed else text)
+    sources = (
+        SourceDraft(path=str(tmp_path / "a.jsonl"), weight=3.0),
+        SourceDraft(path=str(tmp_path / name), weight=1.0),
+    )
+    draft, store = replace(BYTES, corpus=CorpusDraft(sources=sources)), Store()
+    data = prepared(draft, [], store)
+    assert data.config.grows
+    assert not any("its weight wants" in sentence for sentence in data.warnings)
+    parts = [counts_of((*data.index.shards, *data.index.heldout), store)]
+    parts += [counts_of(shards, store) for shards, _ in parts_of(draft, data, store, tmp_path)]
+    assert len(parts) > 2
+    assert parts[0][0] / sum(parts[0]) == pytest.approx(0.75, abs=0.04)
+    for of_a, of_b in parts[:-1]:  # the last one is what is left, some few sections
+        assert of_a / (of_a + of_b) == pytest.approx(0.75, abs=0.05)
+    all_of_a, all_of_b = (sum(counts) for counts in zip(*parts, strict=True))
+    assert all_of_a > 0.93 * sum(len(row["text"]) for row in rows)
+    assert all_of_a / (all_of_a + all_of_b) == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_source_too_short_for_its_share_of_a_limit_is_named(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines_of(4_000 if number else 12_000)))
+    sources = tuple(SourceDraft(path=str(tmp_path / f"{n}.txt"), weight=1.0) for n in "ab")
+    draft = replace(BYTES, corpus=CorpusDraft(sources=sources, max_bytes=12 * START_BYTES))
+    data = prepared(draft, [], Store())
+    assert data.rest is not None
+    assert "b.txt" in data.warnings[-1]
+    assert "it has no more of it" in data.warnings[-1]
+
+
+def test_a_part_without_text_has_no_shards(tmp_path: Path) -> None:
+    """A packed file has less text than it was planned with."""
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress("\n".join(lines_of(8_000)).encode()))
+    store = Store()
+    data = prepared(BYTES, [path], store)
+    assert data.rest is not None
+    *_, last = range(data.rest.plan.num_parts)
+    path.write_bytes(gzip.compress("\n".join(lines_of(1_500)).encode()))
+    run = run_of(BYTES, data)
+    assert cut_rest(data.rest, last, run, b"", put=store.put, scratch=tmp_path) == ((), [])
 
 
 def test_a_limit_of_bytes_holds_for_all_parts(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ def test_one_phase_at_a_time() -> None:
 
 def test_traffic_is_taken_over_from_totals() -> None:
     metrics = Metrics()
-    metrics.set_traffic({"/gossamer/ring/1": (100, 50), "gossip": (7, 8), "/ipfs/id/1": (1, 2)})
-    metrics.set_traffic({"/gossamer/ring/1": (130, 50), "gossip": (7, 9), "/ipfs/id/1": (1, 2)})
+    metrics.set_traffic({"/gossamer/ring/2": (100, 50), "gossip": (7, 8), "/ipfs/id/1": (1, 2)})
+    metrics.set_traffic({"/gossamer/ring/2": (130, 50), "gossip": (7, 9), "/ipfs/id/1": (1, 2)})
     assert sample(metrics, "network_bytes_total", direction="sent", purpose="ring") == 130
     assert sample(metrics, "network_bytes_total", direction="received", purpose="ring") == 50
     assert sample(metrics, "network_bytes_total", direction="received", purpose="gossip") == 9

@@ -1,23 +1,32 @@
-"""Two contributions with one number are a proof, and nothing else is."""
+"""Two contributions with one number are a proof, two averages of one chunk, and nothing else."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from gossamer.protocol.errors import ForgedError
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.policy import equivocation
 from gossamer.protocol.policy.bans import BAN_SECONDS_MAX, Bans
-from gossamer.protocol.policy.equivocation import READY_KEPT, ReadyWitness, open_equivocation
+from gossamer.protocol.policy.equivocation import (
+    READY_KEPT,
+    ReadyWitness,
+    number_of,
+    open_equivocation,
+)
+from gossamer.protocol.wire.average_signatures import FinishedAverage
+from gossamer.protocol.wire.statement_checks import check_statement
 from gossamer.protocol.wire.statements import Equivocation, Ready, Signed
 from tests.support.builders import (
     HEAD,
     RUN_ID,
     announce,
     equivocation_of,
+    finished_average,
     peer,
     ready,
     sealed,
+    sealed_average,
     verify,
 )
 
@@ -67,6 +76,52 @@ def test_a_contribution_in_a_roster_counts_if_its_author_signed_it() -> None:
 def test_anything_else_is_no_proof(proof: Equivocation) -> None:
     with pytest.raises(ForgedError):
         open_equivocation(proof, RUN_ID, verify)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [finished_average(digest=HEAD), finished_average(contributors=b"\x03")],
+    ids=["another digest", "other members"],
+)
+def test_two_averages_of_one_chunk_are_a_proof(other: FinishedAverage) -> None:
+    proof = pair(sealed_average(LIAR, finished_average()), sealed_average(LIAR, other))
+    check_statement(proof)
+    assert open_equivocation(proof, RUN_ID, verify) == number_of(proof) == (3, 8)
+    assert number_of(equivocation_of(LIAR)) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(sealed_average(peer(3), finished_average(chunk=3)), author=LIAR),
+        sealed_average(LIAR, finished_average(chunk=3)),
+        sealed_average(LIAR, finished_average(ring_id=HEAD)),
+        sealed_average(LIAR, finished_average(sequence=9)),
+        sealed_average(LIAR, finished_average(incarnation=4)),
+        sealed_average(LIAR, finished_average(digest=HEAD), HEAD),
+        sealed(LIAR, ready()),
+        sealed_average(LIAR, finished_average(digest=b"")),
+        sealed_average(LIAR, finished_average(ring_id=bytes(33))),
+        sealed_average(LIAR, finished_average(contributors=bytes(33))),
+        sealed_average(LIAR, finished_average(chunk=-1)),
+    ],
+    ids=[
+        "another signer",
+        "another chunk",
+        "another ring",
+        "another number",
+        "another life",
+        "another run",
+        "a contribution",
+        "no digest",
+        "no ring",
+        "too many members",
+        "no chunk",
+    ],
+)
+def test_an_average_and_anything_else_is_no_proof(other: Signed) -> None:
+    with pytest.raises(RemoteProtocolError):
+        open_equivocation(pair(sealed_average(LIAR, finished_average()), other), RUN_ID, verify)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

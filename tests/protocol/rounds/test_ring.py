@@ -6,10 +6,11 @@ import pytest
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.rounds.inventory import Held
+from gossamer.protocol.rounds.inventory import Held, SignedDigest
 from gossamer.protocol.rounds.ring import (
     Action,
     Average,
+    Contradicted,
     Contribute,
     FinishAverage,
     RingReduce,
@@ -35,14 +36,28 @@ def take_partial_sum(
     return ring.contributed(chunk, payload + b"+")
 
 
+def finisher_of(chunk: int) -> int:
+    """The member that finishes a chunk while nobody is out."""
+    return (chunk - 1) % len(RING)
+
+
 def average(
-    ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"f", finisher: int = 0
+    ring: RingReduce,
+    sender: int,
+    chunk: int,
+    mask: int,
+    payload: bytes = b"f",
+    finisher: int | None = None,
 ) -> list[Action]:
-    return ring.average_received(RING[sender], chunk, mask, finisher, payload, digest_of(payload))
+    made_by = finisher_of(chunk) if finisher is None else finisher
+    return ring.average_received(RING[sender], chunk, mask, made_by, payload, digest_of(payload))
 
 
-def passed_on(peer: PeerId, chunk: int, mask: int, payload: bytes, finisher: int = 0) -> Send:
-    return Send(peer, chunk, mask, finisher, payload, digest_of(payload))
+def passed_on(
+    peer: PeerId, chunk: int, mask: int, payload: bytes, finisher: int | None = None
+) -> Send:
+    made_by = finisher_of(chunk) if finisher is None else finisher
+    return Send(peer, chunk, mask, made_by, payload, digest_of(payload))
 
 
 def test_each_member_starts_the_chunks_of_its_position() -> None:
@@ -131,13 +146,91 @@ def test_an_average_that_comes_while_i_add_ends_the_walk() -> None:
 
 
 def test_an_average_that_lacks_a_living_member_is_kept_aside_and_the_chunk_walks_on() -> None:
-    ring = member(1, 1)
-    assert average(ring, 0, 0, 0b1011) == []
+    ring = member(0, 1)
+    ring.start()
+    assert average(ring, 3, 0, 0b1011) == []
     assert ring.num_averages == 0
-    assert take_partial_sum(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
-    assert ring.inventory().chunks[0] == Held(copy_mask=0b0011)
-    assert ring.member_removed(C) == [passed_on(D, 0, 0b1011, b"f")]  # and the copy is of no use
+    assert ring.contributed(0, b"sum") == [Send(B, 0, 0b0001, None, b"sum")]
+    assert ring.inventory().chunks[0] == Held(copy_mask=0b0001)
+    assert ring.member_removed(C) == [passed_on(B, 0, 0b1011, b"f")]  # and the copy is of no use
     assert ring.num_averages == 1
+
+
+def test_an_average_that_is_not_its_finishers_is_kept_aside_until_the_finisher_is_out() -> None:
+    ring = member(0, 1)
+    assert average(ring, 3, 0, 0b1111, finisher=2) == []
+    assert ring.num_averages == 0
+    assert ring.member_removed(D) == [passed_on(B, 0, 0b1111, b"f", finisher=2)]
+    assert ring.num_averages == 1
+
+
+def test_members_that_go_out_elsewhere_make_nobody_else_the_finisher() -> None:
+    ring = member(0, 1)
+    for sender, made_by in ((1, 0), (3, 2)):
+        assert average(ring, sender, 0, 0b1111, finisher=made_by) == []
+    ring.member_removed(C)
+    assert ring.num_averages == 0
+    ring.member_removed(D)  # and C, which is out, may have finished it before
+    assert [each.finisher for each in ring.averages] == [2]
+
+
+def test_an_average_whose_finisher_went_out_is_taken() -> None:
+    ring = member(0, 1)
+    ring.member_removed(D)
+    assert average(ring, 2, 0, 0b1111, finisher=3) == [passed_on(B, 0, 0b1111, b"f", finisher=3)]
+
+
+def test_a_whole_sum_walks_on_to_its_finisher() -> None:
+    """C skipped D, which B does not know yet, and then went out itself: B's part comes last."""
+    ring = member(1, 1)
+    assert take_partial_sum(ring, 0, 0, 0b1101) == [Send(C, 0, 0b1111, None, b"sum+")]
+    assert ring.member_removed(C) == [Send(D, 0, 0b1111, None, b"sum+")]
+    assert ring.member_removed(D) == [FinishAverage(0, b"sum+", 0b1111)]
+
+
+def test_a_sum_that_lacks_nobody_counts_the_members_up_to_its_finisher() -> None:
+    ring = member(1, 1)
+    assert ring.fewest_missing() is None
+    take_partial_sum(ring, 0, 0, 0b0001)
+    assert ring.fewest_missing() == 2
+    assert take_partial_sum(ring, 0, 0, 0b1101) == [Send(C, 0, 0b1111, None, b"sum+")]
+    assert ring.fewest_missing() == 2
+    ring.member_removed(C)
+    assert ring.fewest_missing() == 1
+
+
+def contradictions(
+    ring: RingReduce, finisher: int, chunk: int, *signed: SignedDigest
+) -> list[Action]:
+    """The contradictions that averages of one finisher show, in the order of their arrival."""
+    return [
+        action
+        for mask, digest, signature in signed
+        for action in ring.average_received(RING[1], chunk, mask, finisher, b"f", digest, signature)
+        if isinstance(action, Contradicted)
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SignedDigest(0b1111, digest_of(b"y"), b"2"), SignedDigest(0b1011, digest_of(b"x"), b"2")],
+    ids=["another digest", "other members"],
+)
+def test_two_averages_of_a_chunk_that_one_member_signed_contradict_each_other(
+    other: SignedDigest,
+) -> None:
+    one = SignedDigest(0b1111, digest_of(b"x"), b"1")
+    ring = member(0)
+    assert contradictions(ring, 3, 0, one, one) == []
+    assert contradictions(ring, 2, 0, other) == []  # somebody else says it
+    assert contradictions(ring, 3, 1, other) == []  # of another chunk
+    assert contradictions(ring, 3, 0, other) == [Contradicted(0, 3, one, other)]
+    assert contradictions(ring, 3, 0, other) == []  # one proof about a member is enough
+
+
+def test_averages_that_need_no_signature_contradict_nothing() -> None:
+    unsigned = (SignedDigest(0b1111, digest_of(part), b"") for part in (b"x", b"y"))
+    assert contradictions(member(0), 3, 0, *unsigned) == []
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -200,12 +293,12 @@ def test_the_next_living_member_starts_the_chunk_of_a_removed_one() -> None:
 
 
 def test_a_new_successor_gets_every_average_again() -> None:
-    ring = member(1)
-    average(ring, 0, 0, 0b1111)
-    average(ring, 0, 1, 0b1111, b"g")
+    ring = RingReduce(RING, B, 2, starters=[1])
+    average(ring, 0, 0, 0b1111, finisher=0)
+    average(ring, 0, 1, 0b1111, b"g", finisher=0)
     assert ring.member_removed(C) == [
-        passed_on(D, 0, 0b1111, b"f"),
-        passed_on(D, 1, 0b1111, b"g"),
+        passed_on(D, 0, 0b1111, b"f", finisher=0),
+        passed_on(D, 1, 0b1111, b"g", finisher=0),
     ]
     assert ring.member_removed(A) == []  # the successor is the same
 
@@ -238,24 +331,26 @@ def test_of_two_sums_of_a_chunk_the_one_with_more_members_walks_on() -> None:
     ring = RingReduce(RING[:3], A, 1)
     ring.start()
     assert ring.contributed(0, b"a") == [Send(B, 0, 0b001, None, b"a")]
-    assert take_partial_sum(ring, 2, 0, 0b110, b"bc") == [FinishAverage(0, b"bc+", 0b111)]
+    assert take_partial_sum(ring, 2, 0, 0b110, b"bc") == [Send(B, 0, 0b111, None, b"bc+")]
+    finisher = RingReduce(RING[:3], C, 1)
+    take_partial_sum(finisher, 1, 0, 0b010, b"b")
+    assert finisher.partial_sum_received(B, 0, 0b111, b"bc+") == [FinishAverage(0, b"bc+", 0b111)]
 
 
 def test_a_sum_that_holds_less_than_the_kept_one_is_ignored() -> None:
-    ring = member(2)
+    ring = member(3)
     take_partial_sum(ring, 1, 0, 0b0011)
     for mask in (0b0001, 0b0010, 0b0011):
         assert ring.partial_sum_received(B, 0, mask, b"less") == []
-    assert take_partial_sum(ring, 1, 0, 0b1011, b"more") == [FinishAverage(0, b"more+", 0b1111)]
+    assert take_partial_sum(ring, 1, 0, 0b0111, b"more") == [FinishAverage(0, b"more+", 0b1111)]
 
 
 def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
-    ring = member(1)
-    ring.start()
-    ring.contributed(1, b"b")
-    assert ring.partial_sum_received(A, 1, 0b0111, b"abc") == [Send(C, 1, 0b0111, None, b"abc")]
-    assert ring.partial_sum_received(A, 1, 0b0111, b"abc") == []
-    assert ring.partial_sum_received(A, 1, 0b1111, b"abcd") == [FinishAverage(1, b"abcd", 0b1111)]
+    ring = member(0)
+    take_partial_sum(ring, 1, 1, 0b0010, b"b")
+    assert ring.partial_sum_received(D, 1, 0b0111, b"abc") == [Send(B, 1, 0b0111, None, b"abc")]
+    assert ring.partial_sum_received(D, 1, 0b0111, b"abc") == []
+    assert ring.partial_sum_received(D, 1, 0b1111, b"abcd") == [FinishAverage(1, b"abcd", 0b1111)]
 
 
 def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums() -> None:
@@ -297,7 +392,8 @@ def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
         Contribute(0, b"acd", A, 0b1101),
     ]
     assert ring.member_removed(C) == [Contribute(1, None)]  # the copy waits for the better sum
-    assert ring.contributed(0, b"abcd") == [FinishAverage(0, b"abcd", 0b1111)]
+    assert ring.contributed(0, b"abcd") == [Send(D, 0, 0b1111, None, b"abcd")]
+    assert ring.member_removed(D) == [FinishAverage(0, b"abcd", 0b1111)]
 
 
 def test_a_bad_partial_sum_does_not_cost_the_copy() -> None:

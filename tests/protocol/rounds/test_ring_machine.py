@@ -2,7 +2,7 @@
 
 A link keeps the order of what is sent on it; everything else may overtake everything else. For any
 order, members that hold each other to be in have the same averages in the end, each with all of
-them in it, and no member is in a sum twice.
+them in it, no member is in a sum twice, and none finishes a chunk twice.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gossamer.protocol.rounds.accusations import Accusations
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import (
     Action,
+    Contradicted,
     Contribute,
     FinishAverage,
     Payload,
@@ -62,7 +63,7 @@ class Member:
         self.me = me
         self.position = members.index(me)
         self.alive = True
-        self.ring = RingReduce(members, me, num_chunks, starters)
+        self.ring = RingReduce(members, me, num_chunks, starters, lambda *_: me.encode())
         self.accusations = Accusations(members, me)
         self.tasks: list[Contribute | FinishAverage] = []
         self.links: dict[PeerId, Link] = {}
@@ -99,6 +100,7 @@ class RingMachine(RuleBasedStateMachine):
 
     def do(self, member: Member, actions: list[Action]) -> None:
         for action in actions:
+            assert not isinstance(action, Contradicted), "a member finished a chunk twice"
             if isinstance(action, Send):
                 link = member.links.setdefault(action.peer, Link(bool(member.accusations.out)))
                 link.frames.append(action)
@@ -155,7 +157,7 @@ class RingMachine(RuleBasedStateMachine):
         else:
             digest = digest_of_sum(payload)
             actions = target.ring.average_received(
-                source.me, chunk, mask, frame.finisher, payload, digest
+                source.me, chunk, mask, frame.finisher, payload, digest, frame.signature
             )
         self.do(target, actions)
 

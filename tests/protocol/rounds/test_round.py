@@ -448,7 +448,7 @@ def test_leaving_for_another_head_is_said() -> None:
 
 def voting(round_: Round, ring_id: Digest) -> Vote:
     """Brings the machine to its vote for an average of all three."""
-    average = (0b111, 1, b"f", digest_of(b"f"))
+    average = (0b111, 2, b"f", digest_of(b"f"))
     (compute,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, *average))
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
@@ -492,7 +492,7 @@ def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None
 
 def test_a_better_average_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
-    worse = (0b111, 1, b"worst", digest_of(b"worst"))
+    worse = (0b111, 2, b"worst", digest_of(b"worst"))
     assert worse[3] > digest_of(b"f")
     (first,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, *worse))
     assert isinstance(first, Compute)
@@ -507,7 +507,7 @@ def test_a_better_average_after_the_vote_is_computed_and_voted_for_again() -> No
     first = voting(round_, ring_id)
     better = min((b"a", b"b", b"c", b"d"), key=digest_of)
     assert digest_of(better) < digest_of(b"f")
-    received = round_.average_received(3.0, ring_id, LAST, 0, 0b111, 1, better, digest_of(better))
+    received = round_.average_received(3.0, ring_id, LAST, 0, 0b111, 2, better, digest_of(better))
     (compute,) = of(Compute, received)
     assert isinstance(compute, Compute)
     assert round_.state == "computing"

@@ -23,6 +23,7 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import (
     Accusation,
+    Equivocation,
     LinkRate,
     Ready,
     Roster,
@@ -144,9 +145,10 @@ class Driver:
         if frame.finisher is None:
             dispatcher.partial_sum_received(now, ring_id, source, chunk, mask, payload)
         else:
-            finisher, digest = frame.finisher, payload.digest
+            finisher, digest, signature = frame.finisher, payload.digest, frame.signature
+            self.machine.signed_averages.check(chunk, mask, finisher, digest, signature)
             dispatcher.average_received(
-                now, ring_id, source, chunk, mask, finisher, payload, digest
+                now, ring_id, source, chunk, mask, finisher, payload, digest, signature
             )
         return None
 
@@ -278,6 +280,10 @@ class Driver:
         """See `Effects`."""
         self._world.count("rosters that leave out ready peers")
         self._world.count("rosters that leave out peers mended", left_out.is_mended)
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """See `Effects`: all members are honest."""
+        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`."""

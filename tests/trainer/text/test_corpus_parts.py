@@ -3,20 +3,27 @@ trained on."""
 
 from __future__ import annotations
 
+import gzip
+import importlib
+import io
 import json
 import random
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.limits import DATA_PARTS_MAX, KIB
+from gossamer.protocol.limits import DATA_PARTS_MAX, KIB, MIB
+from gossamer.trainer.text import corpus_parts
 from gossamer.trainer.text.corpus import Section, scan_corpus
 from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part, plan_parts
+from gossamer.trainer.text.documents import StreamWindow, line_start
 from gossamer.trainer.text.shards import cut_corpus
 from gossamer.trainer.text.tokens import ByteTokenizer
 
@@ -101,6 +108,91 @@ def test_a_line_that_is_longer_than_sections_is_read_once(tmp_path: Path) -> Non
     sections = [Section(path, start, stop) for start, stop in pairwise(cuts)]
     scans = scan_corpus(sections, seed=1)
     assert scans.num_bytes == path.stat().st_size
+
+
+def packed(data: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(data)
+    compressor = zstandard.ZstdCompressor(write_content_size=False)
+    return compressor.compress(data)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("form", ["txt", "jsonl"])
+def test_every_line_of_a_compressed_file_is_in_one_part(
+    tmp_path: Path, suffix: str, form: str
+) -> None:
+    draw = random.Random(4)
+    lines = [f"{n} " + "w" * draw.randrange(300) for n in range(4_000)]
+    rows = lines if form == "txt" else [json.dumps({"text": line + "\n"}) for line in lines]
+    files = []
+    for number in range(2):
+        files.append(tmp_path / f"{number}.{form}{suffix}")
+        half = rows[2_000 * number : 2_000 * (number + 1)]
+        files[-1].write_bytes(packed(("\n".join(half) + "\n").encode(), suffix))
+    plan = plan_of(files)
+    assert plan.num_parts > 2
+    assert {section.path for section in plan.part(0)} == set(files)
+    for number in range(plan.num_parts):
+        of_files = [section.path for section in plan.part(number)]
+        assert len(of_files) == len(set(of_files)), "a part unpacks a file twice"
+    there = Counter(line for n in range(plan.num_parts) for line in texts_of(plan.part(n)))
+    assert there == Counter(lines)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
+def test_every_row_of_a_table_is_in_one_part(tmp_path: Path, kind: str) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="install the parquet extra")
+    ipc, parquet = (
+        importlib.import_module("pyarrow.ipc"),
+        importlib.import_module("pyarrow.parquet"),
+    )
+    draw = random.Random(4)
+    lines = [f"{n} " + "w" * draw.randrange(300) for n in range(4_000)]
+    table = arrow.table({"text": [line + "\n" for line in lines]})
+    path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+    if kind == "parquet":
+        parquet.write_table(table, path, row_group_size=70, use_dictionary=False)
+    else:
+        opened = ipc.new_stream if kind == "stream" else ipc.new_file
+        with opened(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=70)
+    plan = plan_of([path])
+    assert plan.num_parts > 2
+    there = Counter(line for n in range(plan.num_parts) for line in texts_of(plan.part(n)))
+    assert there == Counter(lines)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_of_a_stream_are_those_of_a_file(seed: int) -> None:
+    draw = random.Random(seed)
+    data = b"\n".join(b"x" * draw.choice([0, 1, 5, 40, 700]) for _ in range(60))
+    cuts = sorted({0, len(data), *(draw.randrange(len(data)) for _ in range(6))})
+    for start, stop in pairwise(cuts):
+        file = io.BytesIO(data)
+        first, end = line_start(file, start), line_start(file, stop)
+        window = StreamWindow(io.BytesIO(data), start, stop)
+        assert window.first == first
+        pieces = []
+        while piece := window.read(draw.randrange(1, 90)):
+            pieces.append(piece)
+        assert b"".join(pieces) == data[first:end]
+        lines = StreamWindow(io.BytesIO(data), start, stop)
+        assert b"".join(iter(lambda lines=lines: lines.readline(50), b"")) == data[first:end]  # type: ignore[misc]
+
+
+def test_a_long_compressed_file_is_unpacked_a_few_times_at_most(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "huge.jsonl.zst"
+    path.write_bytes(b"x")
+    monkeypatch.setattr(corpus_parts, "planned_bytes", lambda *_: 10**11)
+    plan = plan_parts([path], 1, 256 * MIB)
+    assert plan is not None
+    read = [section.stop for n in range(plan.num_parts - 1) for section in plan.part(n)]
+    assert sum(read) + 10**11 < 6 * 10**11
+    assert plan.part(plan.num_parts - 1)[0].stop == sys.maxsize
+    assert plan.num_bytes(1) < 300 * MIB
 
 
 class Shards(dict[Digest, bytes]):

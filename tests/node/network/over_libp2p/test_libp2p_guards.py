@@ -19,6 +19,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pa
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm as StockSwarm
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import Transport as StockNoiseTransport
@@ -427,7 +428,7 @@ def test_timeouts_around_reads_lose_no_bytes() -> None:
 def test_both_ends_detect_dead_links() -> None:
     async def case() -> None:
         async with client_and_server() as (client, server):
-            await trio.sleep(0.1)
+            await eventually(lambda: bool(server.peers()))
             for transport in (client, server):
                 ((connection,),) = transport._swarm.get_connections_map().values()
                 raw = socket_of(connection.muxed_conn)
@@ -468,8 +469,8 @@ def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.Mon
 
 
 async def _attack(frames: list[bytes]) -> tuple[YamuxConnection, int]:
-    """Returns the end of a connection whose peer sends these frames, and the bytes that it held at
-    the end."""
+    """Returns the end of a connection whose peer sends these frames, when it is closed, and the
+    bytes that it held at most."""
     async with secured_pair() as (ours, theirs):
         connection = YamuxConnection(ours, ours.get_remote_peer())
         session: NoiseSession = theirs
@@ -479,8 +480,7 @@ async def _attack(frames: list[bytes]) -> tuple[YamuxConnection, int]:
                 for frame in frames:
                     await session.write(frame)
                     held = max(held, sum(s._buffered for s in connection.streams.values()))
-            with trio.move_on_after(1):
-                await connection.event_closed.wait()
+            await connection.event_closed.wait()
         return connection, held
 
 
@@ -750,5 +750,35 @@ def test_a_dial_that_is_cancelled_when_its_connection_is_seen_keeps_that_connect
             stream = await client.open_stream(server.peer_id, ECHO)
             await stream.send(b"?")
             assert await stream.receive_exactly(1) == b"?"
+
+    run(case)
+
+
+def test_a_peer_that_is_banned_while_its_connection_is_entered_loses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was no peer of this node yet when the ban ended all connections to the peer."""
+    enter = StockSwarm.add_conn
+    entering, banned = trio.Event(), trio.Event()
+
+    async def enter_slowly(swarm: Any, muxed_conn: Any, direction: str = "unknown") -> Any:
+        if direction == "inbound":
+            entering.set()
+            await banned.wait()
+        return await enter(swarm, muxed_conn, direction)
+
+    monkeypatch.setattr(StockSwarm, "add_conn", enter_slowly)
+
+    async def case() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as client,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as server,
+        ):
+            await client.connect(server.addresses()[0])
+            await entering.wait()
+            server.ban(client.peer_id, 60.0)
+            banned.set()
+            await eventually(lambda: client.peers() == [])
+            assert server.peers() == []
 
     run(case)

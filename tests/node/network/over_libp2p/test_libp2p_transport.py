@@ -200,8 +200,6 @@ def test_connect_gives_up_on_a_server_that_says_nothing(monkeypatch: pytest.Monk
 def test_dead_connection_is_replaced_when_connecting_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libp2p_transport, "PROBE_SECONDS_MAX", 0.3)
-
     async def case() -> None:
         async with (
             open_libp2p_transport(Identity.generate(), LOOPBACK) as server,
@@ -212,6 +210,7 @@ def test_dead_connection_is_replaced_when_connecting_again(
             ((old,),) = client._swarm.get_connections_map().values()
             assert await client.connect(address) == server.peer_id
             assert client._swarm.get_connections() == [old]  # it lives: kept
+            monkeypatch.setattr(libp2p_transport, "PROBE_SECONDS_MAX", 0.3)
             monkeypatch.setattr(old.muxed_conn, "control", lambda *frame: None)  # the link is gone
             assert await client.connect(address) == server.peer_id
             (new,) = client._swarm.get_connections()
@@ -223,7 +222,12 @@ def test_dead_connection_is_replaced_when_connecting_again(
 def test_a_connection_that_comes_while_a_dead_one_is_probed_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libp2p_transport, "PROBE_SECONDS_MAX", 1.0)
+    probed, given_up = trio.Event(), trio.Event()
+
+    async def no_answer(_seconds: float) -> bool:
+        probed.set()
+        await given_up.wait()
+        return False
 
     async def case() -> None:
         async with (
@@ -234,13 +238,14 @@ def test_a_connection_that_comes_while_a_dead_one_is_probed_is_kept(
             address = server.addresses()[0]
             await client.connect(address)
             (old,) = client._swarm.get_connections()
-            monkeypatch.setattr(old.muxed_conn, "control", lambda *frame: None)  # the link is gone
+            monkeypatch.setattr(old.muxed_conn, "answers_within", no_answer)  # the link is gone
             nursery.start_soon(client.connect, address)
-            await trio.sleep(0.2)  # the probe has begun and not ended
+            await probed.wait()
             await server._swarm.dial_once(*parse_address(client.addresses()[0]))
             while len(connections := client._swarm.get_connections()) < 2:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             (new,) = set(connections) - {old}
+            given_up.set()
             while old in client._swarm.get_connections():  # noqa: ASYNC110
                 await trio.sleep(0.01)
             await trio.sleep(0.1)

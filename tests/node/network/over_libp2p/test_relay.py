@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from gossamer.node.base.limit_periods import Period
 from gossamer.node.base.rate_limit import BURST_SECONDS, RateLimit
@@ -16,6 +18,7 @@ from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.over_libp2p.crossing import Crossing
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
@@ -33,6 +36,9 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
 ECHO_BYTES = 1_000_000
 """More than all buffers on the way hold."""
+
+PATIENCE_SECONDS = 30.0
+"""Time for what takes a second, at most, on an idle machine."""
 
 
 @dataclass
@@ -80,7 +86,7 @@ async def _three() -> AsyncIterator[Three]:
 
 def _run(story: Callable[[Three], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_SECONDS):
             async with _three() as three:
                 await story(three)
 
@@ -139,7 +145,7 @@ def test_a_direct_connection_is_used_when_there_is_one() -> None:
         await caller.connect_through(three.relay.peer_id, target.peer_id)
         address = target.addresses()[0].partition("/p2p/")[0]
         await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
-        assert caller.path(target.peer_id) == Path("direct")
+        assert caller.path(target.peer_id) in (Path("direct"), Path("crossed"))
         before = three.relay.paths.circuits.carried_bytes
         assert await _sends_back(caller, target, bytes(ECHO_BYTES))
         assert three.relay.paths.circuits.carried_bytes - before < ECHO_BYTES / 2
@@ -197,6 +203,57 @@ def test_a_circuit_ends_soon_beside_a_direct_connection_that_came_after_a_failed
         assert await _sends_back(caller, target, b"by the direct connection")
 
     _run(story)
+
+
+def test_a_connection_that_a_crossing_sees_at_once_is_a_crossed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The crossing is over before the connection is told of. Taken for a direct one, it would show
+    that strangers can dial this node."""
+    tell, told = GuardedSwarm.notify_connected, trio.Event()
+
+    async def tell_later(swarm: GuardedSwarm, connection: Any) -> None:
+        await told.wait()
+        await tell(swarm, connection)
+
+    async def main() -> None:
+        dialled_in: list[object] = []
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as caller,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as target,
+            trio.open_nursery() as nursery,
+        ):
+            monkeypatch.setattr(
+                target.own.reachability, "dialled_in", lambda *seen: dialled_in.append(seen)
+            )
+            monkeypatch.setattr(GuardedSwarm, "notify_connected", tell_later)
+            nursery.start_soon(caller.connect, target.addresses()[0])
+            assert await target.paths._dial(caller.peer_id, [], PATIENCE_SECONDS)
+            told.set()
+            await _until(lambda: bool(caller.peers()))
+            await trio.testing.wait_all_tasks_blocked()
+            assert target.path(caller.peer_id) == Path("crossed")
+            assert dialled_in == []
+
+    trio.run(main)
+
+
+def test_the_end_of_one_crossing_does_not_end_the_next_one() -> None:
+    """The two ends do not give up a try at the same moment, and one may begin the next before."""
+
+    async def main() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as caller,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as target,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(target.paths._dial, caller.peer_id, [], PATIENCE_SECONDS)
+            assert not await target.paths._dial(caller.peer_id, [], 0.1)
+            await caller.connect(target.addresses()[0])
+            await _until(lambda: bool(target.peers()))
+            assert target.path(caller.peer_id) == Path("crossed")
+
+    trio.run(main)
 
 
 def test_no_gossip_is_lost_when_a_circuit_ends_beside_a_direct_connection() -> None:
@@ -282,8 +339,8 @@ def test_an_introduction_ends_after_what_a_crossing_takes(monkeypatch: pytest.Mo
         with pytest.raises((StreamClosed, ExceptionGroup)):
             await _sends_back(caller, target, bytes(ECHO_BYTES))
         await _until(lambda: target.peer_id not in caller.peers())
+        await _until(lambda: middle.paths.circuits.num_carried == 0)
         assert middle.paths.circuits.carried_bytes <= 32 * 1024
-        assert middle.paths.circuits.num_carried == 0
 
     _run(story)
 
@@ -309,6 +366,28 @@ def test_a_relay_carries_a_bounded_number_of_circuits(monkeypatch: pytest.Monkey
     async def story(three: Three) -> None:
         with pytest.raises(ConnectError, match="carries 0 circuits already"):
             await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+
+    _run(story)
+
+
+def test_circuits_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CIRCUITS_MAX", 1)
+
+    async def story(three: Three) -> None:
+        refusals: list[str] = []
+
+        async def attempt() -> None:
+            try:
+                await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+            except ConnectError as error:
+                refusals.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(attempt)
+        assert len(refusals) == 2
+        assert all("carries 1 circuits already" in each for each in refusals)
+        assert three.relay.paths.circuits.num_carried == 1
 
     _run(story)
 

@@ -1,0 +1,178 @@
+"""Text into tokens with all cores.
+
+A table of words (`words`) belongs to one thread of Python. So each further core has a process of
+its own, `python -m` this module. It reads the tokenizer's file and then batches of texts from
+stdin, and writes the tokens of each to stdout. What comes out does not depend on their number.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from types import TracebackType
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from gossamer.protocol.limits import MIB
+from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.tokens import BpeTokenizer, TokenVector
+
+PROCESSES_MAX = 8
+"""More have nothing to do: what reads the text and packs the tokens is one process."""
+
+BYTES_A_PROCESS = 16 * MIB
+"""Text for which a process is worth its start, half a second of a core."""
+
+BATCHES_AHEAD = 2
+"""Batches for each process that are read before their tokens are needed, so that none waits."""
+
+_LENGTH_BYTES = 8
+
+Batch = list[bytes]
+
+
+def num_processes(num_bytes: int) -> int:
+    """Returns how many processes so much text is worth; below 2 it is best encoded here."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(cores, PROCESSES_MAX, num_bytes // BYTES_A_PROCESS)
+
+
+class Encoders:
+    """Processes that encode text with one tokenizer. They end with the block, and with their
+    parent."""
+
+    def __init__(self, tokenizer_file: bytes, number: int) -> None:
+        self._processes = [_Encoder(tokenizer_file) for _ in range(number)]
+        self._idle: SimpleQueue[_Encoder] = SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(number)
+
+    def __enter__(self) -> Encoders:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()  # it holds nothing, and a thread that waits for it goes on
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
+
+    def encode(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[TokenVector]]]:
+        """Yields each batch with its tokens, in their order.
+
+        Raises:
+            CorpusError: a process died.
+        """
+        under_way: deque[tuple[Batch, Future[list[TokenVector]]]] = deque()
+        for batch in batches:
+            under_way.append((batch, self._threads.submit(self._tokens, batch)))
+            if len(under_way) > BATCHES_AHEAD * len(self._processes):
+                done, tokens = under_way.popleft()
+                yield done, tokens.result()
+        while under_way:
+            done, tokens = under_way.popleft()
+            yield done, tokens.result()
+
+    def _tokens(self, batch: Batch) -> list[TokenVector]:
+        """Has an idle process encode a batch; in a thread, of which there is one for each."""
+        process = self._idle.get()
+        try:
+            return process.encode(batch)
+        finally:  # a dead one as well: the next batch that gets it fails, and waits for nothing
+            self._idle.put(process)
+
+
+class _Encoder:
+    """One of the processes."""
+
+    def __init__(self, tokenizer_file: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._untold = tokenizer_file
+        """The tokenizer's file, as long as the process does not have it."""
+
+    def encode(self, batch: Batch) -> list[TokenVector]:
+        """Raises CorpusError: the process died."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            if self._untold:
+                _write(stdin, self._untold)
+                self._untold = b""
+            _write(stdin, msgspec.msgpack.encode(batch))
+            data = _read(stdout)
+        except OSError as error:
+            raise self._died() from error
+        if data is None:
+            raise self._died()
+        vectors = msgspec.msgpack.decode(data, type=list[bytes])
+        return [np.frombuffer(vector, "<u4").astype(np.uint32, copy=False) for vector in vectors]
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """Waits for the end of a process that was killed."""
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(OSError):  # what was not written yet has no reader
+                stream.close()
+
+    def _died(self) -> CorpusError:
+        return CorpusError(
+            [
+                f"a process that turns text into tokens ended with exit status "
+                f"{self._process.wait()}; if memory is short, end other programs, or use less "
+                "text (corpus.max_bytes)"
+            ]
+        )
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    stream.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    stream.write(data)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes | None:
+    """Returns the next message; None if the other side is gone."""
+    length = stream.read(_LENGTH_BYTES)
+    if len(length) < _LENGTH_BYTES:
+        return None
+    data = stream.read(int.from_bytes(length, "little"))
+    return data if len(data) == int.from_bytes(length, "little") else None
+
+
+def main() -> int:
+    """Encodes what stdin says, until it ends."""
+    file = _read(sys.stdin.buffer)
+    if file is None:
+        return 0
+    tokenizer = BpeTokenizer(file)
+    while (data := _read(sys.stdin.buffer)) is not None:
+        vectors = tokenizer.encode(msgspec.msgpack.decode(data, type=list[bytes]))
+        answer = [vector.astype("<u4", copy=False).tobytes() for vector in vectors]
+        with suppress(BrokenPipeError):  # stdin says that nobody is there
+            _write(sys.stdout.buffer, msgspec.msgpack.encode(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
