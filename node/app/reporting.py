@@ -13,6 +13,7 @@ import trio
 from gossamer.node.app.limit_parts import DiskLimit
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.transport import Path, ReachReport
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.auditing import AuditCount
@@ -42,7 +43,8 @@ from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 
-GAUGE_SECONDS = 1.0
+GAUGE_SECONDS = 5.0
+"""Three times as often as gauges are asked for. Some of them look at each peer."""
 
 DISK_SECONDS = 30.0
 """Time between two looks at the sizes of the state directory's files. They change with a round, and
@@ -309,7 +311,7 @@ class Reporter:
             failures = store.verify_failures + self._blocks.verify_failures
             metrics.block_verify_failures.inc(failures - self._verify_failures)
             self._verify_failures = failures
-            await trio.sleep(GAUGE_SECONDS)
+            await sleep_to_tick(GAUGE_SECONDS)
 
     def _count_reach(self, report: ReachReport) -> None:
         """Adds the growth of the transport's totals."""

@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from gossamer.node.base.ticks import TICK_SECONDS, sleep_to_tick
+
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
-
-TICK_SECONDS = 0.25
-"""Interval of the wake-ups of the clock: four a second are few beside the ten with which
-connections are watched."""
 
 STALL_SECONDS_MIN = 1.0
 """The event loop of a crowded machine is late by tenths of a second every minute. All limits of
@@ -88,7 +86,7 @@ class AwakeClock:
         task_status.started()
         while True:
             self._look()
-            await trio.sleep(TICK_SECONDS)
+            await sleep_to_tick(TICK_SECONDS)
 
     def stalls_since(self, seconds: float) -> tuple[Stall, ...]:
         """Returns the stalls that ended after that local time, oldest first, including one that

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from gossamer.node.base.pausing import Hold, UserPause, first_that_holds, hold_of, in_order
+from gossamer.node.base.ticks import tick_after
 
 
 class Orders:
@@ -63,4 +64,10 @@ class Orders:
     async def wait(self, seconds: float | None = None) -> None:
         """Returns at the next news, or after `seconds` at the latest; None sets no limit."""
         with trio.move_on_after(float("inf") if seconds is None else seconds):
+            await self._news.wait()
+
+    async def wait_to_tick(self, seconds: float) -> None:
+        """Returns at the next news, or at the first tick after `seconds`: for looks that may be a
+        little late."""
+        with trio.move_on_at(tick_after(seconds)):
             await self._news.wait()

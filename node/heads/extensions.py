@@ -1,8 +1,8 @@
 """The founder's newest word on the end of the run, on this node's disk and among its peers.
 
 `gossamer extend` leaves a signed statement in the state directory of the founder's node. That node
-takes it within a second, and gossip brings it to the others. Each node keeps the newest one for the
-rest of the run, over restarts:
+takes it within some seconds, and gossip brings it to the others. Each node keeps the newest one for
+the rest of the run, over restarts:
 
     extension     the signed statement (`wire.statements.Extension`)
 
@@ -11,14 +11,15 @@ rest of the run, over restarts:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-import trio
 
 from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -28,7 +29,11 @@ from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_
 from gossamer.protocol.wire.statements import Extension, Signed
 
 LOOK_SECONDS = 1.0
-"""Interval of the looks for a file that the command has left."""
+"""Interval of the looks at what was heard."""
+
+DISK_LOOKS = 3
+"""Of so many looks one is for a file that the command has left. Each takes a turn of a thread, and
+an order may wait for some seconds."""
 
 _FILE_BYTES_MAX = 1024
 """A signed extension has some 200 bytes."""
@@ -104,7 +109,7 @@ class Extensions:
         try:
             found = self._file.read()
         except (OSError, RemoteProtocolError) as error:
-            if self._refused != str(error):  # it is looked at once a second
+            if self._refused != str(error):  # it is looked at every few seconds
                 self._refused = str(error)
                 log.warning("the extension on disk is left out", error=str(error))
             self._written = None
@@ -128,8 +133,10 @@ class Extensions:
             notify: is called when the end of the run has changed.
         """
         said: Signed | None = None
-        while True:
-            found = await run_in_thread(self._read)
+        for look in itertools.count():
+            found = None
+            if look % DISK_LOOKS == 0:
+                found = await run_in_thread(self._read)
             if found is not None and self.heard(*found):
                 notify()
             elif found is not None and self._newest is not None and found[0] != self._newest[0]:
@@ -148,4 +155,4 @@ class Extensions:
                     gossip.statement_store.post(signed, statement)
                 if self._written != signed:
                     await run_in_thread(lambda signed=signed: self._write(signed))  # type: ignore[misc]
-            await trio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)

@@ -69,7 +69,7 @@ class HeadFetcher:
             while True:
                 if not self._orders.spares_line:
                     self._look(nursery)
-                await self._orders.wait(LOOK_SECONDS)
+                await self._orders.wait_to_tick(LOOK_SECONDS)
 
     @property
     def is_at_work(self) -> bool:

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from gossamer.node.base.orders import Orders
+from gossamer.node.base.ticks import tick_after
 from gossamer.node.peers.chain_records import BehindError, ChainRecords, UnknownHeadError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
@@ -79,7 +80,7 @@ class HeadProver:
             while True:
                 self._news = trio.Event()
                 self._look(nursery)
-                with trio.move_on_after(self._look_seconds()):
+                with trio.move_on_at(self._look_at()):
                     await self._news.wait()
 
     @property
@@ -126,11 +127,11 @@ class HeadProver:
                 holder = self._holders[peer] = _Holder(head, now, failures=failures)
                 nursery.start_soon(self._ask, peer, holder, wanted[peer].tokens_total)
 
-    def _look_seconds(self) -> float:
-        """Returns the time until the next look without news."""
+    def _look_at(self) -> float:
+        """Returns the local time of the next look without news."""
         now = trio.current_time()
-        dues = [since + NEXT_SECONDS - now for since in self._wanted_seconds.values()]
-        return min([LOOK_SECONDS, *(due for due in dues if due > 0.0)])
+        dues = [since + NEXT_SECONDS for since in self._wanted_seconds.values()]
+        return min([tick_after(LOOK_SECONDS), *(due for due in dues if due > now)])
 
     def _failures_of(self, peer: PeerId) -> tuple[int, Digest]:
         """Returns the order in which peers are asked: another one for each that asks, so that not

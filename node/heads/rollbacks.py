@@ -13,6 +13,7 @@ A head is void if a round on the way to it was taken back. `heads` has what foll
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from gossamer.node.base.disk_health import (
     write_atomically,
 )
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -41,7 +43,11 @@ ROLLBACKS_MAX = 256
 """Statements of one signer in the life of a run. One that needs more should found a new run."""
 
 LOOK_SECONDS = 1.0
-"""Interval of the looks for a file that the command has left."""
+"""Interval of the looks at what was heard, and at what this node has done about it."""
+
+DISK_LOOKS = 3
+"""Of so many looks one is for a file that the command has left. Each takes a turn of a thread, and
+an order may wait for some seconds."""
 
 ORDER_SECONDS = 120.0
 """Time for the signer's node to rebuild the state of an order, as for any other work of a disk and
@@ -242,8 +248,9 @@ class Rollbacks:
         """
         said: set[Digest] = set()
         orders: dict[Digest, float] = {}
-        while True:
-            for signed, statement in await run_in_thread(self._read_new):
+        for look in itertools.count():
+            is_due = look % DISK_LOOKS == 0
+            for signed, statement in await run_in_thread(self._read_new) if is_due else ():
                 if self.heard(signed, statement):
                     orders[signed.digest] = trio.current_time()
                     node.notify()
@@ -265,4 +272,4 @@ class Rollbacks:
             ]
             if unwritten:
                 await run_in_thread(lambda unwritten=unwritten: self._write(unwritten))  # type: ignore[misc]
-            await trio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)

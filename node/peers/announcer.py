@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 import trio
 
@@ -13,6 +14,7 @@ from gossamer.node.peers.gossip import Gossip
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.limits import ADDRESSES_MAX
+from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
 from gossamer.protocol.policy.throttle import Rate, Throttle
 from gossamer.protocol.wire.statements import Announce, Capacity, Phase
 
@@ -20,6 +22,11 @@ ANNOUNCE_RATE = Rate(per_second=10, burst=200)
 """Rate of this node's announcements, a part of `gossip_quota.OWN_RATE`. The rest is left for the
 statements of a round. A round has one announcement or two, and one each time that shards are
 claimed."""
+
+QUIET_SECONDS = 2 * ANNOUNCE_SECONDS
+"""Time between two announcements that say the same, of a peer that is connected to all living ones
+that it knows: none of these lives by its announcements. A peer that it does not know, or does not
+let in, may still count it as living, and has `FAR_SECONDS` less this time to get the next one."""
 
 OWN_SECONDS = 60.0
 """Interval between two answers, each with a warning, to a higher incarnation of this node. Two
@@ -57,6 +64,10 @@ class Announcer:
         self._rate = Throttle(ANNOUNCE_RATE)
         self._has_news = False
         """Whether an announcement waits for the next `announce_news`, or for `ANNOUNCE_RATE`."""
+        self._newest: Announce | None = None
+        """The newest announcement, without its number in this life."""
+        self._newest_seconds = float("-inf")
+        """Time at which it was made."""
         self._own_seconds = float("-inf")
         """Time at which a higher incarnation of this node was last answered."""
 
@@ -93,17 +104,29 @@ class Announcer:
         self._has_news = False
         self._gossip.say(self._present())
 
-    def renew(self) -> None:
+    def renew(self, *, is_apart: bool) -> None:
         """Puts this node's standing where others take it when they compare statements. That is
-        slower than an announcement, and costs a fraction of it."""
-        self._gossip.keep(self._present())
+        slower than an announcement, and costs a fraction of it. Nothing is done where all others
+        have it already, see `QUIET_SECONDS`.
+
+        Args:
+            is_apart: whether a living peer is not connected to this node.
+        """
+        is_due = trio.current_time() >= self._newest_seconds + QUIET_SECONDS
+        if is_apart or is_due or self._standing_now() != self._newest:
+            self._gossip.keep(self._present())
 
     def _present(self) -> Announce:
+        self._newest, self._newest_seconds = self._standing_now(), trio.current_time()
+        return msgspec.structs.replace(self._newest, sequence=self.new_sequence())
+
+    def _standing_now(self) -> Announce:
+        """Returns an announcement that has no number yet."""
         assert self._standing is not None
         standing = self._standing()
         return Announce(
             incarnation=self.incarnation.number,
-            sequence=self.new_sequence(),
+            sequence=0,
             phase=standing.phase,
             round=standing.round,
             head=standing.head,

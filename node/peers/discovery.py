@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
 from gossamer.node.storage.known_peers import KnownPeers
@@ -110,7 +111,7 @@ class Discovery:
             while True:
                 self._note_stalls()
                 self._look(nursery)
-                await trio.sleep(LOOK_SECONDS)
+                await sleep_to_tick(LOOK_SECONDS)
 
     def _note_stalls(self) -> None:
         """Makes every peer due for a dial if this process did not run, because connections broke

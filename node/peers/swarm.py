@@ -16,6 +16,7 @@ import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import RateLimit
+from gossamer.node.base.ticks import sleep_to_tick, tick_after
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.admission import Admission
@@ -126,8 +127,8 @@ class Swarm:
         """Is set when there is something to look at before the next look for signs of life."""
         self._greets = False
         """Whether a peer was connected since the last greeting."""
-        self._signs_seconds = float("-inf")
-        """Local time of the last look for signs of life."""
+        self._signs_due = float("-inf")
+        """Local time of the next look for signs of life."""
         self._heard: dict[PeerId, float] = {}
         """Local time of the newest sign of life of each connected peer, at that look."""
         self.spares_line: Callable[[], bool] = lambda: False
@@ -163,8 +164,8 @@ class Swarm:
             nursery.start_soon(self._watch_connections)
             self.announce()
             while True:
-                await trio.sleep(ANNOUNCE_SECONDS)
-                self._announcer.renew()
+                await sleep_to_tick(ANNOUNCE_SECONDS)
+                self._announcer.renew(is_apart=self.is_apart())
 
     @property
     def _told(self) -> SwarmListener:
@@ -399,12 +400,12 @@ class Swarm:
                 self._greeted_seconds, self._greets = now, False
                 self.announce()  # so that the new peer knows this node at once
             self._connected = connected
-            if now >= self._signs_seconds + SIGNS_SECONDS:
-                self._signs_seconds = now
+            if now >= self._signs_due:
+                self._signs_due = tick_after(SIGNS_SECONDS)
                 self._note_signs_of_life(connected)
             self._announcer.announce_news()
             if not (self._greets or self._announcer.has_news):
-                with trio.move_on_at(self._signs_seconds + SIGNS_SECONDS) as signs:
+                with trio.move_on_at(self._signs_due) as signs:
                     await self._news.wait()
                 if signs.cancelled_caught:
                     continue

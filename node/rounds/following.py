@@ -31,6 +31,10 @@ from gossamer.protocol.ids import short
 RETRY_SECONDS = 2.0
 """Pause between attempts to get the initial state, or to write what the disk did not take."""
 
+IDLE_SECONDS = 1.0
+"""Interval of the looks of a paused node without news. A change of what holds it, and a head whose
+blocks are here, are news."""
+
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""
 
@@ -116,7 +120,7 @@ class Follower:
                 progress.problem = None
                 self.phases.set("syncing")
             await self.catch_up()
-            await self._orders.wait(POLL_SECONDS)
+            await self._orders.wait_to_tick(POLL_SECONDS)
         if trainer.failure is None:
             progress.problem = None
 
@@ -137,7 +141,7 @@ class Follower:
                 await self.catch_up()
             if self.heads.allowed.is_finished:
                 return
-            await self._orders.wait(POLL_SECONDS)
+            await self._orders.wait_to_tick(IDLE_SECONDS)
         if self._orders.leave:
             return
         log.info("resumed")

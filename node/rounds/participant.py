@@ -306,7 +306,7 @@ class Participant:
                 await self._follower.while_paused()
                 continue
             self._phases.set("training")
-            await self._orders.wait(POLL_SECONDS)
+            await self._orders.wait_to_tick(POLL_SECONDS)
             await self._follower.catch_up()
 
     async def _is_ready_for_round(self) -> bool:

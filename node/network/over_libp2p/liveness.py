@@ -14,6 +14,7 @@ from typing import Protocol
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.ticks import TICK_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ SILENCE_SECONDS_MAX = 20.0
 """TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
 kernel, and leaves a machine that swaps for a while its connection."""
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = TICK_SECONDS
 """Looks happen at multiples of this, so this is how late one is at most."""
 
 

@@ -19,9 +19,15 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import IOException
+from libp2p.network.stream.exceptions import StreamEOF, StreamReset
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectCommunicatorError
+from libp2p.protocol_muxer.exceptions import (
+    MultiselectClientError,
+    MultiselectCommunicatorError,
+    MultiselectError,
+)
 from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
 from libp2p.protocol_muxer.multiselect import (
     MULTISELECT_PROTOCOL_ID,
@@ -33,6 +39,7 @@ from libp2p.protocol_muxer.multiselect_client import (
     MultiselectClient,
 )
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.utils import encode_delim
 
@@ -59,27 +66,96 @@ class _BoundedReader:
     def __init__(self, inner: ReadWriteCloser) -> None:
         self._inner = inner
         self._reads_left = READS_MAX
-        self.write = inner.write
 
     async def read(self, n: int | None = None) -> bytes:
         self._reads_left -= 1
         if n is None or n > MESSAGE_BYTES_MAX or self._reads_left < 0:
             raise ParseError(f"a negotiation reads {n} bytes, or has gone on for too long")
+        return await self._take(n)
+
+    async def _take(self, n: int) -> bytes:
         return await self._inner.read(n)
 
+    async def write(self, data: bytes) -> None:
+        await self._inner.write(data)
 
-def _bound(communicator: object) -> None:
-    if isinstance(communicator, MultiselectCommunicator) and not isinstance(
-        communicator.read_writer, _BoundedReader
-    ):
-        communicator.read_writer = _BoundedReader(communicator.read_writer)  # type: ignore[assignment]
+    async def flush(self) -> None:
+        """Sends what is held back."""
+
+
+class _BoundedStream(_BoundedReader):
+    """The same for a stream of yamux, in few turns of its task.
+
+    Symptom: py-libp2p's stream takes a lock for each read and each write, and each lock gives other
+    tasks a turn. A message of the negotiation is read in three calls. So to agree on a protocol
+    took more turns than what the stream was opened for.
+
+    What is written while more of the other side is here already waits for the answer to that. So
+    greeting and answer go out together, and neither side waits for the other one longer than it
+    would.
+    """
+
+    def __init__(self, stream: NetStream, muxed: YamuxStream) -> None:
+        super().__init__(stream)
+        self._muxed = muxed
+        self._unsent = b""
+
+    async def _take(self, n: int) -> bytes:
+        if not self._muxed.has_unread:
+            await self.flush()
+        try:
+            return await self._muxed.read(n)
+        except MuxedStreamEOF as error:
+            raise StreamEOF from error
+        except MuxedStreamError as error:
+            raise StreamReset from error
+
+    async def write(self, data: bytes) -> None:
+        self._unsent += data
+        if not self._muxed.has_unread:
+            await self.flush()
+
+    async def flush(self) -> None:
+        unsent, self._unsent = self._unsent, b""
+        if not unsent:
+            return
+        try:
+            await self._muxed.send(unsent)
+        except MuxedStreamError as error:
+            raise StreamReset from error
+
+
+def _bound(communicator: object) -> _BoundedReader | None:
+    """Bounds what is read, and returns what reads and writes from now on."""
+    if not isinstance(communicator, MultiselectCommunicator):
+        return None
+    inner = communicator.read_writer
+    if isinstance(inner, _BoundedReader):
+        return inner
+    if isinstance(inner, NetStream) and isinstance(inner.muxed_stream, YamuxStream):
+        bounded: _BoundedReader = _BoundedStream(inner, inner.muxed_stream)
+    else:
+        bounded = _BoundedReader(inner)
+    communicator.read_writer = bounded  # type: ignore[assignment]
+    return bounded
 
 
 class _BoundedMultiselect(Multiselect):
     async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
         """Does what py-libp2p's method does, with bounded reads."""
-        _bound(communicator)
-        return await super().negotiate(communicator, *args, **kwargs)
+        bounded = _bound(communicator)
+        agreed = await super().negotiate(communicator, *args, **kwargs)
+        if bounded is not None:
+            await _flushed(bounded)
+        return agreed
+
+
+async def _flushed(bounded: _BoundedReader) -> None:
+    """Sends what a negotiation held back."""
+    try:
+        await bounded.flush()
+    except IOException as error:
+        raise MultiselectError("the stream ended before the answer was out") from error
 
 
 class Doors:

@@ -88,6 +88,7 @@ class Libp2pTransport:
         self._streams = Streams(host)
         self._estimates = LineEstimates()
         self._offence_handler: OffenceHandler | None = None
+        self._admits: PeerTest = lambda _peer: True
         swarm.on_violation = self._on_offence
         self.paths = Paths(self, swarm, own, guard, nursery, self._streams.open_on)
         swarm.on_connected = self.paths.connected
@@ -211,8 +212,8 @@ class Libp2pTransport:
 
     def peers(self) -> list[PeerId]:
         """See `Transport.peers`."""
-        admits = self._host.doors.admits
-        return [peer_id for peer_id, peer in self._swarm.connected() if admits(peer)]
+        admits = self._admits
+        return [peer_id for peer_id, _ in self._swarm.connected() if admits(peer_id)]
 
     def on_peers_changed(self, handler: Callable[[], None]) -> None:
         """See `Transport.on_peers_changed`."""
@@ -220,6 +221,7 @@ class Libp2pTransport:
 
     def admit(self, admits: PeerTest) -> None:
         """See `Transport.admit`."""
+        self._admits = admits
         self._host.doors.admits = lambda peer: admits(peer_id_of(peer))
 
     def let_in(self, peer_id: PeerId) -> None:

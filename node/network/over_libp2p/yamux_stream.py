@@ -86,6 +86,11 @@ class YamuxStream(IMuxedStream):
         """Returns whether both directions have ended."""
         return self.was_reset or (self.send_closed and self.recv_closed)
 
+    @property
+    def has_unread(self) -> bool:
+        """Returns whether the next read returns at once with bytes that have come."""
+        return self._buffered > 0
+
     # -- sending
 
     async def send(self, *parts: bytes | bytearray | memoryview) -> None:

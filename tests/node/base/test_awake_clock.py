@@ -14,6 +14,7 @@ import trio.testing
 
 from gossamer.node.base import awake_clock as stall
 from gossamer.node.base.awake_clock import AwakeClock, Stall, suspended_seconds
+from gossamer.node.base.ticks import TICK_SECONDS
 
 
 class Clocks:
@@ -26,7 +27,7 @@ class Clocks:
 
     def run_one_tick(self) -> None:
         async def main() -> None:
-            with trio.move_on_after(stall.TICK_SECONDS / 2):
+            with trio.move_on_after(TICK_SECONDS / 2):
                 await self.watch.run()
 
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

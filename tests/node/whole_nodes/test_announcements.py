@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import trio
 
+from gossamer.node.peers.announcer import QUIET_SECONDS
 from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import GossipQuota
@@ -72,6 +73,66 @@ def test_nodes_that_wait_for_more_peers_announce_at_the_usual_period(
 
     simulate(world, story)
     assert_no_flood(announced)
+
+
+def test_nodes_that_are_all_connected_do_not_repeat_what_all_have(
+    tmp_path: Path, announced: dict[PeerId, list[float]]
+) -> None:
+    """Each said the same every ten seconds, and all others checked its signature."""
+    world = World(tmp_path, seed=96, wait_for_peers=9)
+    watched_seconds = 5 * QUIET_SECONDS
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await trio.sleep(STARTED_SECONDS + QUIET_SECONDS)
+        began = trio.current_time()
+        await trio.sleep(watched_seconds)
+        for name in "abcd":
+            swarm = world.participant(name).context.swarm
+            assert len(swarm.living()) == 3
+            recent = [each for each in announced[swarm.me] if each >= began]
+            assert 1 <= len(recent) <= 1 + watched_seconds / QUIET_SECONDS
+
+    simulate(world, story)
+
+
+def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
+    tmp_path: Path, announced: dict[PeerId, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither b nor c is connected to the other, and each lives for the other all the time."""
+    world = World(tmp_path, seed=97, wait_for_peers=9)
+    apart = {world.identity(name).peer_id for name in "bc"}
+    real_peers = MemoryPeer.peers
+    is_apart = False
+
+    def peers(peer: MemoryPeer) -> list[PeerId]:
+        found = real_peers(peer)
+        if not is_apart or peer.peer_id not in apart:
+            return found
+        return [each for each in found if each not in apart]
+
+    monkeypatch.setattr(MemoryPeer, "peers", peers)
+    watched_seconds = 6 * QUIET_SECONDS
+
+    async def story(nursery: trio.Nursery) -> None:
+        nonlocal is_apart
+        await start(world, nursery, "abcd")
+        await trio.sleep(STARTED_SECONDS + QUIET_SECONDS)
+        is_apart = True
+        for swarm in (world.participant(name).context.swarm for name in "bc"):
+            swarm._wake()  # the connection "broke"
+        await trio.sleep(2 * QUIET_SECONDS)
+        began = trio.current_time()
+        while trio.current_time() < began + watched_seconds:
+            for name in "abcd":
+                swarm = world.participant(name).context.swarm
+                assert len(swarm.living_anywhere()) == 3
+            await trio.sleep(1)
+        for peer in sorted(apart):
+            recent = [each for each in announced[peer] if each >= began]
+            assert len(recent) >= watched_seconds / ANNOUNCE_SECONDS - 1
+
+    simulate(world, story)
 
 
 def test_a_phase_that_changes_is_announced_at_once(

@@ -11,8 +11,9 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
-from gossamer.node.base.awake_clock import TICK_SECONDS, AwakeClock
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import NO_LIMIT
+from gossamer.node.base.ticks import TICK_SECONDS
 from gossamer.node.network.over_libp2p.liveness import (
     ASK_SECONDS,
     LOOK_SECONDS,

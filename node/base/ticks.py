@@ -1,0 +1,29 @@
+"""Moments at which the tasks of a node that wait look again, all of them together.
+
+A wake-up of the event loop costs as much as a turn of a task or two. Tasks that each sleep for a
+second wake it up at as many moments as there are tasks; here it wakes up once for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import trio
+
+TICK_SECONDS = 0.25
+"""Interval of the moments. Four wake-ups a second are few, and a look that is this late is no
+matter where the interval of the looks is longer."""
+
+_EARLY_SECONDS = 1e-6
+"""A task that wakes up at a moment goes on to the next one, although times are rounded."""
+
+
+def tick_after(seconds: float) -> float:
+    """Returns the first moment (local clock) from which on that many seconds have passed."""
+    until = trio.current_time() + seconds - _EARLY_SECONDS
+    return math.ceil(until / TICK_SECONDS) * TICK_SECONDS
+
+
+async def sleep_to_tick(seconds: float) -> None:
+    """Sleeps for that long, and until the next moment."""
+    await trio.sleep_until(tick_after(seconds))
