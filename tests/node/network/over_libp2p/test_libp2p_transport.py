@@ -300,6 +300,11 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
+SUBNET = f"10.213.{os.getpid() % 256}"
+"""The subnet of the silent link. Another run of the tests, also one that was killed, has another
+one."""
+
+
 @pytest.fixture
 def namespace() -> Any:
     """A network namespace joined to ours by a pair of interfaces; needs root."""
@@ -310,9 +315,9 @@ def namespace() -> Any:
         pytest.skip("needs root and iproute2")
     try:
         _ip("link", "add", name, "type", "veth", "peer", "name", "veth0", "netns", name)
-        _ip("addr", "add", "10.213.7.1/24", "dev", name)
+        _ip("addr", "add", f"{SUBNET}.1/24", "dev", name)
         _ip("link", "set", name, "up")
-        _ip("-n", name, "addr", "add", "10.213.7.2/24", "dev", "veth0")
+        _ip("-n", name, "addr", "add", f"{SUBNET}.2/24", "dev", "veth0")
         _ip("-n", name, "link", "set", "veth0", "up")
         yield name
     finally:
@@ -320,7 +325,7 @@ def namespace() -> Any:
 
 
 def test_silent_link_is_noticed_by_reader_and_writer(namespace: str) -> None:
-    process, address = start_peer("/ip4/10.213.7.2/tcp/0", "ip", "netns", "exec", namespace)
+    process, address = start_peer(f"/ip4/{SUBNET}.2/tcp/0", "ip", "netns", "exec", namespace)
 
     async def case() -> None:
         async with open_libp2p_transport(Identity.generate(), []) as client:
