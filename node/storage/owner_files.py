@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
 
 from gossamer.node.base.disk_health import DiskHealth, write_atomically
-from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.telemetry.status import LossHistory, LossPoint
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.wire.statement_checks import check_name
+
+if TYPE_CHECKING:
+    # Commands that read a file load no event loop.
+    from gossamer.node.base.threads import RunInThread
 
 LOSSES_BYTES_MAX = MIB
 """Limit of what is read: 240 points take about 15 kB."""

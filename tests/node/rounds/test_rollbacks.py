@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.heads.rollbacks import (
+    DISK_LOOKS,
     LOOK_SECONDS,
     ORDER_SECONDS,
     ROLLBACKS_MAX,
@@ -67,7 +68,7 @@ def test_an_order_that_was_withdrawn_can_be_given_again(tmp_path: Path) -> None:
             nursery.start_soon(known.run, cast(Any, gossip), node, in_no_thread)
             for _ in range(2):
                 files.write(SIGNED)
-                await trio.sleep(2 * LOOK_SECONDS)
+                await trio.sleep(2 * DISK_LOOKS * LOOK_SECONDS)
                 assert list(known) == [ORDER]
                 await trio.sleep(ORDER_SECONDS + 2 * LOOK_SECONDS)
                 assert list(known) == []
@@ -75,7 +76,7 @@ def test_an_order_that_was_withdrawn_can_be_given_again(tmp_path: Path) -> None:
             assert gossip.published == []
             files.write(SIGNED)
             node.has_gone_back = True
-            await trio.sleep(2 * LOOK_SECONDS)
+            await trio.sleep(2 * DISK_LOOKS * LOOK_SECONDS)
             assert gossip.published == [SIGNED]
             nursery.cancel_scope.cancel()
 
