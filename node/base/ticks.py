@@ -14,6 +14,10 @@ TICK_SECONDS = 0.25
 """Interval of the moments. Four wake-ups a second are few, and a look that is this late is no
 matter where the interval of the looks is longer."""
 
+DISK_LOOKS = 3
+"""Of so many looks, a second apart, one is for a file that a command has left. Each takes a turn of
+a thread, and an order may wait for some seconds."""
+
 _EARLY_SECONDS = 1e-6
 """A task that wakes up at a moment goes on to the next one, although times are rounded."""
 

@@ -19,7 +19,7 @@ import structlog
 
 from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.base.ticks import sleep_to_tick
+from gossamer.node.base.ticks import DISK_LOOKS, sleep_to_tick
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -30,10 +30,6 @@ from gossamer.protocol.wire.statements import Extension, Signed
 
 LOOK_SECONDS = 1.0
 """Interval of the looks at what was heard."""
-
-DISK_LOOKS = 3
-"""Of so many looks one is for a file that the command has left. Each takes a turn of a thread, and
-an order may wait for some seconds."""
 
 _FILE_BYTES_MAX = 1024
 """A signed extension has some 200 bytes."""

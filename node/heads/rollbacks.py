@@ -30,7 +30,7 @@ from gossamer.node.base.disk_health import (
     write_atomically,
 )
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.base.ticks import sleep_to_tick
+from gossamer.node.base.ticks import DISK_LOOKS, sleep_to_tick
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -44,10 +44,6 @@ ROLLBACKS_MAX = 256
 
 LOOK_SECONDS = 1.0
 """Interval of the looks at what was heard, and at what this node has done about it."""
-
-DISK_LOOKS = 3
-"""Of so many looks one is for a file that the command has left. Each takes a turn of a thread, and
-an order may wait for some seconds."""
 
 ORDER_SECONDS = 120.0
 """Time for the signer's node to rebuild the state of an order, as for any other work of a disk and

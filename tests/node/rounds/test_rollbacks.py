@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.base.ticks import DISK_LOOKS
 from gossamer.node.heads.rollbacks import (
-    DISK_LOOKS,
     LOOK_SECONDS,
     ORDER_SECONDS,
     ROLLBACKS_MAX,

@@ -16,6 +16,7 @@ from gossamer.protocol.policy.gossip_quota import GossipQuota
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Announce, Signed, Statement
+from tests.support.apart import Apart
 from tests.support.memory_peer import MemoryPeer
 from tests.support.node_world import FastTrainer, World, simulate, start
 
@@ -101,24 +102,14 @@ def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
 ) -> None:
     """Neither b nor c is connected to the other, and each lives for the other all the time."""
     world = World(tmp_path, seed=97, wait_for_peers=9)
-    apart = {world.identity(name).peer_id for name in "bc"}
-    real_peers = MemoryPeer.peers
-    is_apart = False
-
-    def peers(peer: MemoryPeer) -> list[PeerId]:
-        found = real_peers(peer)
-        if not is_apart or peer.peer_id not in apart:
-            return found
-        return [each for each in found if each not in apart]
-
-    monkeypatch.setattr(MemoryPeer, "peers", peers)
+    parted = sorted(world.identity(name).peer_id for name in "bc")
+    apart = Apart(monkeypatch, parted)
     watched_seconds = 6 * QUIET_SECONDS
 
     async def story(nursery: trio.Nursery) -> None:
-        nonlocal is_apart
         await start(world, nursery, "abcd")
         await trio.sleep(STARTED_SECONDS + QUIET_SECONDS)
-        is_apart = True
+        apart.begin()
         for swarm in (world.participant(name).context.swarm for name in "bc"):
             swarm._wake()  # the connection "broke"
         await trio.sleep(2 * QUIET_SECONDS)
@@ -128,7 +119,7 @@ def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
                 swarm = world.participant(name).context.swarm
                 assert len(swarm.living_anywhere()) == 3
             await trio.sleep(1)
-        for peer in sorted(apart):
+        for peer in parted:
             recent = [each for each in announced[peer] if each >= began]
             assert len(recent) >= watched_seconds / ANNOUNCE_SECONDS - 1
 

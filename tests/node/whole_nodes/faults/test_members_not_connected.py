@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.protocol.ids import PeerId
-from tests.support.memory_peer import MemoryPeer
+from tests.support.apart import Apart
 from tests.support.node_world import NumbersTrainer, World, headers_of, simulate
 
 NUM_ROUNDS = 16
@@ -25,26 +24,15 @@ def test_an_organiser_waits_for_a_member_to_which_it_has_no_connection(
 ) -> None:
     """Neither b nor c is connected to the other. Every other order of the ring has them apart."""
     world = World(tmp_path, seed=91, wait_for_peers=3)
-    apart = {world.identity(name).peer_id for name in "bc"}
-    real_peers = MemoryPeer.peers
-    is_apart = False
-
-    def peers(peer: MemoryPeer) -> list[PeerId]:
-        found = real_peers(peer)
-        if not is_apart or peer.peer_id not in apart:
-            return found
-        return [each for each in found if each not in apart]
-
-    monkeypatch.setattr(MemoryPeer, "peers", peers)
+    apart = Apart(monkeypatch, {world.identity(name).peer_id for name in "bc"})
 
     async def story(nursery: trio.Nursery) -> None:
-        nonlocal is_apart
         await nursery.start(world.run, "a")
         for name in "bd":
             await nursery.start(world.run, name, ["a"])
         await nursery.start(world.run, "c", ["a"], SlowTrainer)
         await world.reach(2, *"abcd")
-        is_apart = True
+        apart.begin()
         first = world.round("a") + 1
         await world.reach(first + NUM_ROUNDS, *"abcd")
         world.assert_one_chain(*"abcd")
