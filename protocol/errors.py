@@ -73,6 +73,12 @@ class EquivocationError(RemoteProtocolError):
     reason = "equivocation"
 
 
+class ReplacedSumError(RemoteProtocolError):
+    """A member has passed on another sum than its part makes of the sum that came to it."""
+
+    reason = "replaced"
+
+
 class ManifestError(ValueError):
     """A manifest that cannot be used; `problems` holds one sentence for each mistake, for
     people."""

@@ -43,7 +43,7 @@ from gossamer.protocol.policy.membership import (
     near_rounds,
 )
 from gossamer.protocol.state.chain import Header
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import AnyVerdict
 from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,
@@ -264,8 +264,11 @@ class Heads:
 
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
         """Returns whether the branch of a head begins with the round that this ring commits."""
-        chain = self._committed.chain
-        return chain.header(self._branch_of(head)).ring_id == ring_id
+        return self.first_of(head).ring_id == ring_id
+
+    def first_of(self, head: Digest) -> Header:
+        """The header with which the branch of a head begins."""
+        return self._committed.chain.header(self._branch_of(head))
 
     def is_on_mine(self, head: Digest) -> bool:
         """Returns whether a known head descends from the committed head."""
@@ -377,7 +380,7 @@ class Heads:
         """Returns whether a statement still matters after this round."""
         if isinstance(statement, Equivocation):
             return self._swarm.equivocations.is_kept(statement)
-        if isinstance(statement, Verdict):
+        if isinstance(statement, AnyVerdict):
             return self._swarm.verdicts is not None and self._swarm.verdicts.is_kept(statement)
         if isinstance(statement, Ready | Roster):
             return round_number < statement.round <= round_number + FUTURE_ROUNDS

@@ -15,6 +15,8 @@ training begins at the latest when the round is committed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gossamer.node.modes.sync_mode import (
     Contribution,
     Promise,
@@ -35,6 +37,7 @@ from gossamer.protocol.codecs.payloads import (
 )
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.ring_parts import SumPart
@@ -52,8 +55,29 @@ class _Finished:
         """See `Contribution`: the work was finished before the ring."""
 
 
-class _FinishedSum(_Finished, SumPart):
-    pass
+class FinishedSum(_Finished, SumPart):
+    """This node's part in a ring that moves sums, which it opens for an auditor."""
+
+    def __init__(
+        self,
+        pending: FloatVector,
+        plan: ChunkPlan,
+        coder: TensorCodec,
+        tokens: Sequence[int],
+        position: int,
+        tree: RecordTree | None,
+    ) -> None:
+        """`tree`: over the work of this node's `Ready`; None: it has signed other work. The rest as
+        of `SumPart`."""
+        super().__init__(pending, plan, coder, tokens, position)
+        self._tree = tree
+
+    def opened(self, chunk: int) -> tuple[bytes, bytes] | None:
+        """A copy of this node's work in a chunk, as fp32, and the path to its root; None if it has
+        signed other work. To be called before the round's commit changes the work."""
+        if self._tree is None:
+            return None
+        return self.work_of(chunk).astype("<f4").tobytes(), self._tree.path(chunk)
 
 
 class _FinishedSet(_Finished, SetPart):
@@ -76,13 +100,13 @@ class Contributions:
 
     def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
         """The root over the records of some work, for this node's `Ready`. It encodes all work
-        once: seconds for a large model. Empty where records are not signed: members trust each
-        other's sums and sets.
+        once: seconds for a large model. Where sums travel, it is over the work itself. Empty where
+        members trust each other's sets.
 
         Args:
             pending, plan: as below.
         """
-        if not isinstance(self._payloads, RecordPayloads):
+        if not isinstance(self._payloads, RecordPayloads | SumPayloads):
             return b""
         self._tree = tree_of(pending, plan, self._payloads)
         return self._tree.root
@@ -102,12 +126,17 @@ class Contributions:
         payloads, position, decay = self._payloads, ring.members.index(me), self._error_decay
         tokens = [ring.weights[member] for member in ring.members]
         if isinstance(payloads, SumPayloads):
-            return _FinishedSum(pending, plan, payloads.coder, tokens, position)
+            tree = self._tree if self._is_signed(ring, position) else None
+            return FinishedSum(pending, plan, payloads.coder, tokens, position, tree)
         if isinstance(payloads, SetPayloads):
             return _FinishedSet(pending, plan, payloads, tokens, position, decay)
-        if self._tree is None or self._tree.root != ring.ready[position].root:
+        if self._tree is None or not self._is_signed(ring, position):
             raise LocalProtocolError("a ring that names this node with other work than it signed")
         return _FinishedRecords(pending, plan, payloads, self._tree, position, decay)
+
+    def _is_signed(self, ring: Ring, position: int) -> bool:
+        """Returns whether a ring names this node with the work of the newest tree."""
+        return self._tree is not None and self._tree.root == ring.ready[position].root
 
 
 class PendingWork:

@@ -23,7 +23,7 @@ from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.run_end import check_extension
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import AnyVerdict
 from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,
@@ -167,7 +167,7 @@ class Admission:
             return False
         if isinstance(statement, Announce):
             return True
-        if isinstance(statement, Equivocation | Verdict):
+        if isinstance(statement, Equivocation | AnyVerdict):
             return False  # the proof, or the audit, decides (`Swarm.admits`), and not the author
         if isinstance(statement, Roster):
             return self.admits_ring(author, statement)

@@ -35,7 +35,7 @@ from gossamer.protocol.policy.membership import (
 )
 from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.state.chain import Commit, Header, credits_of
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import AnyVerdict
 from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
@@ -75,17 +75,18 @@ class SwarmListener(Protocol):
 class VerdictListener(Protocol):
     """The audits, as the swarm tells them of verdicts whose signatures are good."""
 
-    def admits(self, author: PeerId, verdict: Verdict) -> bool:
+    def admits(self, author: PeerId, verdict: AnyVerdict) -> bool:
         """Returns whether the author was picked for this audit."""
 
-    def is_kept(self, verdict: Verdict) -> bool:
+    def is_kept(self, verdict: AnyVerdict) -> bool:
         """Returns whether a verdict is kept for others."""
 
-    def heard(self, author: PeerId, verdict: Verdict) -> None:
+    def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
         """A verdict, news or not."""
 
     def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
-        """Returns whether an organiser has found a member's work poor, as others have."""
+        """Returns whether an organiser has found a member's work poor, or that it does not open its
+        sums, as others have."""
 
 
 class Swarm:
@@ -326,7 +327,7 @@ class Swarm:
     def admits(self, author: PeerId, statement: Statement) -> bool:
         if isinstance(statement, Equivocation):  # whoever carries it
             return self.equivocations.admits(statement)
-        if isinstance(statement, Verdict):
+        if isinstance(statement, AnyVerdict):
             return (
                 self.verdicts is not None
                 and not self.admission.offences.is_banned(author)
@@ -336,7 +337,7 @@ class Swarm:
 
     def verified(self, signed: Signed, statement: Statement) -> None:
         self.equivocations.heard(signed, statement)
-        if isinstance(statement, Verdict) and self.verdicts is not None:
+        if isinstance(statement, AnyVerdict) and self.verdicts is not None:
             self.verdicts.heard(PeerId(signed.author), statement)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
@@ -357,7 +358,7 @@ class Swarm:
                 self._told.members_changed()
             self.equivocations.met(author)
             return
-        if isinstance(statement, Equivocation | Verdict):
+        if isinstance(statement, Equivocation | AnyVerdict):
             return
         if isinstance(statement, Ready):
             self._note_ready(Digest(statement.head))

@@ -50,7 +50,7 @@ from gossamer.protocol.policy.poor_work import MARKS_MAX
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import open_ring
 from gossamer.protocol.state.chain import credits_of
-from gossamer.protocol.wire.audit_messages import GAIN_MAX, Verdict
+from gossamer.protocol.wire.audit_messages import GAIN_MAX, AnyVerdict, Verdict
 
 WAIT_ROUNDS = 4
 """Rounds for which an audit waits for its data, or for a device that is free."""
@@ -106,19 +106,19 @@ class Auditing:
 
     # Verdicts
 
-    def admits(self, author: PeerId, verdict: Verdict) -> bool:
+    def admits(self, author: PeerId, verdict: AnyVerdict) -> bool:
         """See `VerdictListener`."""
-        audit = self._audit_of(verdict)
+        audit = self._audit_of(verdict) if isinstance(verdict, Verdict) else None
         return audit is not None and author in audit.auditors
 
-    def is_kept(self, verdict: Verdict) -> bool:
+    def is_kept(self, verdict: AnyVerdict) -> bool:
         """See `VerdictListener`."""
         return verdict.round + MEMORY_ROUNDS > self._committed.entry.round
 
-    def heard(self, author: PeerId, verdict: Verdict) -> None:
+    def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
         """See `VerdictListener`."""
-        audit = self._audit_of(verdict)
-        if audit is None or author not in audit.auditors:
+        audit = self._audit_of(verdict) if isinstance(verdict, Verdict) else None
+        if audit is None or author not in audit.auditors or not isinstance(verdict, Verdict):
             return
         finding = self._verdicts.heard(audit, author, verdict)
         if finding.is_new:

@@ -43,7 +43,7 @@ from gossamer.protocol.rounds.actions import (
     Removed,
 )
 from gossamer.protocol.rounds.commit import members_of
-from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.inventory import NO_DIGEST, Inventory
 from gossamer.protocol.rounds.ring import (
     Contradicted,
     Contribute,
@@ -262,20 +262,31 @@ class RoundDispatcher:
         return "wanted" if self.is_running and self.ring_id == ring_id else "refused"
 
     def has_to_check(self, mask: int, finisher: int | None) -> bool:
-        """Returns whether a payload must be checked before it is taken. An average must be, and so
-        must a partial sum that travels on without an addition here that would find its faults. Sets
-        of signed records always are: an addition does not look at the others' records."""
+        """Returns whether the content of a payload must be checked before it is taken. An average's
+        must be, and so must that of a partial sum that travels on without an addition here that
+        would find its faults. Sets of signed records always are: an addition does not look at the
+        others' records."""
         if finisher is not None or self._payloads.are_signed:
             return True
         return bool(mask >> self._position & 1)
 
     def partial_sum_received(
-        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, mask: int, payload: Payload
+        self,
+        now: float,
+        ring_id: Digest,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        payload: Payload,
+        digest: Digest = NO_DIGEST,
+        signature: bytes = b"",
     ) -> None:
-        """A partial sum came that is of use, and is checked if it has to be."""
-        self.apply(
-            now, self.machine.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
+        """A partial sum came that is of use, and is checked if it has to be. `digest`, `signature`:
+        where sums are audited, and checked."""
+        actions = self.machine.partial_sum_received(
+            now, ring_id, sender, chunk, mask, payload, digest, signature
         )
+        self.apply(now, actions)
 
     def average_received(
         self,
@@ -298,9 +309,17 @@ class RoundDispatcher:
 
     # Events: arithmetic that was started is done
 
-    def contributed(self, now: float, ring_id: Digest, chunk: int, payload: Payload) -> None:
+    def contributed(
+        self,
+        now: float,
+        ring_id: Digest,
+        chunk: int,
+        payload: Payload,
+        digest: Digest = NO_DIGEST,
+    ) -> None:
+        """This peer's part is in a partial sum. `digest`: the sum's, where sums are audited."""
         if self.is_open:
-            self.apply(now, self.machine.contributed(now, ring_id, chunk, payload))
+            self.apply(now, self.machine.contributed(now, ring_id, chunk, payload, digest))
 
     def rejected(
         self, now: float, ring_id: Digest, chunk: int, sender: PeerId, error: RemoteProtocolError

@@ -35,12 +35,14 @@ from gossamer.node.rounds.finish import FinishedRun
 from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
 from gossamer.node.rounds.opening import NodeContext, RoundOpener
 from gossamer.node.rounds.round_end import RoundEnd, Settlement, WorkSaver
+from gossamer.node.rounds.sum_auditing import SumAuditing
 from gossamer.node.rounds.turn import POLL_SECONDS, Phases, Turn
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings, RoundPlaces
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import rounds_between
+from gossamer.protocol.policy.sum_audits import has_sum_audits
 from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
@@ -114,10 +116,16 @@ class Participant:
                 self.auditing, committed, trainer, context.audit_data, context.run_in_thread,
                 context.me, context.manifest.outer,
             )  # fmt: skip
+        self._sums: SumAuditing | None = None
+        if has_sum_audits(context.manifest):
+            self._sums = SumAuditing(
+                committed, context.rounds, swarm, context.transport, metrics,
+                context.run_in_thread,
+            )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
             self._settlement, self._saver, heldout, context.samples, self._heads,
-            context.transport, metrics, self.progress, self._auditor,
+            context.transport, metrics, self.progress, self._auditor, self._sums,
         )  # fmt: skip
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
@@ -263,6 +271,8 @@ class Participant:
             rounds.start_soon(self._head_fetcher.run)
             if self._auditor is not None:
                 rounds.start_soon(self._auditor.run)
+            if self._sums is not None:
+                rounds.start_soon(self._sums.run)
             try:
                 await self._joiner.join()
                 await self._follower.until_trainer_is_up()

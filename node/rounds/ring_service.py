@@ -19,6 +19,7 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import (
+    NO_DIGEST,
     Held,
     Inventory,
     encode_inventory,
@@ -60,7 +61,8 @@ class Receiver(Protocol):
         payload: Payload,
         signature: bytes,
     ) -> None:
-        """Takes a partial sum, or with the position and signature of its finisher an average."""
+        """Takes a partial sum, or with the position of its finisher an average. `signature`: the
+        sender's or the finisher's, where one is needed."""
 
 
 class CommittedRing:
@@ -129,18 +131,16 @@ class RingReceiver:
         if not self._is_of_use():
             return
         self._check_length(chunk, mask, payload, is_average=finisher is not None)
-        if finisher is None and signature:
-            raise MalformedError("a partial sum with a signature")
-        digest = None
-        if dispatcher.has_to_check(mask, finisher):
-            digest = await self._run_in_thread(
-                lambda: self._checked(chunk, mask, finisher, payload, signature)
-            )
+        digest = await self._run_in_thread(
+            lambda: self._checked(sender, chunk, mask, finisher, payload, signature)
+        )
         if not self._is_of_use():  # much may have happened meanwhile
             return
         now = trio.current_time()
-        if finisher is None or digest is None:
-            dispatcher.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
+        if finisher is None:
+            dispatcher.partial_sum_received(
+                now, ring_id, sender, chunk, mask, payload, digest, signature
+            )
         else:
             dispatcher.average_received(
                 now, ring_id, sender, chunk, mask, finisher, payload, digest, signature
@@ -160,16 +160,26 @@ class RingReceiver:
             raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
 
     def _checked(
-        self, chunk: int, mask: int, finisher: int | None, payload: Payload, signature: bytes
+        self,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int | None,
+        payload: Payload,
+        signature: bytes,
     ) -> Digest:
-        """The digest of a payload that can be averaged, and that its finisher has signed if it is
-        an average; RemoteProtocolError for another."""
-        digest = digest_of(payload)
+        """The digest of a payload that is what it has to be, with the signatures that it needs;
+        RemoteProtocolError for another."""
         is_average = finisher is not None
+        is_audited = self._payloads.are_audited
+        digest = digest_of(payload) if is_average or is_audited else NO_DIGEST
         if finisher is not None:
             self._signed_averages.check(chunk, mask, finisher, digest, signature)
-        elements = self._plan.elements_of(chunk)
-        self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
+        else:
+            self._signed_averages.check_sum(chunk, mask, sender, digest, signature)
+        if self._dispatcher.has_to_check(mask, finisher):
+            elements = self._plan.elements_of(chunk)
+            self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
         return digest
 
 

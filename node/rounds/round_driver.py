@@ -27,6 +27,7 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
+from gossamer.protocol.rounds.inventory import NO_DIGEST
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -316,14 +317,17 @@ class RoundDriver:
         contribution = self.contribution
         assert contribution is not None
         await contribution.due(action.chunk, is_first=action.payload is None)
-        add = contribution.add
         if self._is_work_closed:
             return
+        is_audited = self._payloads.are_audited
+
+        def add() -> tuple[Payload, Digest]:
+            payload = contribution.add(action.chunk, action.payload, action.mask)
+            return payload, digest_of(payload) if is_audited else NO_DIGEST
+
         self._num_adding += 1
         try:
-            payload = await self._run_in_thread(
-                lambda: add(action.chunk, action.payload, action.mask)
-            )
+            payload, digest = await self._run_in_thread(add)
         except MalformedError as error:  # the received payload cannot be decoded
             assert action.sender is not None
             self.dispatcher.rejected(
@@ -343,7 +347,7 @@ class RoundDriver:
             self._num_adding -= 1
             if self._is_work_closed and not self._num_adding:
                 self._work_closed.set()
-        self.dispatcher.contributed(trio.current_time(), ring_id, action.chunk, payload)
+        self.dispatcher.contributed(trio.current_time(), ring_id, action.chunk, payload, digest)
 
     async def _finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
         contribution = self.contribution

@@ -25,6 +25,7 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.auditing import Auditor
 from gossamer.node.rounds.evaluation import HeldoutLoss, ModelSamples
 from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.rounds.sum_auditing import SumAuditing
 from gossamer.node.storage.committed import CommittedState, chunks_with
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.storage.work import Work
@@ -292,8 +293,9 @@ class RoundEnd:
         metrics: Metrics,
         progress: Progress,
         auditor: Auditor | None = None,
+        sums: SumAuditing | None = None,
     ) -> None:
-        """`auditor`: None in a run without audits."""
+        """`auditor`, `sums`: None in a run without such audits."""
         self.metrics = metrics
         self.progress = progress
         self._settlement = settlement
@@ -303,6 +305,7 @@ class RoundEnd:
         self._heads = heads
         self._transport = transport
         self._auditor = auditor
+        self._sums = sums
 
     def ring_traffic(self) -> tuple[int, int]:
         """Bytes sent and received by all rings so far."""
@@ -322,6 +325,9 @@ class RoundEnd:
     async def missed(self, opened: OpenRound) -> None:
         """The round has no commit at this node: its work is settled without one."""
         opened.driver.leave()
+        better = self._heads.better()
+        if self._sums is not None and better is not None:
+            await self._sums.opened_chunks.keep(opened, self._heads.first_of(better.head))
         await opened.work.missed()
         if opened.driver.is_spoilt:
             await self._settlement.drop_out_of_range()
@@ -332,6 +338,8 @@ class RoundEnd:
         started = trio.current_time()
         if self._auditor is not None:
             await self._auditor.note(outcome)
+        if self._sums is not None:
+            await self._sums.note(opened, outcome)
         await self._settlement.install(outcome)
         await opened.work.rebase()
         await self._settlement.take(outcome)

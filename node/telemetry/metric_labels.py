@@ -45,5 +45,6 @@ OFFENCE_REASONS = (
     "flood",
     "unproven",
     "equivocation",
+    "replaced",
 )
 """Values of `reason` of `RemoteProtocolError` and its subclasses."""

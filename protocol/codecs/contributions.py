@@ -53,6 +53,7 @@ class ListPayloads(ABC):
 
     are_steps = False
     are_signed = False
+    are_audited = False
 
     @abstractmethod
     def part_bytes(self, num_elements: int) -> int:

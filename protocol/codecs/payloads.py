@@ -46,6 +46,11 @@ class Payloads(Protocol):
         """Returns whether a payload can be checked against what its members have signed: then it
         is, whenever it comes."""
 
+    @property
+    def are_audited(self) -> bool:
+        """Returns whether a partial sum is made of nothing but its members' work, so that another
+        member can add it up again (`policy.sum_audits`)."""
+
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
@@ -88,6 +93,7 @@ class SumPayloads:
 
     are_steps = False
     are_signed = False
+    are_audited = True
 
     def __init__(self, coder: TensorCodec) -> None:
         self.coder = coder

@@ -58,6 +58,8 @@ WEIGHTS = {
     "unproven": 1.0,
     # Two signatures prove it, and every node judges alike.
     "equivocation": BAN_SCORE,
+    # This node has added up the sum again, from parts that were signed before.
+    "replaced": BAN_SCORE,
 }
 OTHER_WEIGHT = 1.0
 

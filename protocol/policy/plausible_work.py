@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ImplausibleError, MalformedError
+from gossamer.protocol.errors import ImplausibleError, MalformedError, VersionError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.sum_audits import has_sum_audits
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement
@@ -42,7 +43,8 @@ class WorkBounds:
         # This round, the carried rounds, and the round in which these go stale.
         self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
         """Most tokens of one peer in one round."""
-        self._has_roots = manifest.trust == "open"
+        self._has_audits = has_sum_audits(manifest)
+        self._has_roots = manifest.trust == "open" or self._has_audits
         self._last_round = manifest.last_round
         self.span_tokens_max = (
             0 if manifest.data.own else 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
@@ -52,8 +54,8 @@ class WorkBounds:
 
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
         """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, or for
-        one of a round after the run's last one, and
-        MalformedError for one with or without a root against the manifest."""
+        one of a round after the run's last one. Raises MalformedError for one with or without a
+        root against the manifest; VersionError in a run whose sums are audited."""
         if isinstance(statement, Ready):
             self._check_ready(statement)
         elif isinstance(statement, Roster):
@@ -77,6 +79,11 @@ class WorkBounds:
     def _check_ready(self, ready: Ready) -> None:
         if bool(ready.root) != self._has_roots:
             what = "with" if ready.root else "without"
+            if self._has_audits:
+                raise VersionError(
+                    f"a Ready {what} a root over its work: its author runs a version of Gossamer "
+                    "whose sums cannot be audited, and has to be upgraded"
+                )
             raise MalformedError(f"a Ready {what} a root over its records")
         self._check_round(ready.round)
         self._check(ready.tokens, ready.spans)

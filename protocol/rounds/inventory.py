@@ -15,12 +15,14 @@ holds nothing. The digest of the average's bytes follows, or zeros without an av
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.rounds.states import CHUNK, SumEvent, SumState
+from gossamer.protocol.wire.opening_messages import STEPS_MAX
 
 
 def is_better(mask: int, digest: Digest, other_mask: int, other_digest: Digest) -> bool:
@@ -115,6 +117,37 @@ class Average:
         return is_better(self.mask, self.digest, other.mask, other.digest)
 
 
+NO_DIGEST = Digest(b"")
+"""Stands for the digest of a partial sum that nobody audits."""
+
+
+class ArrivedSum(NamedTuple):
+    """A partial sum as its sender passed it on."""
+
+    sender: PeerId
+    mask: int
+    payload: Payload
+    digest: Digest = NO_DIGEST
+    signature: bytes = b""
+    """The sender's; empty for a partial sum that nobody audits."""
+
+
+class SumStep(NamedTuple):
+    """What this member did to a partial sum that it used: it added its part, or took the sum as it
+    was."""
+
+    sender: PeerId | None
+    """The member that sent the sum; None: this member began it."""
+    mask: int
+    """Members in what came; 0 for a sum that begins."""
+    digest: Digest
+    """Of what came."""
+    signature: bytes
+    """The sender's, under what came."""
+    result: Digest
+    """Digest of what this member passed on, or finished."""
+
+
 class SignedDigest(NamedTuple):
     """An average that its finisher has signed, without its bytes."""
 
@@ -131,12 +164,18 @@ class Chunk:
     contributing_mask: int | None = None
     """Mask of the sum to which this member's part is being added; None: no addition is under
     way."""
-    waiting: tuple[PeerId, int, Payload] | None = None
-    """The best other partial sum that arrived during an addition: sender, mask and payload."""
+    adding_to: ArrivedSum | None = None
+    """That sum; None: this member begins one, or no addition is under way."""
+    waiting: ArrivedSum | None = None
+    """The best other partial sum that arrived during an addition."""
     copy_mask: int = 0
     """Contributors of the newest sum that holds this member's part; 0: there was none."""
     copy: Payload | None = None
     """The newest sum itself, kept until the average is here."""
+    copy_digest: Digest = NO_DIGEST
+    """Its digest, where sums are audited."""
+    steps: deque[SumStep] = field(default_factory=lambda: deque(maxlen=STEPS_MAX))
+    """How the copies came about, where sums are audited."""
     copy_receiver: PeerId | None = None
     """The member to which the copy was sent; None: it was not sent yet."""
     average: Average | None = None
@@ -145,10 +184,32 @@ class Chunk:
     signed: dict[int, SignedDigest] = field(default_factory=dict)
     """The first average that each member signed, by ring position."""
 
-    def add(self, mask: int) -> None:
-        """The addition of this member's part to a sum of `mask` begins."""
+    def add(self, arrived: ArrivedSum | None) -> None:
+        """The addition of this member's part to a sum begins; None: this member begins the sum."""
         self._go("add")
-        self.contributing_mask = mask
+        self.adding_to = arrived
+        self.contributing_mask = 0 if arrived is None else arrived.mask
+
+    def added(self, digest: Digest) -> None:
+        """The addition is done. `digest`: of the new sum."""
+        arrived, self.adding_to = self.adding_to, None
+        self.copy_digest = digest
+        self._note_step(arrived, digest)
+
+    def replace_copy(self, arrived: ArrivedSum) -> None:
+        """A better sum with this member's part takes the place of the copy."""
+        self.copy, self.copy_mask = arrived.payload, arrived.mask
+        self.copy_digest, self.copy_receiver = arrived.digest, None
+        self._note_step(arrived, arrived.digest)
+
+    def _note_step(self, arrived: ArrivedSum | None, result: Digest) -> None:
+        if not result:
+            return
+        if arrived is None:
+            self.steps.append(SumStep(None, 0, NO_DIGEST, b"", result))
+            return
+        came = arrived.sender, arrived.mask, arrived.digest, arrived.signature
+        self.steps.append(SumStep(*came, result))
 
     def pass_on(self, receiver: PeerId) -> None:
         """The copy is sent to a member."""
@@ -165,7 +226,7 @@ class Chunk:
             self._go("reject")
         else:
             self._go("return" if self.copy is not None else "release")
-        self.contributing_mask = None
+        self.contributing_mask = self.adding_to = None
 
     def release(self) -> None:
         """The sum has no further use here."""

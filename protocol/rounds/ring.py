@@ -53,15 +53,24 @@ from collections.abc import Sequence
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.finishers import Finishers
+from gossamer.protocol.rounds.inventory import (
+    NO_DIGEST,
+    ArrivedSum,
+    Chunk,
+    Held,
+    Inventory,
+    SignedDigest,
+    SumStep,
+    worth,
+)
 from gossamer.protocol.rounds.inventory import Average as Average
-from gossamer.protocol.rounds.inventory import Chunk, Held, Inventory, SignedDigest, worth
 from gossamer.protocol.rounds.inventory import Payload as Payload
 from gossamer.protocol.rounds.ring_actions import Action as Action
 from gossamer.protocol.rounds.ring_actions import Contradicted as Contradicted
 from gossamer.protocol.rounds.ring_actions import Contribute as Contribute
 from gossamer.protocol.rounds.ring_actions import FinishAverage as FinishAverage
 from gossamer.protocol.rounds.ring_actions import Send as Send
-from gossamer.protocol.rounds.ring_actions import SignAverage, unsigned
+from gossamer.protocol.rounds.ring_actions import SignChunk, unsigned
 
 
 class RingReduce:
@@ -73,13 +82,15 @@ class RingReduce:
         me: PeerId,
         num_chunks: int,
         starters: Sequence[int] | None = None,
-        sign: SignAverage = unsigned,
+        sign: SignChunk = unsigned,
+        sign_sum: SignChunk = unsigned,
     ) -> None:
         """
         Args:
             members: in ring order.
             starters: positions of the members that start chunks, in turn; None: all of them.
             sign: signs the averages that this member finishes.
+            sign_sum: signs the partial sums that it passes on.
         """
         if me not in members:
             raise LocalProtocolError("not a member of this ring")
@@ -88,7 +99,7 @@ class RingReduce:
         self._finishers = Finishers(self.members, starting)
         self._contradicted: set[int] = set()
         """Members of which it is known that they signed two averages of one chunk."""
-        self._sign = sign
+        self._sign, self._sign_sum = sign, sign_sum
         self._me = me
         self._position = self.members.index(me)
         self._chunks = [Chunk() for _ in range(num_chunks)]
@@ -122,6 +133,11 @@ class RingReduce:
         if len(averages) != len(self._chunks):
             raise LocalProtocolError("averages of a ring that is not complete")
         return averages
+
+    def steps_of(self, chunk: int) -> tuple[SumStep, ...]:
+        """What this member did to the partial sums of a chunk, where sums are audited, the newest
+        step last."""
+        return tuple(self._chunks[chunk].steps)
 
     def average_of(self, chunk: int) -> Payload | None:
         """The best average of a chunk so far; None: there is none."""
@@ -179,38 +195,51 @@ class RingReduce:
         return self._start_chunks()
 
     def partial_sum_received(
-        self, sender: PeerId, chunk: int, mask: int, payload: Payload
+        self,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        payload: Payload,
+        digest: Digest = NO_DIGEST,
+        signature: bytes = b"",
     ) -> list[Action]:
-        """A partial sum arrived.
+        """A partial sum arrived, where sums are audited with its digest and with its sender's
+        signature, which the caller has checked.
 
         Raises:
             MalformedError: an unknown chunk or member, or a mask with this member although it never
                 added its part.
         """
-        state = self._checked(sender, chunk, mask)
+        self._checked(sender, chunk, mask)
+        return self._arrived(chunk, ArrivedSum(sender, mask, payload, digest, signature))
+
+    def _arrived(self, chunk: int, arrived: ArrivedSum) -> list[Action]:
+        state, mask = self._chunks[chunk], arrived.mask
         bit = 1 << self._position
         if mask & bit and not state.copy_mask:  # no sum with my part has left this member
             raise MalformedError(f"partial sum of chunk {chunk} claims a part that was never added")
         if state.average is not None or state.sum_state == "finishing" or self._is_out:
             return []
         if state.sum_state == "adding":
-            if state.waiting is None or worth(mask | bit) > worth(state.waiting[1] | bit):
-                state.waiting = (sender, mask, payload)
+            if state.waiting is None or worth(mask | bit) > worth(state.waiting.mask | bit):
+                state.waiting = arrived
             return []
         if state.sum_state != "absent" and worth(mask | bit) <= worth(state.copy_mask):
             return []
         if not mask & bit:
-            return [self._contribute(chunk, mask, payload, sender)]
-        state.copy, state.copy_mask, state.copy_receiver = payload, mask, None
+            return [self._contribute(chunk, arrived)]
+        state.replace_copy(arrived)
         return self._advance(chunk)
 
-    def contributed(self, chunk: int, payload: Payload) -> list[Action]:
-        """This member's part was added to a chunk: `payload` is the new partial sum."""
+    def contributed(self, chunk: int, payload: Payload, digest: Digest = NO_DIGEST) -> list[Action]:
+        """This member's part was added to a chunk: `payload` is the new partial sum. `digest`: its
+        own, where sums are audited."""
         state = self._chunks[chunk]
         if state.contributing_mask is None:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
         state.copy_mask = state.contributing_mask | (1 << self._position)
         state.contributing_mask = None
+        state.added(digest)
         state.copy_receiver = None
         if state.average is None and not self._is_out:
             state.copy = payload
@@ -219,7 +248,7 @@ class RingReduce:
         waiting, state.waiting = state.waiting, None
         actions = self._advance(chunk)
         if waiting is not None:
-            actions += self.partial_sum_received(waiting[0], chunk, waiting[1], waiting[2])
+            actions += self._arrived(chunk, waiting)
         return actions
 
     def rejected(self, chunk: int) -> list[Action]:
@@ -234,13 +263,13 @@ class RingReduce:
         state.reject()
         waiting, state.waiting = state.waiting, None
         if waiting is not None:
-            actions = self.partial_sum_received(waiting[0], chunk, waiting[1], waiting[2])
+            actions = self._arrived(chunk, waiting)
             return actions or self._advance(chunk)
         if state.sum_state != "absent":
             return self._advance(chunk)
         if state.average is None and not self._is_out and self._is_starter(chunk):
             # The members before this one fell during the addition, so it did not start the chunk.
-            return [self._contribute(chunk, 0, None)]
+            return [self._contribute(chunk, None)]
         return []
 
     def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
@@ -334,17 +363,16 @@ class RingReduce:
 
     def _start_chunks(self) -> list[Action]:
         return [
-            self._contribute(chunk, 0, None)
+            self._contribute(chunk, None)
             for chunk, state in enumerate(self._chunks)
             if state.sum_state == "absent" and state.average is None and self._is_starter(chunk)
         ]
 
-    def _contribute(
-        self, chunk: int, mask: int, payload: Payload | None, sender: PeerId | None = None
-    ) -> Contribute:
-        state = self._chunks[chunk]
-        state.add(mask)
-        return Contribute(chunk, payload, sender, mask)
+    def _contribute(self, chunk: int, arrived: ArrivedSum | None) -> Contribute:
+        self._chunks[chunk].add(arrived)
+        if arrived is None:
+            return Contribute(chunk, None)
+        return Contribute(chunk, arrived.payload, arrived.sender, arrived.mask)
 
     def _advance(self, chunk: int) -> list[Action]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""
@@ -362,7 +390,9 @@ class RingReduce:
         successor = self.successor
         assert successor is not None, "another living member adds to the sum, or finishes it"
         state.pass_on(successor)
-        return [Send(successor, chunk, state.copy_mask, None, state.copy)]
+        digest = state.copy_digest
+        signature = self._sign_sum(chunk, state.copy_mask, digest) if digest else b""
+        return [Send(successor, chunk, state.copy_mask, None, state.copy, signature=signature)]
 
     def _take(self, chunk: int, average: Average, sender: PeerId | None) -> list[Action]:
         state = self._chunks[chunk]

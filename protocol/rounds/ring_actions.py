@@ -47,7 +47,8 @@ class Send:
     digest: Digest | None = None
     """Digest of the average's bytes; None: a partial sum."""
     signature: bytes = field(default=b"", repr=False)
-    """The finisher's, under the average; empty for a partial sum, and where records are signed."""
+    """The finisher's under the average, or this member's under a partial sum. Empty where records
+    are signed, and under the partial sums of sets."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,11 @@ class Contradicted:
 
 Action: TypeAlias = Contribute | FinishAverage | Send | Contradicted
 
-SignAverage: TypeAlias = Callable[[int, int, Digest], bytes]
-"""(chunk, mask, digest) -> this member's signature under an average that it finished."""
+SignChunk: TypeAlias = Callable[[int, int, Digest], bytes]
+"""(chunk, mask, digest) -> this member's signature under an average that it finished, or under a
+partial sum that it passes on."""
 
 
 def unsigned(_chunk: int, _mask: int, _digest: Digest) -> bytes:
-    """Signs nothing, for rings whose averages need no signature (`SignAverage`)."""
+    """Signs nothing, for rings whose chunks need no signature (`SignChunk`)."""
     return b""

@@ -162,14 +162,18 @@ class SumPart:
         self._pending, self._plan = pending, plan
         self._sums = RoundedSums(coder, tokens, position)
 
+    def work_of(self, chunk: int) -> Float32Array:
+        """This member's work in a chunk: a view."""
+        return self._pending[self._plan.range_of(chunk)]
+
     def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
-        part = self._plan.range_of(chunk)
 
         def values() -> Float32Array:
-            values = usable(self._pending[part]) * self._sums.share
+            work = usable(self.work_of(chunk))
+            values = work * self._sums.share
             if payload is not None:
-                values += self._sums.decoded(payload, part.stop - part.start, mask)
+                values += self._sums.decoded(payload, work.size, mask)
             return values
 
         return self._sums.encode(chunk, values, mask.bit_count() + 1)

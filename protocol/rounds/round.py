@@ -37,6 +37,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Doubts
 from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut
 from gossamer.protocol.rounds.attempt import Attempt
+from gossamer.protocol.rounds.inventory import NO_DIGEST
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import (
@@ -117,12 +118,23 @@ class Round(RoundView):
     # Events: the ring
 
     def partial_sum_received(
-        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, mask: int, payload: Payload
+        self,
+        now: float,
+        ring_id: Digest,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        payload: Payload,
+        digest: Digest = NO_DIGEST,
+        signature: bytes = b"",
     ) -> list[Action]:
+        """A partial sum came. `signature`: its sender's, which `SignedAverages` has checked."""
         if (attempt := self._working(ring_id)) is None:
             return []
         attempt.link_rate.received(now)
-        actions = attempt.reduce.partial_sum_received(sender, chunk, mask, payload)
+        actions = attempt.reduce.partial_sum_received(
+            sender, chunk, mask, payload, digest, signature
+        )
         return self._after(now, attempt.progress(now, actions))
 
     def average_received(
@@ -147,11 +159,16 @@ class Round(RoundView):
         return self._after(now, attempt.progress(now, actions))
 
     def contributed(
-        self, now: float, ring_id: Digest, chunk: int, payload: Payload
+        self,
+        now: float,
+        ring_id: Digest,
+        chunk: int,
+        payload: Payload,
+        digest: Digest = NO_DIGEST,
     ) -> list[Action]:
         if (attempt := self._working(ring_id)) is None:
             return []
-        actions = attempt.reduce.contributed(chunk, payload)
+        actions = attempt.reduce.contributed(chunk, payload, digest)
         return self._after(now, attempt.progress(now, actions))
 
     def rejected(self, now: float, ring_id: Digest, chunk: int, sender: PeerId) -> list[Action]:
@@ -332,8 +349,10 @@ class Round(RoundView):
             was_slow=self._hints.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
-        sign = SignedAverages(self._self, ring, self._verify, rules.payloads).sign
-        reduce = RingReduce(ring.members, self._me, rules.num_chunks, ring.starters, sign)
+        signed = SignedAverages(self._self, ring, self._verify, rules.payloads)
+        reduce = RingReduce(
+            ring.members, self._me, rules.num_chunks, ring.starters, signed.sign, signed.sign_sum
+        )
         doubts = Doubts(self._hints.doubted)
         return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)
 

@@ -13,7 +13,7 @@ from gossamer.protocol.rounds.actions import Self
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
-from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.inventory import Inventory, SumStep
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import NO_HINTS, Mending, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.signed_averages import SignedAverages
@@ -194,6 +194,11 @@ class RoundView:
         if attempt is None or attempt.ring.ring_id != ring_id:
             return None
         return attempt.reduce.average_of(chunk)
+
+    def steps_of(self, chunk: int) -> tuple[SumStep, ...]:
+        """What this peer did to the partial sums of a chunk of the ring that it follows, or
+        followed last; see `RingReduce.steps_of`."""
+        return () if self._attempt is None else self._attempt.reduce.steps_of(chunk)
 
     def inventory(self, ring_id: Digest) -> Inventory | None:
         """Returns what this peer holds of the ring's chunks; None if the ring is not followed."""

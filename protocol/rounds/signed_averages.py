@@ -1,9 +1,12 @@
-"""The signatures under the averages of one ring.
+"""The signatures under the averages and the partial sums of one ring.
 
 Where members trust each other a partial sum says nothing of its parts, and an average nothing of
 its sum. So an average is worth what its finisher says. The finisher signs it, and each receiver
 checks that before the ring may use it. Where each member has signed its records, an average is
 checked against these (`codecs.record_payloads`) and needs no signature.
+
+The member that passes on a partial sum signs it, and the receiver keeps the signature until the
+round is audited (`policy.sum_audits`).
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ from dataclasses import dataclass
 
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Self
 from gossamer.protocol.rounds.ring import Contradicted
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import mask_bytes
 from gossamer.protocol.wire.average_signatures import (
     FinishedAverage,
+    PassedSum,
     check_finished,
     encode_finished,
 )
@@ -40,12 +44,40 @@ class SignedAverages:
         return not self.payloads.are_signed
 
     def sign(self, chunk: int, mask: int, digest: Digest) -> bytes:
-        """This member's signature under an average that it finished (`ring.SignAverage`)."""
+        """This member's signature under an average that it finished (`ring.SignChunk`)."""
         if not self._are_needed:
             return b""
         position = self.ring.members.index(self.identity.me)
-        payload = encode_finished(self._finished(position, chunk, mask, digest))
+        return self._signed(self._finished(position, chunk, mask, digest))
+
+    def sign_sum(self, chunk: int, mask: int, digest: Digest) -> bytes:
+        """This member's signature under a partial sum that it passes on (`ring.SignChunk`)."""
+        if not self.payloads.are_audited:
+            return b""
+        position = self.ring.members.index(self.identity.me)
+        return self._signed(self._passed(position, chunk, mask, digest))
+
+    def _signed(self, chunk: FinishedAverage | PassedSum) -> bytes:
+        payload = encode_finished(chunk)
         return self.identity.sign(signing_bytes(self.identity.run_id, payload))
+
+    def check_sum(
+        self, chunk: int, mask: int, sender: PeerId, digest: Digest, signature: bytes
+    ) -> None:
+        """Checks the signature under a partial sum.
+
+        Raises:
+            MalformedError: no such sender, or a signature where none belongs.
+            ForgedError: the sender did not sign it.
+        """
+        if not self.payloads.are_audited:
+            if signature:
+                raise MalformedError("a signature under a partial sum that needs none")
+            return
+        if sender not in self.ring.members or mask >> len(self.ring.members):
+            raise MalformedError(f"partial sum of chunk {chunk} by {sender}")
+        passed = self._passed(self.ring.members.index(sender), chunk, mask, digest)
+        check_finished(passed, sender, signature, self.identity.run_id, self.verify)
 
     def check(self, chunk: int, mask: int, finisher: int, digest: Digest, signature: bytes) -> None:
         """Checks the signature under an average that arrived.
@@ -80,12 +112,12 @@ class SignedAverages:
         return Equivocation(first, second)
 
     def _finished(self, finisher: int, chunk: int, mask: int, digest: Digest) -> FinishedAverage:
-        ready = self.ring.ready[finisher]
-        return FinishedAverage(
-            ready.incarnation,
-            ready.sequence,
-            self.ring.ring_id,
-            chunk,
-            mask_bytes(mask, len(self.ring.members)),
-            digest,
-        )
+        return FinishedAverage(*self._fields(finisher, chunk, mask), digest)
+
+    def _passed(self, sender: int, chunk: int, mask: int, digest: Digest) -> PassedSum:
+        return PassedSum(*self._fields(sender, chunk, mask), digest)
+
+    def _fields(self, position: int, chunk: int, mask: int) -> tuple[int, int, Digest, int, bytes]:
+        ready = self.ring.ready[position]
+        contributors = mask_bytes(mask, len(self.ring.members))
+        return ready.incarnation, ready.sequence, self.ring.ring_id, chunk, contributors

@@ -1,12 +1,15 @@
-"""The verdict of an auditor on the work of a member (`policy.audits`)."""
+"""The verdicts of auditors: on the work of a member (`policy.audits`), and on a sum of a ring
+(`policy.sum_audits`)."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import DIGEST_BYTES
+from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
 
 SEQUENCES = 16
 """Sequences of the declared data that an audit measures, and as many of held-out data."""
@@ -40,3 +43,29 @@ def check_verdict(verdict: Verdict) -> None:
     for gain in (verdict.gain_declared, verdict.gain_other):
         if not -GAIN_MAX <= gain <= GAIN_MAX:  # NaN fails too
             raise MalformedError("verdict with a gain out of range")
+
+
+class SumVerdict(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="sum verdict"
+):
+    """The author added up the chunk that a head picked, and found a member at fault
+    (`policy.sum_audits`). There is one of each head at most."""
+
+    round: int
+    """The round whose sum was audited."""
+    head: bytes
+    """The head that this round led to: it names the chunk and the auditor."""
+    member: str
+    is_replaced: bool
+    """Whether the member passed on another sum than it should have made. Otherwise it did not open
+    the chunk."""
+
+
+AnyVerdict: TypeAlias = Verdict | SumVerdict
+
+
+def check_sum_verdict(verdict: SumVerdict) -> None:
+    """Raises MalformedError for values out of range."""
+    if not 0 < verdict.round <= limits.ROUNDS_MAX or len(verdict.head) != DIGEST_BYTES:
+        raise MalformedError("verdict on no round")
+    public_key_of(PeerId(verdict.member))

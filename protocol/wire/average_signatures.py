@@ -1,8 +1,9 @@
-"""The signature of a member under an average that it finished (`rounds.ring`).
+"""The signature of a member under an average that it finished, or under a partial sum that it
+passed on (`rounds.ring`).
 
-The bytes that are signed are those of a statement, so two of them can be a proof
+The bytes that are signed are those of a statement, so those of two averages can be a proof
 (`policy.equivocation`). They are not sent: each receiver makes them from what it knows, and only
-the signature travels with the average.
+the signature travels with the chunk.
 """
 
 from __future__ import annotations
@@ -35,21 +36,38 @@ class FinishedAverage(
     """Digest of the encoded average."""
 
 
+class PassedSum(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="sum"
+):
+    """The author passed on this partial sum of a ring. The fields are as in `FinishedAverage`."""
+
+    incarnation: int
+    sequence: int
+    ring_id: bytes
+    chunk: int
+    contributors: bytes
+    digest: bytes
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FinishedAverage)
 _BEGINNING = _encoder.encode(FinishedAverage(0, 0, b"", 0, b"", b""))[: 1 + 1 + len("average")]
 """Header of the array, and the name as a string."""
 
 
-def encode_finished(finished: FinishedAverage) -> bytes:
-    """The bytes that the finisher of an average signs."""
+def encode_finished(finished: FinishedAverage | PassedSum) -> bytes:
+    """The bytes that the finisher of an average signs, or the sender of a partial sum."""
     return _encoder.encode(finished)
 
 
 def check_finished(
-    finished: FinishedAverage, author: PeerId, signature: bytes, run_id: Digest, verify: Verify
+    finished: FinishedAverage | PassedSum,
+    author: PeerId,
+    signature: bytes,
+    run_id: Digest,
+    verify: Verify,
 ) -> None:
-    """Raises ForgedError if the author did not sign this average for this run."""
+    """Raises ForgedError if the author did not sign this average or sum for this run."""
     signed = Signed(author, encode_finished(finished), signature)
     check_signature(signed, run_id, verify)
 

@@ -15,7 +15,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import ForgedError, OversizedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 from gossamer.protocol.wire.statement_checks import check_statement
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -53,6 +53,7 @@ _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder
     | MoreData
     | Equivocation
     | Verdict
+    | SumVerdict
 )
 _signed_decoder = msgspec.msgpack.Decoder(Signed)
 

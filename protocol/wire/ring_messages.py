@@ -1,4 +1,4 @@
-"""The messages of a stream of ``/gossamer/ring/2``, from a ring member to its successor.
+"""The messages of a stream of ``/gossamer/ring/3``, from a ring member to its successor.
 
     sender   -> ["hello", Signed(Roster)]     first frame: which ring this is
     receiver -> ["held"]                      once; the payload is the receiver's inventory
@@ -7,7 +7,8 @@
     receiver -> ["ack", chunks received, bytes of the next one]   on receipt, and in between
 
 The tag of a chunk's message is "token" for historical reasons. The payload is a partial sum, or
-with the ring position of its finisher an average, under which `signature` is the finisher's.
+with the ring position of its finisher an average. `signature` is the finisher's under an average,
+and the sender's under a partial sum that can be audited.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.wire.statements import Signed
 
-RING_PROTOCOL = "/gossamer/ring/2"
+RING_PROTOCOL = "/gossamer/ring/3"
 
 RING_MESSAGE_BYTES_MAX = 256
 """A message of a chunk, or an answer, without its payload: a mask of 32 bytes, a signature of 64
@@ -41,8 +42,8 @@ class ChunkMessage(
     finisher: int | None
     """Ring position of the member that finished the average; None for a partial sum."""
     signature: bytes = b""
-    """The finisher's (`average_signatures`). Empty for a partial sum, and in a run with
-    `trust = "open"`."""
+    """The finisher's, or the sender's under a partial sum (`average_signatures`). Empty in a run
+    with `trust = "open"`, and under the partial sums of sets."""
 
 
 class HeldChunks(

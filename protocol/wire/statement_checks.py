@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
-from gossamer.protocol.wire.audit_messages import Verdict, check_verdict
+from gossamer.protocol.wire.audit_messages import (
+    SumVerdict,
+    Verdict,
+    check_sum_verdict,
+    check_verdict,
+)
 from gossamer.protocol.wire.statements import (
     Accusation,
     Announce,
@@ -154,6 +159,8 @@ def check_statement(statement: Statement) -> None:
             _require(first.payload < second.payload, "proof without a contradiction")
         case Verdict():
             check_verdict(statement)
+        case SumVerdict():
+            check_sum_verdict(statement)
 
 
 def _check_version(statement: Announce | Ready) -> None:

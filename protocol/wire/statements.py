@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 
 Phase = Literal[
     "joining", "syncing", "training", "averaging", "paused", "leaving", "failed", "finished"
@@ -234,6 +234,7 @@ Statement: TypeAlias = (
     | MoreData
     | Equivocation
     | Verdict
+    | SumVerdict
 )
 
 
@@ -275,6 +276,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return proof_key(statement.first.author)  # one proof is enough, whoever brings it
         case Verdict():
             return ("verdict", author, statement.head.hex())
+        case SumVerdict():
+            return ("sum verdict", author, statement.head.hex())
 
 
 def proof_key(accused: str) -> tuple[str, ...]:
@@ -296,5 +299,5 @@ def version_of(statement: Statement) -> tuple[int, ...]:
         case MoreData():
             # The digest decides between two of one number, so that every peer keeps the same one.
             return (statement.number, int.from_bytes(statement.parts_digest, "big"))
-        case Roster() | Accusation() | Rollback() | Equivocation() | Verdict():
+        case Roster() | Accusation() | Rollback() | Equivocation() | Verdict() | SumVerdict():
             return ()

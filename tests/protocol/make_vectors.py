@@ -55,8 +55,12 @@ from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
-from gossamer.protocol.wire.audit_messages import Verdict
-from gossamer.protocol.wire.average_signatures import FinishedAverage, encode_finished
+from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
+from gossamer.protocol.wire.average_signatures import (
+    FinishedAverage,
+    PassedSum,
+    encode_finished,
+)
 from gossamer.protocol.wire.envelopes import encode_signed, ring_id_of, seal, signing_bytes
 from gossamer.protocol.wire.expulsion_messages import (
     ExpulsionPage,
@@ -75,6 +79,12 @@ from gossamer.protocol.wire.invitation_messages import (
     Welcomed,
     encode,
     proof_bytes,
+)
+from gossamer.protocol.wire.opening_messages import (
+    Open,
+    Opened,
+    Step,
+    encode_opening_message,
 )
 from gossamer.protocol.wire.ring_messages import ChunkMessage, encode_ring_message
 from gossamer.protocol.wire.statements import (
@@ -176,6 +186,22 @@ def finished_average_vector() -> dict[str, str]:
     }
 
 
+def passed_sum_vector() -> dict[str, str]:
+    """The second key passes on chunk 2 of that ring, with the parts of the first two members; and
+    how the third one opens the chunk."""
+    contributors, digest = mask_bytes(0b011, 3), digest_of(b"a sum")
+    payload = encode_finished(PassedSum(3, 8, RING_ID, 2, contributors, digest))
+    signature = KEYS[1].sign(signing_bytes(RUN_ID, payload))
+    step = Step(1, contributors, digest, signature, digest_of(b"a sum of all"))
+    return {
+        "payload": payload.hex(),
+        "signature": signature.hex(),
+        "message": encode_ring_message(ChunkMessage(2, contributors, None, signature)).hex(),
+        "question": encode_opening_message(Open(HEAD, with_part=False)).hex(),
+        "answer": encode_opening_message(Opened((step,), b"")).hex(),
+    }
+
+
 def equivocation() -> Equivocation:
     """Two `Ready` of the second key with one number."""
     both = [sealed(1, ready(tokens=tokens)) for tokens in (4096, 8192)]
@@ -268,8 +294,10 @@ def vectors() -> dict[str, Any]:
             "data": statement_vector(MoreData(3, HEAD, 250_000_000, 25_000_000_000)),
             "proof": statement_vector(equivocation()),
             "verdict": statement_vector(Verdict(41, HEAD, True, -0.25, 0.5)),
+            "sum verdict": statement_vector(SumVerdict(41, HEAD, PEERS[1], True)),
         },
         "finished average": finished_average_vector(),
+        "passed sum": passed_sum_vector(),
         "chain checkpoint": checkpoint_vector(),
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {

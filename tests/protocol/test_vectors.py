@@ -20,12 +20,13 @@ from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
 from gossamer.protocol.state.commit_records import decode_commit
-from gossamer.protocol.wire.envelopes import decode_signed, open_signed
+from gossamer.protocol.wire.envelopes import check_signature, decode_signed, open_signed
 from gossamer.protocol.wire.gossip_messages import decode_compact, decode_own, put_together
 from gossamer.protocol.wire.invitation_messages import decode_page
+from gossamer.protocol.wire.opening_messages import Opened, decode_answer, decode_question
 from gossamer.protocol.wire.ring_messages import ChunkMessage, decode_to_receiver
-from gossamer.protocol.wire.statements import Equivocation, Roster
-from tests.protocol.make_vectors import PATH, vectors, verify
+from gossamer.protocol.wire.statements import Equivocation, Roster, Signed
+from tests.protocol.make_vectors import PATH, PEERS, vectors, verify
 from tests.support.builders import RING_RULES
 
 SPEC = Path(__file__).parents[2] / "protocol" / "SPEC.md"
@@ -56,6 +57,17 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     assert isinstance(message, ChunkMessage)
     said = {(each.payload.hex(), each.signature) for each in (proof.first, proof.second)}
     assert (finished["payload"], message.signature) in said
+    passed = committed["passed sum"]
+    message = decode_to_receiver(bytes.fromhex(passed["message"]))
+    assert isinstance(message, ChunkMessage)
+    answer = decode_answer(bytes.fromhex(passed["answer"]))
+    assert isinstance(answer, Opened)
+    (step,) = answer.steps
+    assert step.signature == message.signature == bytes.fromhex(passed["signature"])
+    check_signature(
+        Signed(PEERS[1], bytes.fromhex(passed["payload"]), step.signature), run_id, verify
+    )
+    assert not decode_question(bytes.fromhex(passed["question"])).with_part
     envelope = decode_signed(bytes.fromhex(committed["roster"]["envelope"]))
     roster = open_signed(envelope, run_id, verify)
     assert isinstance(roster, Roster)

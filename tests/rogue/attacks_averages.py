@@ -51,6 +51,11 @@ async def forged_records(rogue: Rogue, victims: list[PeerId]) -> None:
     await _send_to_all(rogue, victims, is_average=False)
 
 
+async def signed_sums(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Likewise, and it signs the sums, as it has to."""
+    await _send_to_all(rogue, victims, is_average=False, signs=True)
+
+
 async def _send_to_all(
     rogue: Rogue,
     victims: list[PeerId],
@@ -64,7 +69,7 @@ async def _send_to_all(
 
     Args:
         is_average: averages; else partial sums.
-        signs: whether it signs the averages, as their finisher.
+        signs: whether it signs the averages, as their finisher, or the sums.
         rings_max: rings in which it does so.
         are_different: whether each victim gets other values.
     """
@@ -102,8 +107,8 @@ async def _send_to_all(
                 payload = payload_of(plan.elements_of(chunk), positions, value)
                 signature = b""
                 if signs:
-                    digest = digest_of(payload)
-                    signature = rogue.average_signature(signed, chunk, mask, digest)
+                    sign = rogue.average_signature if is_average else rogue.sum_signature
+                    signature = sign(signed, chunk, mask, digest_of(payload))
                 message = encode(ChunkMessage(chunk, mask, finisher, signature))
                 pieces.append(frame(message, payload))
             hello = frame(encode(Hello(signed)))

@@ -358,9 +358,11 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
             (0, mine, None, bytes(limits.BLOCK_BYTES_MAX)),
         ):
             signature = b""
+            digest = digest_of(payload)
             if finisher == order.index(rogue.me):  # else it is refused before it is looked at
-                digest = digest_of(payload)
                 signature = rogue.average_signature(signed, chunk, mask, digest)
+            elif finisher is None:
+                signature = rogue.sum_signature(signed, chunk, mask, digest)
             chunk_message = frame(encode(ChunkMessage(chunk, mask, finisher, signature)), payload)
             hello = frame(encode(Hello(signed)))
             for victim in victims:

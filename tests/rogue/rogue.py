@@ -23,7 +23,8 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.wire.average_signatures import FinishedAverage, encode_finished
+from gossamer.protocol.policy.sum_audits import has_sum_audits
+from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum, encode_finished
 from gossamer.protocol.wire.envelopes import (
     encode_signed,
     open_signed,
@@ -83,9 +84,10 @@ class Rogue:
         return self.identity.peer_id
 
     @property
-    def is_open(self) -> bool:
-        """Whether members of this run sign roots of their records."""
-        return self.manifest is not None and self.manifest.trust == "open"
+    def has_roots(self) -> bool:
+        """Whether members of this run sign roots over their work."""
+        manifest = self.manifest
+        return manifest is not None and (manifest.trust == "open" or has_sum_audits(manifest))
 
     @property
     def run_id(self) -> Digest:
@@ -157,14 +159,30 @@ class Rogue:
         self, roster: Signed, chunk: int, contributors: bytes, digest: Digest
     ) -> bytes:
         """Its signature under an average that it says it has finished, in a ring that it is in."""
+        return self._chunk_signature(FinishedAverage, roster, chunk, contributors, digest)
+
+    def sum_signature(
+        self, roster: Signed, chunk: int, contributors: bytes, digest: Digest
+    ) -> bytes:
+        """Its signature under a partial sum that it says it passes on, in a ring that it is in."""
+        return self._chunk_signature(PassedSum, roster, chunk, contributors, digest)
+
+    def _chunk_signature(
+        self,
+        kind: type[FinishedAverage | PassedSum],
+        roster: Signed,
+        chunk: int,
+        contributors: bytes,
+        digest: Digest,
+    ) -> bytes:
         statement = open_signed(roster, self.run_id, lambda *_: True)
         assert isinstance(statement, Roster)
         (own,) = (each for each in statement.members if each.author == self.me)
         ready = open_signed(own, self.run_id, lambda *_: True)
         assert isinstance(ready, Ready)
         number = ready.incarnation, ready.sequence
-        finished = FinishedAverage(*number, ring_id_of(roster), chunk, contributors, digest)
-        return self.identity.sign(signing_bytes(self.run_id, encode_finished(finished)))
+        signed = kind(*number, ring_id_of(roster), chunk, contributors, digest)
+        return self.identity.sign(signing_bytes(self.run_id, encode_finished(signed)))
 
     async def gossip(self, statement: Statement | Signed) -> None:
         signed = statement if isinstance(statement, Signed) else self.sealed(statement)
@@ -204,7 +222,7 @@ class Rogue:
             "loss": 2.0,
             "norm": 1.0,
             "spans": (),
-            "root": self.noise(32) if self.is_open else b"",
+            "root": self.noise(32) if self.has_roots else b"",
         }
         return Ready(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -1,7 +1,8 @@
 """A member of a ring that sends averages, sums and records which nobody made.
 
 With `trust = "members"` a member sets what it has to finish, and by the sums that it passes on it
-sets all: that is what the word means, and it shows that the attacks work. With `trust = "open"` the
+sets all, until an auditor finds it: that is what the word means, and it shows that the attacks
+work. `test_sum_audits` has members that do so from within. With `trust = "open"` the
 same attacks change nothing.
 """
 
@@ -26,12 +27,14 @@ from tests.rogue.attacks_averages import (
     contradicting_averages,
     forged_averages,
     forged_records,
+    signed_sums,
 )
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
 from tests.support.node_world import World, simulate
+from tests.support.sum_verdicts import verdicts_of
 
 NAMES = "abc"
 
@@ -93,9 +96,21 @@ def spoilt_chunks(world: World) -> tuple[int, int]:
     return len(spoilt), plan.num_chunks
 
 
-def test_among_members_one_sets_the_model_by_the_sums_that_it_passes_on(tmp_path: Path) -> None:
-    world = attacked(tmp_path, forged_records, "fp32", "members")
+def test_among_members_one_sets_the_model_by_sums_that_it_signs_and_is_found(
+    tmp_path: Path,
+) -> None:
+    world = attacked(tmp_path, signed_sums, "fp32", "members")
     assert distance_of(world) > FORGED_VALUE / 10
+    verdicts = [each for name in NAMES for each in verdicts_of(world, name)]
+    honest = {world.identity(name).peer_id for name in NAMES}
+    assert verdicts, "an auditor has found the member"
+    assert not honest & {verdict.member for verdict in verdicts}
+
+
+def test_among_members_a_sum_that_its_sender_did_not_sign_is_refused(tmp_path: Path) -> None:
+    world = attacked(tmp_path, forged_records, "fp32", "members")
+    assert distance_of(world) < 10.0
+    assert offences(world, "forged") > 0
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])

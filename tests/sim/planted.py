@@ -24,11 +24,11 @@ _contributed = RoundDispatcher.contributed
 
 
 def _double_count(
-    self: RingReduce, sender: PeerId, chunk: int, mask: int, payload: Payload
+    self: RingReduce, sender: PeerId, chunk: int, mask: int, payload: Payload, *signed: bytes
 ) -> list[Action]:
     """A member does not look whether it is in a sum already."""
     others = mask & ~(1 << self._position)
-    return _partial_sum_received(self, sender, chunk, others or mask, payload)
+    return _partial_sum_received(self, sender, chunk, others or mask, payload, *signed)  # type: ignore[arg-type]
 
 
 def _lost_partial_sum(self: RingReduce, chunk: int) -> list[Action]:
@@ -60,10 +60,10 @@ def _residual_twice(self: WorkAccount, *args: object, **kwargs: object) -> Settl
 
 
 def _answer_for_another_ring(
-    self: RoundDispatcher, now: float, ring_id: Digest, chunk: int, payload: Payload
+    self: RoundDispatcher, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
 ) -> None:
     """A sum for a ring that was replaced meanwhile is taken for one of the present ring."""
-    _contributed(self, now, self.ring_id or ring_id, chunk, payload)
+    _contributed(self, now, self.ring_id or ring_id, chunk, payload, digest)
 
 
 BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {

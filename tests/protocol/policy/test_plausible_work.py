@@ -5,26 +5,41 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gossamer.protocol.errors import ImplausibleError, MalformedError
+from gossamer.protocol.errors import (
+    ImplausibleError,
+    MalformedError,
+    RemoteProtocolError,
+    VersionError,
+)
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.protocol.wire.statements import Roster, Span
 from tests.support.builders import HEAD, RUN_ID, header, manifest, peer, peers, ready, sealed
 
 ROOT = digest_of(b"records")
 
 
-@pytest.mark.parametrize(("trust", "root"), [("open", ROOT), ("members", b"")])
-def test_a_root_is_there_as_the_manifest_says(trust: Trust, root: bytes) -> None:
-    bounds = WorkBounds(manifest(trust=trust))
+@pytest.mark.parametrize(
+    ("trust", "sync", "root", "error"),
+    [
+        ("open", "diloco", ROOT, MalformedError),
+        ("members", "sparse", b"", MalformedError),
+        ("members", "diloco", ROOT, VersionError),
+    ],
+)
+def test_a_root_is_there_as_the_manifest_says(
+    trust: Trust, sync: SyncMode, root: bytes, error: type[RemoteProtocolError]
+) -> None:
+    bounds = WorkBounds(msgspec.structs.replace(manifest(trust=trust), sync=sync))
     good, bad = ready(root=root), ready(root=b"" if root else ROOT)
     bounds.check_statement(good, RUN_ID)
-    with pytest.raises(MalformedError, match="a root over its records"):
+    with pytest.raises(error, match="a root over its"):
         bounds.check_statement(bad, RUN_ID)
     members = [sealed(peer(0), good), sealed(peer(1), bad)]
     bounds.check_statement(Roster(5, HEAD, 0, (members[0],), "fp16", 4096), RUN_ID)
-    with pytest.raises(MalformedError, match="a root over its records"):
+    with pytest.raises(error, match="a root over its"):
         bounds.check_statement(Roster(5, HEAD, 0, tuple(members), "fp16", 4096), RUN_ID)
 
 

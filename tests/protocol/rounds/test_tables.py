@@ -16,7 +16,7 @@ import pytest
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.rounds.commit import Commitment
-from gossamer.protocol.rounds.inventory import Chunk
+from gossamer.protocol.rounds.inventory import ArrivedSum, Chunk
 from gossamer.protocol.rounds.states import TABLES, Table
 from tests.protocol.rounds import test_commit, test_ring, test_roster, test_round
 from tests.sim.simulator.world import simulate
@@ -68,9 +68,9 @@ def test_a_chunk_keeps_its_state_after_an_illegal_event() -> None:
         with pytest.raises(LocalProtocolError):
             illegal()
     assert chunk == Chunk()
-    chunk.add(0)
+    chunk.add(None)
     with pytest.raises(LocalProtocolError):
-        chunk.add(1)
+        chunk.add(ArrivedSum(A, 1, b"sum"))
     assert (chunk.sum_state, chunk.contributing_mask) == ("adding", 0)
 
 

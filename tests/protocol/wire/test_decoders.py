@@ -33,10 +33,19 @@ from gossamer.protocol.state.chain import (
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.commit_records import decode_commit, encode_commit, encode_whole
 from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
 from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
 from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
+from gossamer.protocol.wire.opening_messages import (
+    Closed,
+    Open,
+    Opened,
+    Step,
+    decode_answer,
+    decode_question,
+    encode_opening_message,
+)
 from gossamer.protocol.wire.statements import (
     Extension,
     LinkRate,
@@ -103,9 +112,11 @@ STATEMENTS: list[Statement] = [
     Extension(3, 2_000, 500),
     MoreData(3, HEAD, 2_000, 5_000),
     Verdict(7, HEAD, True, -0.25, 0.5),
+    SumVerdict(7, HEAD, peer(1), True),
     equivocation_of(peer(2)),
     ring_of(peers(3)).roster,
 ]
+STEP = Step(1, b"\x03", HEAD, bytes(64), RING_ID)
 INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))
 DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "envelope": (decode_signed, [encode_signed(sealed(peer(0), s)) for s in STATEMENTS]),
@@ -129,6 +140,14 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "shard index": (
         decode_index,
         [encode_index(ShardIndex(shards=(ShardInfo(HEAD, 5, 5),), heldout=()))],
+    ),
+    "question of an auditor": (
+        decode_question,
+        [encode_opening_message(Open(HEAD, with_part=True))],
+    ),
+    "answer to an auditor": (
+        decode_answer,
+        [encode_opening_message(Opened((STEP,), bytes(480))), encode_opening_message(Closed())],
     ),
     "block request": (decode_request, [b"\x91\xc4\x20" + HEAD]),
     "block reply": (decode_reply, [encode_reply(digest_of(b"x"), found=True)]),

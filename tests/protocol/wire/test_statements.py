@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.wire.audit_messages import Verdict
+from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
 from gossamer.protocol.wire.statements import (
     Capacity,
@@ -57,6 +57,7 @@ STATEMENTS: list[Statement] = [
     MoreData(limits.DATA_PARTS_MAX, HEAD, limits.TOKENS_MAX, limits.TOKENS_MAX),
     equivocation_of(peer(2)),
     Verdict(7, HEAD, True, -0.25, 0.5),
+    SumVerdict(7, HEAD, peer(1), True),
 ]
 
 

@@ -21,6 +21,7 @@ In the end, when everything has healed
 - Every chunk of a committed header holds all members that lived on and were never accused.
 - Every unit of work that did not die with a process is in the winning chain or still carried, or
   was dropped as stale; and never two of these. Each account says what the chain says.
+- Each sum of a committed round adds up again, and no member is blamed for one (`audits`).
 - Along the winning chain every token of data is counted once, without gaps.
 """
 
@@ -50,6 +51,7 @@ from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.statements import Accusation
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
+from tests.sim.simulator.audits import Audits
 from tests.sim.simulator.modes import State
 from tests.sim.simulator.scenario import HOLD_SECONDS
 from tests.sim.simulator.signatures import verify
@@ -81,6 +83,7 @@ class Checks:
         """For each ring and position the vector that its member offered, and its capped tokens."""
         self._accused: dict[bytes, set[PeerId]] = {}
         self._accused_living: set[bytes] = set()
+        self.audits = Audits(world)
         self._goal_round = 0
         self.reached: dict[tuple[PeerId, int], float] = {}
         """When each peer first stood at a round."""
@@ -313,6 +316,7 @@ class Checks:
         held = set().union(*(peer.heads.held for peer in living))
         assert self.choice.best(held) == head, "a living peer held a head that wins"
         self._check_members()
+        self._check_sums()
         self._check_ledger(head)
         for peer in living:
             peer.work.check_at_end(self.work_of(peer.peer_id, head))
@@ -332,6 +336,21 @@ class Checks:
                 assert all(average.mask >> position & 1 for average in self.averages[head]), (
                     f"{self._world.name(peer_id)} lived and is missing in {head.hex()[:6]}"
                 )
+
+    def _check_sums(self) -> None:
+        """Whoever adds up the sums of a round again blames nobody."""
+        for head, header in self.headers.items():
+            places = range(len(header.members))
+            pendings = {
+                place: self._offers[header.ring_id, place][0]
+                for place in places
+                if (header.ring_id, place) in self._offers
+            }
+            peers = [self._world.peers[PeerId(member.peer_id)] for member in header.members]
+            is_whole = not (
+                self._accused.get(header.ring_id) or any(peer.num_deaths for peer in peers)
+            )
+            self.audits.check(header, self.averages[head], pendings, is_whole=is_whole)
 
     def _check_ledger(self, head: Digest) -> None:
         """Every token of data is consumed once, and the ledger says which."""

@@ -16,7 +16,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
-from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.inventory import NO_DIGEST, Inventory
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -142,11 +142,16 @@ class Driver:
         if dispatcher.has_to_check(mask, frame.finisher):
             is_average = frame.finisher is not None
             self._world.mode.check(payload, mask, chunk, link.ring, is_average=is_average)
+        signed, signature = self.machine.signed_averages, frame.signature
         if frame.finisher is None:
-            dispatcher.partial_sum_received(now, ring_id, source, chunk, mask, payload)
+            digest = self._audited(payload)
+            signed.check_sum(chunk, mask, source, digest, signature)
+            dispatcher.partial_sum_received(
+                now, ring_id, source, chunk, mask, payload, digest, signature
+            )
         else:
-            finisher, digest, signature = frame.finisher, payload.digest, frame.signature
-            self.machine.signed_averages.check(chunk, mask, finisher, digest, signature)
+            finisher, digest = frame.finisher, payload.digest
+            signed.check(chunk, mask, finisher, digest, signature)
             dispatcher.average_received(
                 now, ring_id, source, chunk, mask, finisher, payload, digest, signature
             )
@@ -212,9 +217,14 @@ class Driver:
         )
         position = ring.members.index(self.peer.peer_id)
         total = arithmetic.add(payload, position, work, bytes(encoded))
+        digest = self._audited(total)
         self._answer(
-            lambda: self.dispatcher.contributed(self.peer.now, ring_id, chunk, total)  # type: ignore[arg-type]
+            lambda: self.dispatcher.contributed(self.peer.now, ring_id, chunk, total, digest)  # type: ignore[arg-type]
         )
+
+    def _audited(self, payload: Sum) -> Digest:
+        """The digest of a partial sum, where sums are audited."""
+        return payload.digest if self._world.mode.payloads.are_audited else NO_DIGEST
 
     def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
         """See `Effects`."""

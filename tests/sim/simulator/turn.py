@@ -224,10 +224,18 @@ class Turn:
         """The ring has to do without this peer."""
         self._is_over = True
         self.driver.leave()
+        self._keep_for_audits()
         if self._offer is not None and self.driver.machine.ring is None:
             self._peer.work.withdraw(self._offer)
         self.end_ahead(self.driver.machine.head, self.driver.machine.number)
         self._peer.work.tidy()
+
+    def _keep_for_audits(self) -> None:
+        """The others may have committed the ring of this peer."""
+        checks, better = self._world.checks, self._peer.heads.better()
+        if better is not None:
+            first = checks.path(self._peer.heads.head, better.head)[-1]
+            checks.audits.keep(self._peer.peer_id, self.driver.machine, checks.headers[first])
 
     def end_ahead(self, head: Digest, number: int) -> None:
         """The next round does not follow straight on: what was done for it is carried."""
@@ -245,6 +253,7 @@ class Turn:
         header = committed.proposal.header
         head = header.digest
         self._world.checks.note_commit(peer, committed)
+        self._world.checks.audits.keep(peer.peer_id, self.driver.machine, header)
         peer.heads.know(head, committed.commit)
         peer.heads.disk.applied.add(head)
         place = self.driver.ring.members.index(peer.peer_id)

@@ -1,0 +1,328 @@
+"""Audits of sums at this node: it adds up chunks again, says what it found, and hears the verdicts
+of others.
+
+`protocol/policy/sum_audits.py` has the rules, and `opened_chunks` shows this node's own chunks to
+other auditors. If this node is the auditor of a round, it first asks the members for the way of the
+sum, and then for their parts, one at a time: so it never holds more than one part and one sum. An
+auditor that is still busy with an earlier round leaves a round out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.network.frames import (
+    asked,
+    receive_frame,
+)
+from gossamer.node.network.transport import Transport, TransportError
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.opened_chunks import OPENING_SECONDS, OpenedChunks, Opening
+from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.codecs.chunk_values import Float32Array
+from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError, ReplacedSumError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.audits import MEMORY_ROUNDS
+from gossamer.protocol.policy.sum_audits import SumVerdicts, audited_chunk, auditor_after
+from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.rounds.inventory import Average, SumStep
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.signed_averages import SignedAverages
+from gossamer.protocol.rounds.sum_way import (
+    AddedAgain,
+    ReplacedSum,
+    SumWay,
+    decode_step,
+)
+from gossamer.protocol.state.chain import credits_of, lost_members
+from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict
+from gossamer.protocol.wire.opening_messages import (
+    OPENING_MESSAGE_BYTES_MAX,
+    OPENING_PROTOCOL,
+    Open,
+    Opened,
+    decode_answer,
+    encode_opening_message,
+)
+
+ASKED_TIMES = 2
+"""Questions that a member may leave without an answer before it has not opened the chunk."""
+
+RETRY_SECONDS = 5.0
+"""Time between them: a connection that breaks is noticed in this time, or opened anew."""
+
+log = structlog.get_logger("node")
+
+
+class _Job(NamedTuple):
+    """An audit that this node owes."""
+
+    head: Digest
+    round: int
+    chunk: int
+    num_elements: int
+    average: Average
+    signed: SignedAverages
+
+    @property
+    def ring(self) -> Ring:
+        return self.signed.ring
+
+
+class _NotOpened(Exception):
+    def __init__(self, position: int) -> None:
+        super().__init__(f"member {position} did not open the chunk")
+        self.position = position
+
+
+class _CannotTell(Exception):
+    pass
+
+
+class SumAuditing:
+    """One node's audits of sums, and the verdicts that it has heard (a `VerdictListener`)."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        rounds: KnownRounds,
+        swarm: Swarm,
+        transport: Transport,
+        metrics: Metrics,
+        run_in_thread: RunInThread,
+    ) -> None:
+        assert isinstance(committed.payloads, SumPayloads)
+        self._payloads = committed.payloads
+        self._committed = committed
+        self._rounds = rounds
+        self._swarm = swarm
+        self._transport = transport
+        self._metrics = metrics
+        self._run_in_thread = run_in_thread
+        self._verdicts = SumVerdicts(swarm.me)
+        self.opened_chunks = OpenedChunks(transport, swarm.offence, run_in_thread)
+        self._job: _Job | None = None
+        self._wake = trio.Event()
+        swarm.verdicts = self
+
+    # Verdicts
+
+    def admits(self, author: PeerId, verdict: AnyVerdict) -> bool:
+        """See `VerdictListener`."""
+        if not isinstance(verdict, SumVerdict) or not self.is_kept(verdict):
+            return False
+        head, rounds = Digest(verdict.head), self._rounds
+        if head not in self._committed.chain or rounds.round_of(head) != verdict.round:
+            return False
+        credits = rounds.credits_of(head)
+        return author == auditor_after(head, credits) and verdict.member in {*credits} - {author}
+
+    def is_kept(self, verdict: AnyVerdict) -> bool:
+        """See `VerdictListener`."""
+        return verdict.round + MEMORY_ROUNDS > self._committed.entry.round
+
+    def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
+        """See `VerdictListener`."""
+        if not isinstance(verdict, SumVerdict) or not self.admits(author, verdict):
+            return
+        if not self._verdicts.heard(author, verdict):
+            return
+        member, number = PeerId(verdict.member), verdict.round
+        what = "replaced a sum" if verdict.is_replaced else "did not open a chunk"
+        if member == self._swarm.me:
+            log.warning(
+                f"an auditor says that this node {what}: if that was not meant, its memory or its "
+                "line may be faulty", auditor=author, round=number,
+            )  # fmt: skip
+        elif author != self._swarm.me:
+            log.warning(
+                f"an auditor says that a member {what}", peer=member, auditor=author, round=number
+            )
+
+    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
+        """See `VerdictListener`."""
+        return self._verdicts.may_leave_out(organiser, member)
+
+    # The audits of this node
+
+    async def note(self, opened: OpenRound, outcome: Committed) -> None:
+        """A round is committed, and this node's work is still that which it signed."""
+        header = outcome.proposal.header
+        await self.opened_chunks.keep(opened, header)
+        machine, averages = opened.driver.machine, outcome.averages
+        if machine.ring is None or machine.ring.ring_id != header.ring_id:
+            return
+        everybody = (1 << len(header.members)) - 1
+        is_whole = all(average.mask == everybody for average in averages)
+        if lost_members(outcome.commit) or machine.removed or not is_whole:
+            return
+        if auditor_after(header.digest, credits_of(header)) != self._swarm.me:
+            return
+        chunk = audited_chunk(header.digest, len(averages))
+        self._job = _Job(
+            header.digest,
+            header.round,
+            chunk,
+            opened.sync_set.plan.elements_of(chunk),
+            averages[chunk],
+            machine.signed_averages,
+        )
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Makes the audits that are due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            job, self._job = self._job, None
+            if job is not None:
+                await self._audit(job)
+
+    async def _audit(self, job: _Job) -> None:
+        try:
+            await self._add_again(job)
+        except ReplacedSum as found:
+            self._found(job, found.position, is_replaced=True)
+        except _NotOpened as found:
+            self._found(job, found.position, is_replaced=False)
+        except _CannotTell as error:
+            self._metrics.audits.add("undecided")
+            log.info("an audit of a sum cannot tell", reason=str(error), round=job.round)
+        else:
+            self._metrics.audits.add("good")
+            log.debug("a sum was added up again", round=job.round, chunk=job.chunk)
+
+    async def _add_again(self, job: _Job) -> None:
+        """
+        Raises:
+            ReplacedSum, _NotOpened: a member is at fault.
+            _CannotTell: a member has gone.
+        """
+        average, run_in_thread = job.average, self._run_in_thread
+        way = SumWay(job.signed, job.chunk, average.finisher, average.mask)
+        said: dict[int, tuple[SumStep, ...]] = {}
+        while (position := way.asked) is not None:
+            if position not in said:
+                said[position] = (await self._opened(job, position, with_part=False)).steps
+            if not await run_in_thread(partial(way.said, said[position])):
+                self._require_other(job, position)
+                raise _NotOpened(position)
+        tokens = [job.ring.weights[member] for member in job.ring.members]
+        again = AddedAgain(self._payloads, tokens, job.num_elements)
+        for hop in way.hops:
+            if not hop.is_copy:
+                part = await self._part(job, hop.position)
+                await run_in_thread(partial(again.add, hop, part))
+        await run_in_thread(partial(again.finish, average.finisher, average.mask, average.digest))
+
+    async def _part(self, job: _Job, position: int) -> Float32Array:
+        opening = await self._opened(job, position, with_part=True)
+
+        def checked() -> Float32Array | None:
+            if root_over(job.chunk, opening.part, opening.path) != job.ring.ready[position].root:
+                return None
+            try:
+                return codec("fp32").decode(opening.part, job.num_elements)
+            except MalformedError:
+                return None
+
+        part = await self._run_in_thread(checked)
+        if part is None:
+            self._require_other(job, position)
+            raise _NotOpened(position)
+        return part
+
+    def _require_other(self, job: _Job, position: int) -> None:
+        if job.ring.members[position] == self._swarm.me:
+            raise _CannotTell("this node has not kept its own part")
+
+    async def _opened(self, job: _Job, position: int, *, with_part: bool) -> Opening:
+        peer, problem = job.ring.members[position], ""
+        if peer == self._swarm.me:
+            own = self.opened_chunks.own(job.head)
+            if own is None:
+                raise _CannotTell("this node has not kept its own part")
+            return own
+        for number in range(ASKED_TIMES):
+            if number:
+                await trio.sleep(RETRY_SECONDS)
+            self._require_present(job, position)
+            try:
+                return await self._ask(job, peer, with_part=with_part)
+            except (TransportError, trio.TooSlowError) as error:
+                problem = str(error) or "no answer in time"
+            except RemoteProtocolError as error:
+                self._swarm.offence(peer, error)
+                problem = str(error)
+        self._require_present(job, position)
+        log.debug("a chunk was not opened", peer=peer, problem=problem, round=job.round)
+        raise _NotOpened(position)
+
+    def _require_present(self, job: _Job, position: int) -> None:
+        """Raises _CannotTell if a member is not connected to this node any more, or lives anew.
+        What it says after the commit, such as that it left the ring, changes nothing."""
+        peer = job.ring.members[position]
+        said = self._swarm.membership.known().get(peer)
+        is_same = said is not None and said.incarnation == job.ring.ready[position].incarnation
+        if not is_same or not self._swarm.is_connected(peer):
+            raise _CannotTell("a member has gone")
+
+    async def _ask(self, job: _Job, peer: PeerId, *, with_part: bool) -> Opening:
+        question = encode_opening_message(Open(job.head, with_part))
+        part_bytes = 4 * job.num_elements if with_part else 0
+        with trio.fail_after(OPENING_SECONDS):
+            async with asked(self._transport, peer, OPENING_PROTOCOL, question) as stream:
+                message, part = await receive_frame(
+                    stream,
+                    message_bytes_max=OPENING_MESSAGE_BYTES_MAX,
+                    payload_bytes_max=part_bytes,
+                )
+        answer = decode_answer(message)
+        if not isinstance(answer, Opened):
+            raise TransportError("it has nothing to open")
+        if len(answer.path) != (PATH_BYTES if with_part else 0):
+            raise MalformedError("an opened chunk with a part that nobody asked for, or without it")
+        steps = tuple(decode_step(step, job.ring.members) for step in answer.steps)
+        return Opening(steps, bytes(part), answer.path)
+
+    def _found(self, job: _Job, position: int, *, is_replaced: bool) -> None:
+        """A member is at fault."""
+        member = job.ring.members[position]
+        if member == self._swarm.me:
+            self._metrics.audits.add("undecided")
+            log.error(
+                "the sum that this node passed on is not the one that it makes of the same values "
+                "again: its memory may be faulty", round=job.round, chunk=job.chunk,
+            )  # fmt: skip
+            return
+        self._metrics.audits.add("poor")
+        self._metrics.poor_work.inc()
+        log.warning(
+            "a member has replaced a sum that it passed on, or an average"
+            if is_replaced
+            else "a member does not open what it did to a sum",
+            peer=member, round=job.round, chunk=job.chunk,
+        )  # fmt: skip
+        verdict = SumVerdict(job.round, job.head, member, is_replaced)
+        self._swarm.gossip.say(verdict)
+        self._verdicts.heard(self._swarm.me, verdict)
+        if is_replaced:
+            error = ReplacedSumError(f"another sum of chunk {job.chunk} than its part makes")
+            self._swarm.offence(member, error)
+        elif self._verdicts.marks(verdict) and self._swarm.admission.found_poor(member, job.round):
+            self._metrics.poor_members.inc()
+            log.warning(
+                "a member sits out of the rings that this node organises: this node and another "
+                "one found again that it does not open its sums", peer=member, round=job.round,
+            )  # fmt: skip

@@ -1,0 +1,265 @@
+"""What an auditor finds of a chunk, whatever its members did to it and say of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.inventory import NO_DIGEST, SumStep
+from gossamer.protocol.rounds.ring import Action, Contribute, FinishAverage, RingReduce, Send
+from gossamer.protocol.rounds.ring_parts import SumPart
+from gossamer.protocol.rounds.signed_averages import SignedAverages
+from gossamer.protocol.rounds.sum_way import (
+    AddedAgain,
+    ReplacedSum,
+    SumWay,
+    decode_step,
+    encode_step,
+)
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
+
+NUM_MEMBERS = 4
+RING = ring_of(peers(NUM_MEMBERS))
+ELEMENTS = 1024
+PLAN = ChunkPlan(ELEMENTS * NUM_MEMBERS, ELEMENTS)
+TOKENS = [RING.weights[member] for member in RING.members]
+EVERYBODY = (1 << NUM_MEMBERS) - 1
+
+
+def signed_by(member: PeerId) -> SignedAverages:
+    return SignedAverages(Self(member, RUN_ID, sign_as(member)), RING, verify, payloads())
+
+
+def payloads(name: str = "fp32") -> SumPayloads:
+    found = payloads_named(name)
+    assert isinstance(found, SumPayloads)
+    return found
+
+
+@dataclass
+class Swarm:
+    """A ring of machines whose chunks go round in one process. `forged`: (position, chunk) of the
+    sums that a member replaces."""
+
+    name: str
+    forged: Sequence[tuple[int, int]] = ()
+    works: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(7)
+        self.works = [
+            generator.standard_normal(PLAN.num_elements, np.float32) for _ in RING.members
+        ]
+        coder = payloads(self.name).coder
+        self.parts = [
+            SumPart(work, PLAN, coder, TOKENS, place) for place, work in enumerate(self.works)
+        ]
+        self.rings = []
+        for member in RING.members:
+            signed = signed_by(member)
+            reduce = RingReduce(
+                RING.members, member, PLAN.num_chunks, None, signed.sign, signed.sign_sum
+            )
+            self.rings.append(reduce)
+        tasks = [(place, each) for place, ring in enumerate(self.rings) for each in ring.start()]
+        while tasks:
+            place, action = tasks.pop(0)
+            tasks += self._do(place, action)
+
+    def _do(self, place: int, action: Action) -> list[tuple[int, Action]]:
+        ring, part = self.rings[place], self.parts[place]
+        match action:
+            case Contribute():
+                total = part.add(action.chunk, action.payload, action.mask)
+                if (place, action.chunk) in self.forged:
+                    coder = payloads(self.name).coder.of_sum(action.mask.bit_count() + 1)
+                    total = coder.encode(np.full(ELEMENTS, 9.0, np.float32))
+                done = ring.contributed(action.chunk, total, digest_of(total))
+            case FinishAverage():
+                average = part.finish_average(action.chunk, action.payload, action.mask)
+                done = ring.average_finished(action.chunk, average, digest_of(average))
+            case Send():
+                to = RING.members.index(action.peer)
+                return [(to, each) for each in self._receive(to, RING.members[place], action)]
+            case _:
+                raise AssertionError(action)
+        return [(place, each) for each in done]
+
+    def _receive(self, place: int, sender: PeerId, sent: Send) -> list[Action]:
+        ring, digest = self.rings[place], digest_of(sent.payload)
+        signed = signed_by(RING.members[place])
+        if sent.finisher is None:
+            signed.check_sum(sent.chunk, sent.mask, sender, digest, sent.signature)
+            return [
+                *ring.partial_sum_received(
+                    sender, sent.chunk, sent.mask, sent.payload, digest, sent.signature
+                )
+            ]
+        return [
+            *ring.average_received(
+                sender, sent.chunk, sent.mask, sent.finisher, sent.payload, digest, sent.signature
+            )
+        ]
+
+    def way(self, chunk: int, changed: dict[int, Sequence[SumStep]] | None = None) -> SumWay:
+        """The way of a chunk, as far as the members explain it. `changed`: steps of some members
+        instead of their own."""
+        average = self.rings[0].averages[chunk]
+        way = SumWay(signed_by(RING.members[0]), chunk, average.finisher, average.mask)
+        while (position := way.asked) is not None:
+            steps = self.rings[position].steps_of(chunk)
+            if changed is not None:
+                steps = tuple(changed.get(position, steps))
+            # As it comes over the wire.
+            said = [decode_step(encode_step(step, RING.members), RING.members) for step in steps]
+            if not way.said(said):
+                break
+        return way
+
+    def add_again(self, chunk: int) -> None:
+        average, again = (
+            self.rings[0].averages[chunk],
+            AddedAgain(payloads(self.name), TOKENS, ELEMENTS),
+        )
+        for hop in self.way(chunk).hops:
+            again.add(hop, self.works[hop.position][PLAN.range_of(chunk)])
+        again.finish(average.finisher, average.mask, average.digest)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "int4"])
+def test_what_honest_members_did_adds_up_again(name: str) -> None:
+    swarm = Swarm(name)
+    for chunk in range(PLAN.num_chunks):
+        assert [hop.position for hop in swarm.way(chunk).hops] == [
+            (chunk + step) % NUM_MEMBERS for step in range(NUM_MEMBERS)
+        ]
+        swarm.add_again(chunk)
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+@pytest.mark.parametrize("liar", range(NUM_MEMBERS))
+def test_the_member_that_replaced_a_sum_is_found_wherever_it_stands(name: str, liar: int) -> None:
+    swarm = Swarm(name, [(liar, chunk) for chunk in range(PLAN.num_chunks)])
+    for chunk in range(PLAN.num_chunks):
+        with pytest.raises(ReplacedSum) as found:
+            swarm.add_again(chunk)
+        assert found.value.position == liar
+
+
+def test_of_two_liars_the_first_one_is_found() -> None:
+    swarm = Swarm("fp32", [(1, 0), (2, 0)])
+    with pytest.raises(ReplacedSum) as found:
+        swarm.add_again(0)
+    assert found.value.position == 1
+
+
+def test_a_replaced_average_is_its_finishers() -> None:
+    swarm = Swarm("fp32")
+    again = AddedAgain(payloads(), TOKENS, ELEMENTS)
+    for hop in swarm.way(0).hops:
+        again.add(hop, swarm.works[hop.position][PLAN.range_of(0)])
+    with pytest.raises(ReplacedSum) as found:
+        again.finish(3, EVERYBODY, digest_of(b"another average"))
+    assert found.value.position == 3
+
+
+def test_a_liar_cannot_show_another_sum_than_came() -> None:
+    swarm = Swarm("fp32", [(2, 0)])
+    (step,) = swarm.rings[2].steps_of(0)
+    other = digest_of(b"a sum that nobody sent")
+    own = signed_by(RING.members[2]).sign_sum(0, step.mask, other)
+    for changed in (
+        step._replace(digest=other),  # the signature is under another sum
+        step._replace(digest=other, signature=own),  # its own, and not the sender's
+        step._replace(result=other),  # not what it signed
+        step._replace(mask=0b0001, sender=RING.members[0]),
+        step._replace(sender=None, mask=0, digest=NO_DIGEST, signature=b""),
+    ):
+        assert swarm.way(0, {2: [changed]}).asked == 2
+    assert swarm.way(0, {2: []}).asked == 2
+
+
+def test_a_sum_that_goes_on_as_it_was_leads_to_its_sender() -> None:
+    way = Swarm("fp32").way(0, {3: [whole_sum_of(0)], 0: []})
+    assert way.asked == 0, "it signed a sum with all parts, and has to say how it came to that"
+
+
+def test_two_members_that_name_each_other_do_not_go_on_for_ever() -> None:
+    way = Swarm("fp32").way(0, {3: [whole_sum_of(1)], 1: [whole_sum_of(3)]})
+    assert way.asked == 3
+
+
+def whole_sum_of(sender: int) -> SumStep:
+    """The step of a member that passed on, as it was, what a liar sent it as the sum of all."""
+    member, whole = RING.members[sender], digest_of(b"a sum with all parts")
+    signature = signed_by(member).sign_sum(0, EVERYBODY, whole)
+    return SumStep(member, EVERYBODY, whole, signature, whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sender": NUM_MEMBERS}, {"sender": -1}, {"contributors": b"\xff"}],
+    ids=["no such sender", "a sender before the first", "no such members"],
+)
+def test_members_that_the_ring_does_not_have_are_malformed(change: dict[str, object]) -> None:
+    (step,) = Swarm("fp32").rings[2].steps_of(0)
+    wire = encode_step(step, RING.members)
+    with pytest.raises(MalformedError):
+        decode_step(type(wire)(**{**fields(wire), **change}), RING.members)  # type: ignore[arg-type]
+
+
+def fields(wire: object) -> dict[str, object]:
+    return {name: getattr(wire, name) for name in wire.__struct_fields__}  # type: ignore[attr-defined]
+
+
+_PROGRAM = """
+import numpy as np
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.rounds.ring_parts import SumPart
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+random = np.random.default_rng(3)
+digests = []
+for elements in (1, 127, 1000, 65536):
+    for scale in (1.0, 1e-3, 1e-20, 1e-38, 1e-42, 1e15):
+        for name in ("fp32", "fp16", "int8", "int4"):
+            coder, payload, mask = codec(name, is_widening=True), None, 0
+            for position in range(10):
+                work = random.standard_normal(elements).astype(np.float32) * np.float32(scale)
+                work[:: 7] = 0.0
+                work[1 :: 11] *= np.float32(-0.0)
+                part = SumPart(work, ChunkPlan(elements, elements), coder, [5] * 9 + [7], position)
+                payload = part.add(0, payload, mask)
+                mask |= 1 << position
+            digests.append(digest_of(payload, part.finish_average(0, payload, mask)).hex())
+print(digest_of("".join(digests).encode()).hex())
+"""
+
+
+def digest_with(disabled: str) -> str:
+    """What the arithmetic of sums comes to without these features of the processor."""
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM],
+        env=environment, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_sums_have_the_same_bytes_whatever_the_processor_can() -> None:
+    """numpy has a loop of its own for each generation of processors."""
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    if not found:
+        pytest.skip("numpy knows one kind of this processor, so there is nothing to compare")
+    assert digest_with("") == digest_with(" ".join(found))

@@ -1,0 +1,177 @@
+"""A member that takes part in each ring and replaces the sums that it passes on.
+
+Its averages are signed by honest finishers, and without audits it sets the model for good. The
+auditors find it, whether it opens its chunks or not, and blame nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import structlog
+import trio
+
+from gossamer.node.modes.pending_work import Contributions, FinishedSum
+from gossamer.node.modes.sync_mode import Contribution
+from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+from tests.rogue.test_catalogue import count
+from tests.support.measured import measured
+from tests.support.node_world import World, simulate, start
+from tests.support.sum_verdicts import verdicts_of
+
+HONEST, LIAR = "abc", "d"
+FIRST_LIE = 4
+"""Round from which on the liar lies."""
+
+FORGED_VALUE = 1000.0
+"""Honest parameters stay below 10."""
+
+AUDITS_WAIT = 40
+"""Rounds in which the honest members have found the liar: each audits one in four."""
+
+_contribution = Contributions.contribution
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+@contextmanager
+def liar(me: PeerId, where: str) -> Iterator[None]:
+    """In this context the node with that id replaces what it passes on, or what it finishes."""
+
+    def contribution(
+        self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
+    ) -> Contribution:
+        made = _contribution(self, pending, plan, ring, node)
+        assert isinstance(made, FinishedSum)
+        if node != me or ring.roster.round < FIRST_LIE:
+            return made
+        own = made.add if where == "sums" else made.finish_average
+
+        def forged(chunk: int, payload: Buffer, mask: int) -> Buffer:
+            own(chunk, payload, mask)
+            coder = self._payloads.coder  # type: ignore[union-attr]
+            codec = coder.of_sum(mask.bit_count() + 1) if where == "sums" else coder
+            encoded: Buffer = codec.encode(
+                np.full(plan.elements_of(chunk), FORGED_VALUE, np.float32)
+            )
+            return encoded
+
+        name = "add" if where == "sums" else "finish_average"
+        setattr(made, name, forged)
+        return made
+
+    with patch.object(Contributions, "contribution", contribution):
+        yield
+
+
+def lived(
+    root: Path,
+    is_over: Callable[[World], bool],
+    *,
+    codec: str = "fp32",
+    opens: bool = True,
+    where: str = "sums",
+    seed: int = 23,
+) -> World:
+    """A swarm of three honest members and a liar, until something has come about."""
+    world = World(root, seed=seed, codec=codec)
+    names = HONEST + LIAR
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, names)
+        await world.reach(2, *HONEST)
+        if not opens:
+            open_nothing(world)
+        await world.reach(FIRST_LIE, *HONEST)
+        last = FIRST_LIE + AUDITS_WAIT
+        await world.until(
+            lambda: is_over(world) or world.round("a") >= last, seconds=300.0, look_seconds=0.05
+        )
+        assert is_over(world), f"not found within {AUDITS_WAIT} rounds"
+        measured(f"{codec}, opens {opens}: {world.round('a') - FIRST_LIE} rounds")
+
+    with liar(world.identity(LIAR).peer_id, where):
+        simulate(world, story)
+    return world
+
+
+def open_nothing(world: World) -> None:
+    """From now on the liar has no chunk for any auditor."""
+
+    async def kept_for(head: Digest, peer: PeerId) -> None:
+        return None
+
+    sums = world.participant(LIAR)._sums
+    assert sums is not None
+    sums.opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
+
+
+def sits_out(world: World, name: str, other: str) -> bool:
+    admission = world.participant(name).context.swarm.admission
+    return admission.poor_work.sits_out(world.round(name) + 1, world.identity(other).peer_id)
+
+
+def assert_only_the_liar_is_blamed(world: World) -> None:
+    guilty = world.identity(LIAR).peer_id
+    for name in HONEST:
+        assert all(verdict.member == guilty for verdict in verdicts_of(world, name))
+        assert not any(sits_out(world, name, other) for other in HONEST)
+        others = [world.identity(other).peer_id for other in HONEST]
+        offences = world.participant(name).context.swarm.admission.offences
+        assert not any(map(offences.is_banned, others))
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_a_liar_that_opens_its_chunks_is_banned_by_the_auditor(tmp_path: Path, codec: str) -> None:
+    def is_over(world: World) -> bool:
+        return any(count(world, name, "bans", "replaced") for name in HONEST)
+
+    world = lived(tmp_path, is_over, codec=codec)
+    assert_only_the_liar_is_blamed(world)
+
+
+def test_a_finisher_that_replaces_an_average_is_banned_by_the_auditor(tmp_path: Path) -> None:
+    def is_over(world: World) -> bool:
+        return any(count(world, name, "bans", "replaced") for name in HONEST)
+
+    assert_only_the_liar_is_blamed(lived(tmp_path, is_over, where="averages"))
+
+
+def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path) -> None:
+    def is_over(world: World) -> bool:
+        return any(sits_out(world, name, LIAR) for name in HONEST)
+
+    world = lived(tmp_path, is_over, opens=False)
+    assert_only_the_liar_is_blamed(world)
+    assert all(not verdict.is_replaced for verdict in verdicts_of(world, "a"))
+
+
+def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=29, codec="int8")
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, HONEST)
+        await world.reach(12, *HONEST)
+        world.assert_one_chain(*HONEST)
+
+    simulate(world, story)
+    audits = {"good": 0.0, "poor": 0.0, "undecided": 0.0}
+    for name in HONEST:
+        registry = world.nodes[name].metrics.registry
+        for verdict in audits:
+            value = registry.get_sample_value("gossamer_audits_total", {"verdict": verdict})
+            audits[verdict] += value or 0.0
+    assert audits["good"] >= 8
+    assert audits["poor"] == audits["undecided"] == 0
