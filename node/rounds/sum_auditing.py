@@ -45,7 +45,7 @@ from gossamer.protocol.rounds.sum_way import (
     SumWay,
     decode_step,
 )
-from gossamer.protocol.state.chain import credits_of, lost_members
+from gossamer.protocol.state.chain import credits_of, removed_in
 from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict
 from gossamer.protocol.wire.opening_messages import (
     OPENING_MESSAGE_BYTES_MAX,
@@ -74,6 +74,8 @@ class _Job(NamedTuple):
     num_elements: int
     average: Average
     signed: SignedAverages
+    out: frozenset[PeerId]
+    """Members that were out of the ring at its commit. What they did until then may be gone."""
 
     @property
     def ring(self) -> Ring:
@@ -163,10 +165,6 @@ class SumAuditing:
         machine, averages = opened.driver.machine, outcome.averages
         if machine.ring is None or machine.ring.ring_id != header.ring_id:
             return
-        everybody = (1 << len(header.members)) - 1
-        is_whole = all(average.mask == everybody for average in averages)
-        if lost_members(outcome.commit) or machine.removed or not is_whole:
-            return
         if auditor_after(header.digest, credits_of(header)) != self._swarm.me:
             return
         chunk = audited_chunk(header.digest, len(averages))
@@ -177,6 +175,7 @@ class SumAuditing:
             opened.sync_set.plan.elements_of(chunk),
             averages[chunk],
             machine.signed_averages,
+            machine.removed | removed_in(outcome.commit),
         )
         self._wake.set()
 
@@ -216,8 +215,7 @@ class SumAuditing:
             if position not in said:
                 said[position] = (await self._opened(job, position, with_part=False)).steps
             if not await run_in_thread(partial(way.said, said[position])):
-                self._require_other(job, position)
-                raise _NotOpened(position)
+                raise self._not_opened(job, position)
         tokens = [job.ring.weights[member] for member in job.ring.members]
         again = AddedAgain(self._payloads, tokens, job.num_elements)
         for hop in way.hops:
@@ -239,13 +237,19 @@ class SumAuditing:
 
         part = await self._run_in_thread(checked)
         if part is None:
-            self._require_other(job, position)
-            raise _NotOpened(position)
+            raise self._not_opened(job, position)
         return part
 
-    def _require_other(self, job: _Job, position: int) -> None:
+    def _not_opened(self, job: _Job, position: int) -> _NotOpened:
+        """A member has shown nothing that fits.
+
+        Raises:
+            _CannotTell: that may be no fault of its own.
+        """
         if job.ring.members[position] == self._swarm.me:
             raise _CannotTell("this node has not kept its own part")
+        self._require_present(job, position)
+        return _NotOpened(position)
 
     async def _opened(self, job: _Job, position: int, *, with_part: bool) -> Opening:
         peer, problem = job.ring.members[position], ""
@@ -257,7 +261,6 @@ class SumAuditing:
         for number in range(ASKED_TIMES):
             if number:
                 await trio.sleep(RETRY_SECONDS)
-            self._require_present(job, position)
             try:
                 return await self._ask(job, peer, with_part=with_part)
             except (TransportError, trio.TooSlowError) as error:
@@ -265,17 +268,16 @@ class SumAuditing:
             except RemoteProtocolError as error:
                 self._swarm.offence(peer, error)
                 problem = str(error)
-        self._require_present(job, position)
         log.debug("a chunk was not opened", peer=peer, problem=problem, round=job.round)
-        raise _NotOpened(position)
+        raise self._not_opened(job, position)
 
     def _require_present(self, job: _Job, position: int) -> None:
-        """Raises _CannotTell if a member is not connected to this node any more, or lives anew.
-        What it says after the commit, such as that it left the ring, changes nothing."""
+        """Raises _CannotTell if a member is not connected to this node any more, lives anew, or was
+        out of the ring at its commit. What it says later changes nothing."""
         peer = job.ring.members[position]
         said = self._swarm.membership.known().get(peer)
         is_same = said is not None and said.incarnation == job.ring.ready[position].incarnation
-        if not is_same or not self._swarm.is_connected(peer):
+        if not is_same or peer in job.out or not self._swarm.is_connected(peer):
             raise _CannotTell("a member has gone")
 
     async def _ask(self, job: _Job, peer: PeerId, *, with_part: bool) -> Opening:

@@ -1,8 +1,8 @@
 """Audits of sums: after a round a member adds up one chunk again, from the parts that went into it.
 
 Where members trust each other partial sums travel, and a sum says nothing of its parts. So a member
-could replace those that it passes on, and nobody would find it. After each round that lost nobody
-its head picks a chunk and one of the members, the *auditor*. The others open that chunk for the
+could replace those that it passes on, and nobody would find it. After each round its head picks a
+chunk and one of the members, the *auditor*. The others open that chunk for the
 auditor: their part of it, and what they did to its sums.
 
 Rules
@@ -18,7 +18,8 @@ Rules
   came to it do not make what it signed has *replaced* a sum. Its part is the one under its root,
   and all sums before it were made by these rules, so nobody else can be blamed.
 - A member that is there and does not show its part, or from what it made a sum that it signed, has
-  *not opened* the chunk. Of one that went away, or was started again, nothing can be told.
+  *not opened* the chunk. Of one that went away, was started again, or was out of the ring when it
+  was committed, nothing can be told.
 
 The arithmetic of a sum (`rounds.ring_parts`) is made of additions, multiplications, divisions and
 roundings that IEEE 754 fixes, one element at a time. So the same parts make the same bytes on all

@@ -235,8 +235,14 @@ def signers_of(commit: Commit) -> frozenset[PeerId]:
 
 def lost_members(commit: Commit) -> bool:
     """Returns whether a signer of a checked record holds a member to be out of the ring."""
+    return bool(removed_in(commit))
+
+
+def removed_in(commit: Commit) -> frozenset[PeerId]:
+    """The members that some signer of a checked record holds to be out of the ring."""
     votes = (decode_statement(signed.payload) for signed in commit.votes)
-    return any(isinstance(vote, Vote) and bool(vote.removed) for vote in votes)
+    removed = (vote.removed for vote in votes if isinstance(vote, Vote))
+    return frozenset(PeerId(peer) for each in removed for peer in each)
 
 
 def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:

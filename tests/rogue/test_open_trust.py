@@ -1,8 +1,7 @@
 """A member of a ring that sends averages, sums and records which nobody made.
 
 With `trust = "members"` a member sets what it has to finish, and by the sums that it passes on it
-sets all, until an auditor finds it: that is what the word means, and it shows that the attacks
-work. `test_sum_audits` has members that do so from within. With `trust = "open"` the
+sets all: that is what the word means, and it shows that the attacks work. With `trust = "open"` the
 same attacks change nothing.
 """
 
@@ -96,15 +95,13 @@ def spoilt_chunks(world: World) -> tuple[int, int]:
     return len(spoilt), plan.num_chunks
 
 
-def test_among_members_one_sets_the_model_by_sums_that_it_signs_and_is_found(
-    tmp_path: Path,
-) -> None:
+def test_among_members_one_sets_the_model_by_the_sums_that_it_passes_on(tmp_path: Path) -> None:
+    """It does nothing else in its ring, which puts it out for that, and so it does not have to say
+    how it came to its sums. `test_sum_audits` has members that stay."""
     world = attacked(tmp_path, signed_sums, "fp32", "members")
     assert distance_of(world) > FORGED_VALUE / 10
-    verdicts = [each for name in NAMES for each in verdicts_of(world, name)]
-    honest = {world.identity(name).peer_id for name in NAMES}
-    assert verdicts, "an auditor has found the member"
-    assert not honest & {verdict.member for verdict in verdicts}
+    named = {verdict.member for name in NAMES for verdict in verdicts_of(world, name)}
+    assert not named & {world.identity(name).peer_id for name in NAMES}
 
 
 def test_among_members_a_sum_that_its_sender_did_not_sign_is_refused(tmp_path: Path) -> None:

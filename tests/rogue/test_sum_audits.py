@@ -21,11 +21,12 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
-from tests.support.node_world import World, simulate, start
+from tests.support.node_world import World, headers_of, simulate, start
 from tests.support.sum_verdicts import verdicts_of
 
 HONEST, LIAR = "abc", "d"
@@ -100,6 +101,7 @@ def lived(
             lambda: is_over(world) or world.round("a") >= last, seconds=300.0, look_seconds=0.05
         )
         assert is_over(world), f"not found within {AUDITS_WAIT} rounds"
+        assert_only_the_liar_is_blamed(world)
         measured(f"{codec}, opens {opens}: {world.round('a') - FIRST_LIE} rounds")
 
     with liar(world.identity(LIAR).peer_id, where):
@@ -138,15 +140,14 @@ def test_a_liar_that_opens_its_chunks_is_banned_by_the_auditor(tmp_path: Path, c
     def is_over(world: World) -> bool:
         return any(count(world, name, "bans", "replaced") for name in HONEST)
 
-    world = lived(tmp_path, is_over, codec=codec)
-    assert_only_the_liar_is_blamed(world)
+    lived(tmp_path, is_over, codec=codec)
 
 
 def test_a_finisher_that_replaces_an_average_is_banned_by_the_auditor(tmp_path: Path) -> None:
     def is_over(world: World) -> bool:
         return any(count(world, name, "bans", "replaced") for name in HONEST)
 
-    assert_only_the_liar_is_blamed(lived(tmp_path, is_over, where="averages"))
+    lived(tmp_path, is_over, where="averages")
 
 
 def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path) -> None:
@@ -154,7 +155,6 @@ def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path) -> None:
         return any(sits_out(world, name, LIAR) for name in HONEST)
 
     world = lived(tmp_path, is_over, opens=False)
-    assert_only_the_liar_is_blamed(world)
     assert all(not verdict.is_replaced for verdict in verdicts_of(world, "a"))
 
 
@@ -163,7 +163,7 @@ def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, HONEST)
-        await world.reach(12, *HONEST)
+        await world.reach(16, *HONEST)
         world.assert_one_chain(*HONEST)
 
     simulate(world, story)
@@ -173,5 +173,7 @@ def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
         for verdict in audits:
             value = registry.get_sample_value("gossamer_audits_total", {"verdict": verdict})
             audits[verdict] += value or 0.0
-    assert audits["good"] >= 8
+    rounds = sum(len(credits_of(header)) > 1 for header in headers_of(world, "a"))
+    assert rounds > 8
+    assert audits["good"] >= rounds - 1, "the newest one may be under way"
     assert audits["poor"] == audits["undecided"] == 0
