@@ -19,6 +19,7 @@ import trio
 from gossamer.node.modes.pending_work import Contributions, FinishedSum
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import credits_of
@@ -55,16 +56,18 @@ def liar(me: PeerId, where: str) -> Iterator[None]:
         self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
     ) -> Contribution:
         made = _contribution(self, pending, plan, ring, node)
+        payloads = self._payloads
         assert isinstance(made, FinishedSum)
+        assert isinstance(payloads, SumPayloads)
         if node != me or ring.roster.round < FIRST_LIE:
             return made
         own = made.add if where == "sums" else made.finish_average
 
         def forged(chunk: int, payload: Buffer, mask: int) -> Buffer:
             own(chunk, payload, mask)
-            coder = self._payloads.coder  # type: ignore[union-attr]
-            codec = coder.of_sum(mask.bit_count() + 1) if where == "sums" else coder
-            encoded: Buffer = codec.encode(
+            num_members = mask.bit_count() + 1
+            coder = payloads.coder.of_sum(num_members) if where == "sums" else payloads.coder
+            encoded: Buffer = coder.encode(
                 np.full(plan.elements_of(chunk), FORGED_VALUE, np.float32)
             )
             return encoded

@@ -49,8 +49,11 @@ def test_repeated_offences_ban_and_the_ban_ends_by_itself() -> None:
 
 def test_one_offence_never_bans_unless_it_is_proven() -> None:
     assert list(SHORTEST_BANS) == ["equivocation"]
-    for reason in {*OFFENCE_REASONS} - {*SHORTEST_BANS}:
+    for reason in {*OFFENCE_REASONS} - {*SHORTEST_BANS, "replaced"}:
         assert Bans().offence(0.0, ROGUE, reason) is None
+    found = Bans().offence(0.0, ROGUE, "replaced")  # what this peer has computed itself
+    assert found is not None
+    assert found.seconds == BAN_SECONDS
 
 
 def test_an_offence_now_and_then_is_forgiven() -> None:

@@ -47,7 +47,7 @@ def test_no_round_follows_the_last_one() -> None:
     endless = manifest()
     inner = msgspec.structs.replace(endless.inner, total_steps=5, ends=True)  # one warm-up round
     bounds = WorkBounds(msgspec.structs.replace(endless, inner=inner))
-    last, late = ready(round=1), ready(round=2)
+    last, late = ready(round=1, root=ROOT), ready(round=2, root=ROOT)
     bounds.check_statement(last, RUN_ID)
     bounds.check_header(header(peers(1), round=1))
     with pytest.raises(ImplausibleError, match="ends with 1"):
@@ -63,10 +63,10 @@ def test_no_data_is_named_where_each_peer_has_its_own() -> None:
     shared = manifest()
     own = msgspec.structs.replace(shared.data, num_shards=0, num_tokens=0, own=True)
     bounds = WorkBounds(msgspec.structs.replace(shared, data=own))
-    bounds.check_statement(ready(spans=()), RUN_ID)
+    bounds.check_statement(ready(spans=(), root=ROOT), RUN_ID)
     bounds.check_header(header(peers(2), spans=()))
-    WorkBounds(shared).check_statement(ready(), RUN_ID)
+    WorkBounds(shared).check_statement(ready(root=ROOT), RUN_ID)
     with pytest.raises(ImplausibleError, match="at most 0"):
-        bounds.check_statement(ready(), RUN_ID)
+        bounds.check_statement(ready(root=ROOT), RUN_ID)
     with pytest.raises(ImplausibleError, match="consumes 1 tokens of data"):
         bounds.check_header(header(peers(2), spans=(Span(0, 0, 1),)))

@@ -102,9 +102,10 @@ def commit(data: bytes) -> None:
     WorkBounds(manifest()).check_header(found)
 
 
+ROSTER = ring_of(peers(3), roots=dict.fromkeys(peers(3), HEAD)).roster
 STATEMENTS: list[Statement] = [
     announce(),
-    ready(),
+    ready(root=HEAD),
     accusation_of(peer(1)),
     vote(HEAD, removed=[peer(2)]),
     LinkRate(RING_ID, 2, 1e6, 1e6),
@@ -114,7 +115,7 @@ STATEMENTS: list[Statement] = [
     Verdict(7, HEAD, True, -0.25, 0.5),
     SumVerdict(7, HEAD, peer(1), True),
     equivocation_of(peer(2)),
-    ring_of(peers(3)).roster,
+    ROSTER,
 ]
 STEP = Step(1, b"\x03", HEAD, bytes(64), RING_ID)
 INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))
