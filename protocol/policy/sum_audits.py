@@ -2,8 +2,8 @@
 
 Where members trust each other partial sums travel, and a sum says nothing of its parts. So a member
 could replace those that it passes on, and nobody would find it. After each round its head picks a
-chunk and one of the members, the *auditor*. The others open that chunk for the
-auditor: their part of it, and what they did to its sums.
+chunk and one of the members, the *auditor*. The others open that chunk for the auditor: their part
+of it, and what they did to its sums.
 
 Rules
 -----
@@ -49,6 +49,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.audits import MEMORY_ROUNDS
 from gossamer.protocol.policy.poor_work import MARKS_MAX
+from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.protocol.wire.audit_messages import SumVerdict
 
 _CHUNK, _AUDITOR = b"audited chunk", b"auditor of a chunk"
@@ -57,7 +58,7 @@ _CHUNK, _AUDITOR = b"audited chunk", b"auditor of a chunk"
 def has_sum_audits(manifest: Manifest) -> bool:
     """Returns whether the sums of a run are audited: members trust each other, and sums travel from
     which the part of each member follows."""
-    return manifest.trust == "members" and manifest.sync == "diloco"
+    return manifest.trust == "members" and SYNC_MODES[manifest.sync].adds_up
 
 
 def audited_chunk(head: Digest, num_chunks: int) -> int:

@@ -31,6 +31,7 @@ from gossamer.protocol.codecs.payloads import (
     DISTRO,
     AveragedPayloads,
     SignPayloads,
+    SumPayloads,
     payloads_named,
 )
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
@@ -152,7 +153,7 @@ class Peer(OpenListener):
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._records = (
             Contributions(self._payloads, 1.0)
-            if isinstance(self._payloads, RecordPayloads)
+            if isinstance(self._payloads, RecordPayloads | SumPayloads)
             else None
         )
         self.outer_step = OuterStep(self._plan, self._payloads)
