@@ -250,15 +250,17 @@ class Metrics:
         )
         self.audits = add.counters(
             "audits_total",
-            "Audits that this node made of others' work.",
+            "Audits that this node made of others' work or sums.",
             "verdict",
             metric_labels.VERDICTS,
         )
         self.poor_work = add.counter(
-            "poor_work_total", "Members that two of three auditors found to have done poor work."
+            "poor_work_total",
+            "Members that two of three auditors found to have done poor work, or that this node found "
+            "at fault for a sum.",
         )
         self.poor_members = add.counter(
-            "poor_members_total", "Times that this node let a member sit out because of its work."
+            "poor_members_total", "Times that this node let a member sit out for its work or sums."
         )
         self.ring_skips = add.counters(
             "ring_skips_total",

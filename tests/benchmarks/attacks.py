@@ -36,6 +36,7 @@ HARM, OPEN = "tests/rogue/test_harm.py::", "tests/rogue/test_open_trust.py::"
 INFLUENCE, CATALOGUE = "tests/rogue/test_influence.py::", "tests/rogue/test_catalogue.py::"
 UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_provoked_dials.py::"
 QUOTA, LEFT_OUT = "tests/rogue/test_quota.py::", "tests/rogue/test_left_out.py::"
+SUMS = "tests/rogue/test_sum_audits.py::"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ ROWS = (
             f"{OPEN}test_among_members_an_average_that_its_finisher_did_not_sign_is_refused",
             f"{OPEN}test_among_members_one_sets_the_averages_that_it_has_to_finish",
             f"{OPEN}test_an_average_that_nobody_signed_is_refused",
+            f"{SUMS}test_a_liar_that_opens_its_chunks_is_banned_by_the_auditor",
+            f"{SUMS}test_a_liar_that_opens_nothing_sits_out",
         ),
     ),
     Row(

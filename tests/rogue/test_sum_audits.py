@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,16 +19,32 @@ import trio
 
 from gossamer.node.modes.pending_work import Contributions, FinishedSum
 from gossamer.node.modes.sync_mode import Contribution
+from gossamer.node.network.frames import asked, receive_frame
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.sum_audits import auditor_after
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.wire.opening_messages import (
+    OPENING_PROTOCOL,
+    Closed,
+    Open,
+    Opened,
+    decode_answer,
+    encode_opening_message,
+)
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
-from tests.support.node_world import World, headers_of, simulate, start
+from tests.support.node_world import (
+    World,
+    headers_of,
+    newest_header,
+    simulate,
+    start,
+)
 from tests.support.sum_verdicts import verdicts_of
 
 HONEST, LIAR = "abc", "d"
@@ -159,6 +176,34 @@ def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path) -> None:
 
     world = lived(tmp_path, is_over, opens=False)
     assert all(not verdict.is_replaced for verdict in verdicts_of(world, "a"))
+
+
+def test_a_chunk_is_opened_for_the_auditor_alone(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=29)
+    answers: dict[bool, set[type]] = {True: set(), False: set()}
+
+    async def ask(asker: str, member: str, head: Digest) -> Opened | Closed:
+        transport = world.participant(asker).context.transport
+        peer = world.identity(member).peer_id
+        question = encode_opening_message(Open(head, with_part=True))
+        async with asked(transport, peer, OPENING_PROTOCOL, question) as stream:
+            message, part = await receive_frame(stream)
+        answer = decode_answer(message)
+        assert bool(part) == isinstance(answer, Opened)
+        return answer
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, HONEST)
+        await world.reach(8, *HONEST)
+        newest = newest_header(world, "a")
+        auditor = auditor_after(newest.digest, credits_of(newest))
+        await world.reach(newest.round, *HONEST)
+        for asker, member in permutations(HONEST, 2):
+            is_auditor = world.identity(asker).peer_id == auditor
+            answers[is_auditor].add(type(await ask(asker, member, newest.digest)))
+
+    simulate(world, story)
+    assert answers == {True: {Opened}, False: {Closed}}
 
 
 def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
