@@ -256,8 +256,8 @@ class Metrics:
         )
         self.poor_work = add.counter(
             "poor_work_total",
-            "Members that two of three auditors found to have done poor work, or that this node found "
-            "at fault for a sum.",
+            "Members that two of three auditors found to have done poor work, or that this node "
+            "found at fault for a sum.",
         )
         self.poor_members = add.counter(
             "poor_members_total", "Times that this node let a member sit out for its work or sums."
