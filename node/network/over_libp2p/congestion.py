@@ -111,8 +111,8 @@ class LineSearch:
     An overfilled line. BBR does not count a round trip in which the program had nothing to send, so
     a ring that waits for its input never ends the search. Symptom: on a line of 100 Mbit/s and 100
     ms the first megabyte of each ring left at 300 Mbit/s and overflowed the router's queue. In one
-    of ten rings BBR then took what it sent during the repair for the line's rate, 0.6 to 2 Mbit/s,
-    and ended its search there: the ring took 6 s instead of 2.7 s, or put an innocent member out as
+    of twenty rings BBR then took the rate of the loss recovery for the line's, 0.6 to 2 Mbit/s, and
+    ended its search there: the ring took 6 s instead of 2.7 s, or put an innocent member out as
     slow. So a search is held near the rate that was found before. BBR probes for more by itself
     once the search has ended; then nothing holds it.
     """

@@ -180,7 +180,7 @@ def test_a_first_search_is_free_until_the_line_is_full() -> None:
 def test_a_search_that_ended_far_too_low_begins_anew_in_the_middle_of_a_ring() -> None:
     kernel = Kernel(LINE, in_flight=IDLE_PACKETS_MAX + 1)
     kernel.look(STEADY)
-    kernel.look(SEARCHING, LINE // 200)  # a repair: nothing is decided
+    kernel.look(SEARCHING, LINE // 200)  # loss recovery: nothing is decided
     assert kernel.algorithms == [BBR]
     kernel.look(STEADY, LINE // 30)
     assert kernel.begins_anew
