@@ -141,16 +141,17 @@ class SumAuditing:
         if not self._verdicts.heard(author, verdict):
             return
         member, number = PeerId(verdict.member), verdict.round
-        what = "replaced a sum" if verdict.is_replaced else "did not open a chunk"
+        fault = "it replaced a sum" if verdict.is_replaced else "it did not open a chunk"
         if member == self._swarm.me:
             log.warning(
-                f"an auditor says that this node {what}: if that was not meant, its memory or its "
-                "line may be faulty", auditor=author, round=number,
+                "an auditor found this node at fault: if that was not meant, its memory or its "
+                "line may be faulty", fault=fault, auditor=author, round=number,
             )  # fmt: skip
-        elif author != self._swarm.me:
+        else:
             log.warning(
-                f"an auditor says that a member {what}", peer=member, auditor=author, round=number
-            )
+                "an auditor found a member at fault", fault=fault, peer=member, auditor=author,
+                round=number,
+            )  # fmt: skip
 
     def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
         """See `VerdictListener`."""
