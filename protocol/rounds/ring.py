@@ -25,7 +25,8 @@ Rules
   the missing one is out, or the finisher is out itself, and then its view does not count. Until
   that is known, the average is kept aside and the partial sum walks on. An average of a member that
   is not the chunk's finisher is early as well: other members may have to go out first.
-- An average comes with its finisher's signature (`average_signatures`). Of one that signs two for
+- An average comes with its finisher's signature (`average_signatures`), and a partial sum that can
+  be audited with its sender's (`policy.sum_audits`). Of a finisher that signs two averages for
   one chunk both together are a proof (`Contradicted`).
 - A removed member is out of this ring for good. At every removal each member checks all chunks
   again. It takes an early average that is not early any more. It finishes a kept copy that now
