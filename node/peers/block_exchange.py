@@ -72,12 +72,7 @@ class BlockService:
         uploads: the order in which peers are served; without it there is no budget.
 
     Attributes:
-        blocks_served, bytes_served: whole blocks sent, since the start.
-        blocks_fetched: blocks received, checked and stored.
         verify_failures: blocks received that did not have their digest.
-        not_found: requests for blocks that were not here (or damaged).
-
-    It has more than 12 attributes: five of them are sums.
     """
 
     def __init__(
@@ -89,11 +84,7 @@ class BlockService:
         serve_limits: ServeLimits | None = None,
         uploads: Uploads | None = None,
     ) -> None:
-        self.blocks_served = 0
-        self.bytes_served = 0
-        self.blocks_fetched = 0
         self.verify_failures = 0
-        self.not_found = 0
         self._transport = transport
         self._store = store
         self._on_offence = on_offence
@@ -204,7 +195,6 @@ class BlockService:
         """Returns (what is still missing, why)."""
 
         def stored(digest: Digest, num_bytes: int) -> None:
-            self.blocks_fetched += 1
             self._fetching.pop(digest).set()
 
         self._fetching.update((digest, trio.Event()) for digest in digests)
@@ -283,7 +273,6 @@ class BlockService:
         except (MissingBlockError, CorruptBlockError) as error:
             if isinstance(error, CorruptBlockError):
                 _log.warning("a block cannot be served", problem=str(error))
-            self.not_found += 1
             await send_frame(stream, encode_reply(digest, found=False))
             return
         with file, self.uploads.serving(stream.peer_id):
@@ -308,5 +297,3 @@ class BlockService:
             await stream.send(head, piece)
             head = b""
             rest_bytes -= len(piece)
-        self.blocks_served += 1
-        self.bytes_served += num_bytes
