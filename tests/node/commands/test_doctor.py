@@ -18,6 +18,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
 from gossamer.trainer.ipc.choices import CompileChoice
+from tests.support.ports import free_ports
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 CPU_ONLY = TorchReport(version="2.9", kind="", names=[], hip="")
@@ -163,8 +164,7 @@ def test_a_seed_that_is_something_else() -> None:
 
 
 def test_a_seed_that_is_gone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    (port,) = free_ports(1)
     check = machine_checks.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert check.level == "fail"
     assert "cannot be reached" in check.text
