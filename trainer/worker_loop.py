@@ -291,7 +291,6 @@ class Worker:
             messages.Configured(
                 device=",".join(str(device.torch_device) for device in devices),
                 device_name=names_together([device.name for device in devices]),
-                num_parameters=num_parameters,
                 precision=trainer.device.precision,
                 moments=trainer.moments,
                 optimizer_steps=trainer.optimizer_steps,

@@ -262,7 +262,6 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """`cpu`, `cuda:0`, `mps:0`."""
     device_name: str
     """Model of the processor or of the graphics card, for people."""
-    num_parameters: int
     precision: str
     """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights stay fp32)."""
     moments: str = ""

@@ -48,7 +48,7 @@ def say(message):
 def configured(message):
     global vector
     vector = memory.open_vector(message.pseudo_gradient_fd, {num_parameters})
-    say(m.Configured(device="cpu", device_name="few lines", num_parameters=len(vector),
+    say(m.Configured(device="cpu", device_name="few lines",
         precision="fp32", optimizer_steps=0))
 
 def trained(message):
