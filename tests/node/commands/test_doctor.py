@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands.machine import machine_checks, state_checks
+from gossamer.node.commands.machine import machine_checks, state_checks, torch_checks
 from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.doctor import run_doctor
-from gossamer.node.commands.machine.machine_checks import TorchReport
+from gossamer.node.commands.machine.torch_checks import TorchReport
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
@@ -81,7 +81,7 @@ def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
-    (check,) = machine_checks.check_torch("auto", probe)
+    (check,) = torch_checks.check_torch("auto", probe)
     assert check.level == "fail"
     assert reason in check.text
     assert "Install torch" in check.advice
@@ -111,7 +111,7 @@ def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
     ],
 )
 def test_devices(device: str, torch: TorchReport, gpus: list[Gpu], level: str) -> None:
-    check = machine_checks.check_device(device, torch, gpus)
+    check = torch_checks.check_device(device, torch, gpus)
     assert check.level == level
     assert bool(check.advice) == (level != "ok")
 
