@@ -284,7 +284,7 @@ class TrainerClient:
             self._was_useful = self._was_useful or answer.steps > 0
             return answer
         return messages.Finished(
-            round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan, seconds=0.0
+            round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan
         )
 
     async def collect(self) -> bool:

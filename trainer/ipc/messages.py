@@ -379,7 +379,6 @@ class Finished(_FromWorker, frozen=True, kw_only=True):
     """Ranges of the consumed data, in order; neighbouring ranges of a shard are merged."""
     loss_mean: float
     """Mean over the tokens trained; NaN if there are none."""
-    seconds: float
     text_bytes: int = 0
     """Bytes of the text that the trained tokens stand for; 0: not known, or nothing was trained."""
 
