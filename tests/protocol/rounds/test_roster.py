@@ -257,6 +257,7 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
         state.note_ready(1.0, sealed(member, ready()))
     state.elsewhere.note(ring_of(OTHERS))
     patience = GATHER + ring_seconds
+    assert state.decision(1.0).attempt is None
     assert state.decision(0.9 + patience).attempt is None
     assert state.decision(1.1 + patience).attempt is not None
 
