@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gossamer.node.network.frames import receive_message, send_frame
-from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
+from gossamer.node.network.transport import OffenceHandler, Stream, Transport
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
 from gossamer.node.peers.uploads import Uploads
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError, MissingBlockError
@@ -242,11 +242,6 @@ class BlockService:
             while (digest := await self._receive_request(stream)) is not None:
                 with trio.fail_after(self._serve_limits.send_seconds):
                     await self._answer(stream, digest)
-        except StreamClosed:
-            pass  # the other side has what it wanted, or is gone
-        except trio.TooSlowError:
-            _log.debug("a peer does not read the blocks it asked for", peer=short(peer_id))
-            await stream.reset()
         except RemoteProtocolError as error:
             await stream.reset()
             self._note_offence(peer_id, error)
