@@ -1,8 +1,8 @@
 """Signatures that the nodes of one process check once for all of them.
 
 Every node checks what each member has signed, and again where a roster or a commit record names it.
-The answer depends on key, signature and data alone, and OpenSSL takes 0.12 ms for it: some twentieth
-of the processor's time of a swarm in virtual time.
+The answer depends on key, signature and data alone, and OpenSSL takes 0.12 ms for it: some
+twentieth of the processor's time of a swarm in virtual time.
 """
 
 from __future__ import annotations
