@@ -43,6 +43,8 @@ class _PublicKey:
 @contextmanager
 def signatures_checked_once() -> Iterator[None]:
     """While the block lasts, `identity.verify` asks OpenSSL once about each right signature."""
-    with mock.patch.object(identity, "Ed25519PublicKey", _PublicKey):
-        yield
-    _check.cache_clear()
+    try:
+        with mock.patch.object(identity, "Ed25519PublicKey", _PublicKey):
+            yield
+    finally:
+        _check.cache_clear()
