@@ -159,6 +159,7 @@ def _of_packed(
 def _of_table(
     path: Path, form: Form, pieces: Sequence[_Piece], text_field: str, size: int, groups: int
 ) -> Iterator[bytes]:
+    assert form.content in ("parquet", "arrow")
     step = -(-len(pieces) // GROUPS_A_TABLE)
     for piece in pieces[::step]:
         first = piece.start * groups // size

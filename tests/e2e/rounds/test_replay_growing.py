@@ -73,9 +73,12 @@ def spans_of(node: LocalNode) -> list[Span]:
     return [span for head in path for span in chain.header(head).spans]
 
 
-def has_all(status: Status) -> bool:
-    data = status.data
-    return data is not None and not data.cutting and data.num_tokens == data.expected_tokens
+def tokens_of(status: Status) -> int:
+    return 0 if status.data is None else status.data.num_tokens
+
+
+def is_cut(status: Status) -> bool:
+    return status.data is not None and not status.data.cutting
 
 
 def grown_swarm(swarm: LocalSwarm, manifest: Path, corpus: Path) -> Sequence[LocalNode]:
@@ -89,21 +92,21 @@ def grown_swarm(swarm: LocalSwarm, manifest: Path, corpus: Path) -> Sequence[Loc
     cutter.suspend()
     nodes = [founder, swarm.join(address)]
     began = wait_for_round(founder, ROUNDS_BEFORE + 1)
-    assert began.data is not None
-    num_first = record_of(founder, 0).manifest.data.num_shards
-    assert began.data.num_tokens < began.data.expected_tokens
+    first = record_of(founder, 0).manifest.data
+    assert not is_cut(began)
+    assert tokens_of(began) == first.num_tokens
     cutter.resume()
-    for node in nodes:
-        node.wait_for(has_all, PATIENCE_SECONDS, "all data")
+    whole = tokens_of(founder.wait_for(is_cut, PATIENCE_SECONDS, "a corpus that is cut"))
+    assert whole > 4 * first.num_tokens
+    nodes[1].wait_for(lambda s: tokens_of(s) == whole, PATIENCE_SECONDS, "all data")
     poll(
-        lambda: any(span.partition >= num_first for span in spans_of(founder)),
+        lambda: any(span.partition >= first.num_shards for span in spans_of(founder)),
         "a round on added data",
     )
     nodes.append(swarm.join(address))
     founder.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "a round of three")
-    nodes[-1].wait_for(has_all, PATIENCE_SECONDS, "all data at the third peer")
-    joined = wait_for_round(nodes[-1], 1).round
-    wait_for_round(nodes[-1], joined + 2)
+    third = nodes[-1].wait_for(lambda s: tokens_of(s) == whole, PATIENCE_SECONDS, "all data")
+    wait_for_round(nodes[-1], third.round + 2)
     for node in nodes:
         node.kill()
     return nodes

@@ -131,4 +131,4 @@ def test_a_manifest_may_be_planned_where_its_corpus_is_not(
     assert "The data are not planned" in said
     (tmp_path / "elsewhere").write_text("some text\n" * 10)
     assert run_command(["plan", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["data"]["part_tokens"] == [25]
+    assert json.loads(capsys.readouterr().out)["data"]["part_tokens"] == [100]
