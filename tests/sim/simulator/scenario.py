@@ -16,7 +16,7 @@ HEALTHY_GOSSIP_SECONDS = (0.01, 0.3)
 HOLD_SECONDS = 100.0
 """Late enough that everything has come to rest, and before anybody leaves a ring as stalled."""
 
-DATA_SECONDS = 40.0
+DATA_SECONDS = 20.0
 """Time within which parts are added: most worlds have rounds before and after."""
 
 DOUBT = 0.5

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 SHARDS_PER_PEER = 3
 SHARD_TOKENS = 3000
 
-ADDED_SHARDS_PER_PEER = 2
-"""Of each part that the founder adds later."""
+GROWING_SHARDS_PER_PEER = 1
+"""The same where data are added, so that peers soon come to what was added."""
 
-HEARD_AFTER_SECONDS = 10.0
-"""Until the last peer has heard of a part: a round or two."""
+ADDED_SHARDS_PER_PEER = 2
+"""Of each part that the founder adds."""
+
+HEARD_AFTER_SECONDS = 20.0
+"""Until the last peer has heard of a part: some rounds."""
 
 
 @dataclass
@@ -305,7 +308,8 @@ class Feed:
     def num_shards(self) -> int:
         """Shards that this peer knows of."""
         num_parts = sum(seconds <= self._peer.world.now for seconds in self._heard_seconds)
-        return self._num_machines * (SHARDS_PER_PEER + ADDED_SHARDS_PER_PEER * num_parts)
+        first = GROWING_SHARDS_PER_PEER if self._heard_seconds else SHARDS_PER_PEER
+        return self._num_machines * (first + ADDED_SHARDS_PER_PEER * num_parts)
 
     def restart(self) -> None:
         self.claims: list[int] = []
