@@ -50,7 +50,9 @@ def plan(
     ] = None,
     json: bool = False,
 ) -> int:
-    """Estimate what a round costs each peer (bytes, seconds, utilisation), and when data are there.
+    """Estimate what a round costs each peer: bytes, seconds, utilisation.
+
+    With the text of the run also when its data are there.
 
     Parameters
     ----------
