@@ -46,4 +46,4 @@ def add_part(world: World, founder: str) -> bool:
 def data_of(world: World, name: str) -> RunData | None:
     """Returns the data that a node knows of; None while it has not got so far."""
     participant = world.participant_or_none(name)
-    return None if participant is None else participant.context.added_data.data
+    return None if participant is None else participant.context.added_data._data
