@@ -381,12 +381,23 @@ class YamuxConnection(IMuxedConn):
         return ping
 
     async def answers_within(self, seconds: float) -> bool:
-        """Returns whether the peer answers a ping in time, so that the connection is alive."""
-        ping = self._send_ping()
-        with trio.move_on_after(seconds):
-            await ping.answered.wait()
-            return True
+        """Returns whether the peer answers a ping in time, so that the connection is alive.
+
+        A time in which this process stood still does not count: the answer may wait to be read.
+        """
+        ping, asked_seconds, left = self._send_ping(), trio.current_time(), seconds
+        while left > 0:
+            with trio.move_on_after(left):
+                await ping.answered.wait()
+                return True
+            left = seconds - self._awake_since(asked_seconds)
         return False
+
+    def _awake_since(self, seconds: float) -> float:
+        """Seconds since a local time for which this process has run."""
+        if self._liveness is None:
+            return trio.current_time() - seconds
+        return self._liveness.awake_since(seconds)
 
     def rtt(self) -> float:
         """The newest round trip in seconds, 0 before the first pong."""
