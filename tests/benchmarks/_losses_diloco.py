@@ -43,6 +43,7 @@ class Setting:
     deal: Deal
     points: int
     """Number of points of the curve."""
+    device: str = "cpu"
 
 
 class Swarm:
@@ -64,6 +65,7 @@ class Swarm:
                 self.base,
                 self.sync_sets.whole,
                 setting.outer.mixing,
+                setting.device,
             )
             for _ in range(num_workers)
         ]
@@ -135,7 +137,7 @@ class Progress:
     """The curve of an arm as it grows."""
 
     def __init__(self, setting: Setting) -> None:
-        self._heldout = Heldout(setting.text, setting.model)
+        self._heldout = Heldout(setting.text, setting.model, setting.device)
         self._total = setting.inner.total_steps
         self._every = max(1, self._total // setting.points)
         self._next = self._every

@@ -36,10 +36,11 @@ class SharedPeer(Peer):
         text: Text,
         seed: int,
         base: FloatVector,
+        device: str = "cpu",
     ) -> None:
         """`base`: (num_parameters,), where all are; only `genesis` writes it."""
         config = TrainerConfig(
-            model=model, inner=inner, seed=seed, token_bytes=text.token_bytes, device="cpu"
+            model=model, inner=inner, seed=seed, token_bytes=text.token_bytes, device=device
         )
         trainer = SharedTrainer(config, base, np.zeros_like(base), steps=steps)
         super().__init__(trainer, text)
@@ -77,7 +78,15 @@ class SharedSwarm:
         self._codec = SignCodec(shapes_of(self._grids), steps.top_k)
         self.parameters: FloatVector = np.zeros(model.num_parameters, np.float32)
         self.peers = [
-            SharedPeer(model, self._inner, steps, setting.text, setting.seed, self.parameters)
+            SharedPeer(
+                model,
+                self._inner,
+                steps,
+                setting.text,
+                setting.seed,
+                self.parameters,
+                setting.device,
+            )
             for _ in range(num_peers)
         ]
         for number, peer in enumerate(self.peers):

@@ -46,6 +46,7 @@ class Worker(Peer):
         base: FloatVector,
         sync_set: SyncSet,
         mixing: float = 0.0,
+        device: str = "cpu",
     ) -> None:
         """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
         `sync_set`: all parameters."""
@@ -58,7 +59,7 @@ class Worker(Peer):
             inner=inner,
             seed=seed,
             token_bytes=text.token_bytes,
-            device="cpu",
+            device=device,
             mixing=mixing,
         )
         trainer = LocalTrainer(config, base, self._update)

@@ -24,7 +24,7 @@ from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.inner_step.schedule import learning_rate_at
-from gossamer.trainer.model import Decoder
+from gossamer.trainer.model import decoder_on
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import DataQueue
@@ -100,10 +100,10 @@ def prepare_text(draft: Draft, folder: Path) -> Text:
 class Heldout:
     """Evaluates flat parameters on held-out text."""
 
-    def __init__(self, text: Text, model: ModelConfig) -> None:
+    def __init__(self, text: Text, model: ModelConfig, device: str = "cpu") -> None:
         self._model = model
-        self._device = choose_device("cpu")
-        self._decoder = Decoder(model)
+        self._device = choose_device(device)
+        self._decoder = decoder_on(model, self._device)
         self._shards = list(text.heldout(model.vocabulary))
 
     @torch.no_grad()
@@ -124,6 +124,7 @@ def synchronous(
     *,
     queues: Sequence[DataQueue] = (),
     points: int = CURVE_POINTS,
+    device: str = "cpu",
 ) -> Curve:
     """Plain AdamW, or Muon, with the batches of `num_workers` workers in every step. With one: a
     worker alone.
@@ -134,11 +135,12 @@ def synchronous(
         queues: each worker's text; by default the text is dealt out among them.
         points: of the curve; 1 for the end alone.
     """
-    heldout, curve = Heldout(text, model), Curve()
-    decoder = Decoder(model)
+    heldout, curve = Heldout(text, model, device), Curve()
+    chosen = choose_device(device)
+    decoder = decoder_on(model, chosen)
     decoder.initialise(seed)
     parameters = list(decoder.parameters())
-    optimizer = optimizer_for(decoder, inner, choose_device("cpu").coarse_dtype)
+    optimizer = optimizer_for(decoder, inner, chosen.coarse_dtype)
     queues = queues or [text.queue(model, w, num_workers) for w in range(num_workers)]
     num_targets = num_workers * inner.sequences_per_step * model.context
     every = max(1, inner.total_steps // points)
@@ -146,15 +148,17 @@ def synchronous(
         for queue in queues:
             batch = queue.take(inner.sequences_per_step)
             assert batch is not None, "the corpus is too small for so many steps"
-            loss = decoder.loss_sum(torch.from_numpy(batch.sequences)) / num_targets
+            sequences = torch.from_numpy(batch.sequences).to(chosen.torch_device)
+            with chosen.autocast():
+                loss = decoder.loss_sum(sequences) / num_targets
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, inner.clip_norm)
         optimizer.step(learning_rate_at(step, inner))
         for parameter in parameters:
             parameter.grad = None
         if (step + 1) % every == 0 and step + 1 < inner.total_steps:
-            curve.add(step + 1, heldout.loss(decoder.flat.numpy(), CURVE_TOKENS))
-    curve.add(inner.total_steps, heldout.loss(decoder.flat.detach().numpy()))
+            curve.add(step + 1, heldout.loss(decoder.flat.cpu().numpy(), CURVE_TOKENS))
+    curve.add(inner.total_steps, heldout.loss(decoder.flat.detach().cpu().numpy()))
     curve.tokens = num_targets * inner.total_steps
     return curve
 

@@ -4,6 +4,7 @@
     python -m tests.benchmarks.losses --arms codecs sizes --seeds 1
     python -m tests.benchmarks.losses --arms diloco-4-h20-int8 diloco-4-h50-int4-o50
     python -m tests.benchmarks.losses --small     # a quarter of the model: a minute an arm
+    python -m tests.benchmarks.losses --preset 10m --steps 800 --device cuda:0 --processes 4
 
 The peers of an arm are `LocalTrainer`s in this process; what they agree on is computed by the code
 of the daemon (residuals, codecs, additions in ring order, outer step, shared step), only without
@@ -45,10 +46,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import msgspec
@@ -91,6 +94,7 @@ class Experiment:
         self._draft = msgspec.structs.replace(draft_of(options), seed=seed)
         self._sparse_rates = PRESETS[options.preset].sparse_rates
         self._folder = folder
+        self._device: str = options.device
         self._made: dict[tuple[bool, int], Dealt] = {}
 
     def _dealt(self, arm: Arm) -> Dealt:
@@ -99,6 +103,10 @@ class Experiment:
             deal = by_topic if arm.topics else mixed
             self._made[key] = deal(self._draft, self._folder / "text", arm.num_peers)
         return self._made[key]
+
+    def prepare(self, arm: Arm) -> None:
+        """Cuts the arm's text, which arms with as many peers share."""
+        self._dealt(arm)
 
     def run(self, arm: Arm) -> Result:
         """Trains one arm. Raises ValueError if it cannot be trained."""
@@ -129,7 +137,13 @@ class Experiment:
             rate = arm.learning_rate or (SYNC_RATE if arm.kind == "sync" else ALONE_RATE)
             inner = msgspec.structs.replace(inner, learning_rate=rate)
             return synchronous(
-                dealt.text, draft.model, inner, arm.num_peers, draft.seed, points=CURVE_POINTS
+                dealt.text,
+                draft.model,
+                inner,
+                arm.num_peers,
+                draft.seed,
+                points=CURVE_POINTS,
+                device=self._device,
             )
         setting = Setting(
             dealt.text,
@@ -140,6 +154,7 @@ class Experiment:
             draft.seed,
             dealt.shards.__getitem__,
             CURVE_POINTS,
+            self._device,
         )
         match arm.kind:
             case "diloco":
@@ -159,6 +174,10 @@ def draft_of(options: argparse.Namespace) -> Draft:
     if options.small:
         small = change(draft.model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
         draft = change(draft, model=change(small, hidden_width=128))
+    if options.text:
+        paths = tuple(map(str, options.text))
+        corpus = change(draft.corpus, paths=paths, max_bytes=options.text_bytes)
+        draft = change(draft, corpus=corpus)
     if options.steps:
         # The warm-ups keep their parts of the whole.
         part = options.steps / draft.inner.total_steps
@@ -179,6 +198,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--small", action="store_true", help="half the preset's width")
     parser.add_argument("--steps", type=int, help="inner steps instead of the preset's")
+    parser.add_argument("--text", type=Path, nargs="+", default=(), help="instead of the default")
+    parser.add_argument("--text-bytes", type=int, default=0, help="of --text at most")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1, help="arms that train at once")
     parser.add_argument("--fresh", action="store_true", help="forget what the output holds")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     parser.add_argument("--table", action="store_true", help="only show what is there")
@@ -221,21 +244,30 @@ def main() -> None:
 
 def run_missing(options: argparse.Namespace, results: Results) -> None:
     """Arm by arm, so that what comes first is whole first, whenever this is stopped."""
-    with tempfile.TemporaryDirectory(prefix="gossamer-losses-") as folder:
+    processes = ProcessPoolExecutor(
+        options.processes,
+        mp_context=multiprocessing.get_context("spawn"),  # CUDA refuses forked processes
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
+    with tempfile.TemporaryDirectory(prefix="gossamer-losses-") as folder, processes:
         experiments = {
             seed: Experiment(options, seed, Path(folder) / str(seed)) for seed in options.seeds
         }
+        trainings = []
         for arm in options.arms:
             for seed, experiment in experiments.items():
-                if results.get(arm.name, seed) is not None:
-                    continue
-                result = experiment.run(arm)
-                results.results.append(result)
-                results.save(options.output)
-                console.print(
-                    f"seed {seed} {arm.name}: {result.loss:.4f} nats, {result.tokens:,} tokens, "
-                    f"{result.seconds:.0f} s"
-                )
+                if results.get(arm.name, seed) is None:
+                    experiment.prepare(arm)
+                    trainings.append(processes.submit(experiment.run, arm))
+        for training in as_completed(trainings):
+            result = training.result()
+            results.results.append(result)
+            results.save(options.output)
+            console.print(
+                f"seed {result.seed} {result.arm}: {result.loss:.4f} nats, "
+                f"{result.tokens:,} tokens, {result.seconds:.0f} s"
+            )
 
 
 if __name__ == "__main__":

@@ -39,9 +39,12 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def reason_of(error: Exception) -> str:
     """A compiler's error in one line. torch names the compiler in the first line of its own, and
-    says below what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join([f"{type(error).__name__}:", *lines[:2]])
+    says below what happened. Where it quotes the traceback of another process, the last line of
+    that says it."""
+    message, _, quoted = str(error).partition("Traceback (most recent call last):")
+    lines = [line.strip() for line in message.splitlines() if line.strip()][:2]
+    lines += [line for line in quoted.splitlines() if line and not line.startswith(" ")][:1]
+    return " ".join([f"{type(error).__name__}:", *lines])
 
 
 def main() -> int:

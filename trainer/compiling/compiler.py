@@ -132,6 +132,10 @@ class Compiler:
         self._num_tries += 1
         self._size = size
         self._decoder.compiled = None
+        # One thread for the compiler, in this process as well: the machine's owner and the daemon
+        # come first. With more, torch leaves the kernels to processes, and where those cannot use
+        # the card none is made.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         if self._backend != "inductor" or self._note is not None:
             self._switch_here()
             return
@@ -143,9 +147,6 @@ class Compiler:
                 f"{free / 1e9:.1f} GB are free"
             )
             return
-        # One thread for the compiler, in this process as well: the machine's owner and the daemon
-        # come first.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         order = Order(
             model=self._model,
             device=str(self._device.torch_device),

@@ -32,6 +32,7 @@ from gossamer.trainer.inner_step.moments import MomentVector, Span, copy_moments
 from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources.accelerator import has_own_memory
 
 MOMENTUM = 0.95
 """Decay of the gradient's mean, as published."""
@@ -50,6 +51,10 @@ _NORM_MIN = 1e-7
 _BATCH_ELEMENTS_MAX = 2**22
 """Elements of matrices that go through the iterations together: the work takes some 14 bytes for
 each, 60 MB, less than the pass before it took. A larger matrix goes alone."""
+
+_CARD_BATCH_ELEMENTS_MAX = 2**24
+"""The same for a device with memory of its own: 235 MB. An H200 took 31 ms for an update of `150m`
+with batches of 2^22 elements, 13.5 with these, and no less with larger ones."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,10 @@ class Muon:
         self._spans = [span for of_one in pieces for span in of_one]
         self.momentum = zeros(self._spans, moment_format, hidden[0].device)
         """Momenta of the matrices, in flat order."""
-        self._batches = _batches_of(hidden, pieces)
+        elements_max = _BATCH_ELEMENTS_MAX
+        if has_own_memory(decoder.flat.device):
+            elements_max = _CARD_BATCH_ELEMENTS_MAX
+        self._batches = _batches_of(hidden, pieces, elements_max)
         self._turn = 0
 
     @property
@@ -175,14 +183,16 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def _batches_of(matrices: Sequence[nn.Parameter], pieces: Sequence[list[Span]]) -> list[_Batch]:
+def _batches_of(
+    matrices: Sequence[nn.Parameter], pieces: Sequence[list[Span]], elements_max: int
+) -> list[_Batch]:
     """`pieces`: of each matrix."""
     batches: list[_Batch] = []
     open_batches: dict[tuple[int, int], _Batch] = {}
     for matrix, spans in zip(matrices, pieces, strict=True):
         rows, columns = sorted(matrix.shape)
         batch = open_batches.get((rows, columns))
-        if batch is None or (len(batch.spans) + 1) * matrix.numel() > _BATCH_ELEMENTS_MAX:
+        if batch is None or (len(batch.spans) + 1) * matrix.numel() > elements_max:
             batch = open_batches[rows, columns] = _Batch([], [])
             batches.append(batch)
         batch.parameters.append(matrix)

@@ -1,9 +1,9 @@
 """Finding the files of a corpus.
 
 A folder is walked in sorted order; hidden files and folders (``.git``) and links to folders are
-passed over, empty files too. Of a folder that `datasets` saved (`save_to_disk`) only the tables
-that it names are taken, and not what lies beside them. A path with ``*``, ``?`` or ``[`` that does
-not exist is a pattern.
+passed over, empty files too, also those that a pattern finds. Of a folder that `datasets` saved
+(`save_to_disk`) only the tables that it names are taken, and not what lies beside them. A path with
+``*``, ``?`` or ``[`` that does not exist is a pattern.
 """
 
 from __future__ import annotations
@@ -51,16 +51,26 @@ def expanded(paths: Sequence[Path]) -> tuple[Path, ...]:
     """Returns the paths with each pattern replaced by what it matches, in sorted order.
 
     A shell expands patterns, but a manifest, a unit file and quotes do not. A path that exists is
-    no pattern, and a pattern that matches nothing stays as it is.
+    no pattern, and a pattern that matches nothing stays as it is. Empty files are left out, unless
+    it matches nothing else.
     """
     found: list[Path] = []
     for path in paths:
         path = path.expanduser()
         names = []
         if glob.has_magic(str(path)) and not os.path.exists(path):
-            names = sorted(glob.glob(str(path), recursive=True))
+            matches = sorted(glob.glob(str(path), recursive=True))
+            names = [name for name in matches if not _is_empty(name)] or matches
         found += [Path(name) for name in names] or [path]
     return tuple(found)
+
+
+def _is_empty(name: str) -> bool:
+    """Whether a file is there and has nothing in it."""
+    try:
+        return os.path.isfile(name) and os.path.getsize(name) == 0
+    except OSError:
+        return False
 
 
 def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Path]:

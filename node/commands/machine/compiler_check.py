@@ -26,4 +26,4 @@ def check_compiler(choice: CompileChoice, device_type: str) -> Check | None:
             "Install a C++ compiler and Python's headers (Debian: g++ python3-dev), or set "
             "--compile off",
         )
-    return Check("compiler", "ok", "layers are compiled beside the training")
+    return Check("compiler", "ok", "layers are compiled after the first steps")

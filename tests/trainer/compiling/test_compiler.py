@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.chunked_loss import NO_TARGET, _loss_in_place, fused_loss
 from gossamer.trainer.compiling import compiler as compiler_module
-from gossamer.trainer.compiling.ahead import Order
+from gossamer.trainer.compiling.ahead import Order, reason_of
 from gossamer.trainer.compiling.compiler import TRIES_MAX, Compiler
 from gossamer.trainer.compiling.parts import Backend
 from gossamer.trainer.compiling.tools import missing_tools
@@ -371,6 +371,47 @@ def test_a_trainer_whose_children_have_no_card_compiles_by_itself(
     assert one.compiler.is_in_use
     assert not note.exists()
     torch.compiler.reset()
+
+
+def test_a_trainer_that_compiles_by_itself_leaves_no_kernel_to_another_process(
+    model_config: ModelConfig,
+    sequences: NDArray[np.int64],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch starts processes for kernels unless it is to take one thread. On a card those failed,
+    because they could not use it."""
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    one = OneProcess(model_config, tmp_path / "compiling")
+    one.step(sequences)
+    one.step(sequences)
+    assert one.compiler.is_in_use
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    one.compiler.close()
+    torch.compiler.reset()
+
+
+QUOTING = """An exception occurred in a subprocess:
+
+Name=triton_poi_fused_0
+Traceback (most recent call last):
+  File "worker.py", line 1, in compile
+    start()
+RuntimeError: the driver says 304
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace
+"""
+
+
+def test_a_compilers_error_is_told_in_one_line_with_its_cause() -> None:
+    assert reason_of(RuntimeError(QUOTING)) == (
+        "RuntimeError: An exception occurred in a subprocess: Name=triton_poi_fused_0 "
+        "RuntimeError: the driver says 304"
+    )
+    plain = RuntimeError("backend='inductor' raised:\nRuntimeError: no C compiler\n\nSet VERBOSE=1")
+    assert reason_of(plain) == (
+        "RuntimeError: backend='inductor' raised: RuntimeError: no C compiler"
+    )
 
 
 def test_after_a_crash_in_the_compiler_the_next_trainer_does_without(

@@ -10,7 +10,7 @@ import zstandard
 from gossamer.trainer.text import spool as spool_module
 from gossamer.trainer.text import unpacking
 from gossamer.trainer.text.corpus import Corpus, scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.corpus_files import find_files
 from gossamer.trainer.text.spool import Spool
 
@@ -174,3 +174,13 @@ def test_patterns_that_no_shell_expanded_are_expanded(tmp_path: Path) -> None:
     assert names("odd[1].jsonl") == ["odd[1].jsonl"]
     with pytest.raises(CorpusError, match=r"x\*: no such file"):
         names("x*")
+
+
+def test_a_pattern_passes_over_empty_files_as_a_folder_does(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    with pytest.raises(BadFilesError, match=r"__init__.py is empty"):
+        find_files([tmp_path / "*.py"])
+    (tmp_path / "code.py").write_text("pass")
+    assert find_files([tmp_path / "*.py"]) == [tmp_path / "code.py"]
+    with pytest.raises(BadFilesError, match=r"__init__.py is empty"):
+        find_files([tmp_path / "__init__.py"])
