@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 import trio
 
 HEAD_START_TURNS = 16
-"""Turns of the event loop that a way has besides its head start. A busy process comes late to all its
-tasks, so the first way may have got nowhere for that reason, and another one makes it busier. A dial
-takes some ten turns until its first packet is answered."""
+"""Turns of the event loop that a way has besides its head start. A busy process comes late to all
+its tasks, so the first way may have got nowhere for that reason, and another one makes it busier. A
+dial takes some ten turns until its first packet is answered."""
 
 Way = TypeVar("Way")
 Result = TypeVar("Result")

@@ -36,8 +36,8 @@ DIALS_AT_ONCE_MAX = 16
 
 HANDSHAKES_AT_ONCE_MAX = 4
 """Of these dials so many may have been answered. A handshake is work for both ends, so where one of
-them is busy more at once only make each of them slower, up to the limit of a dial. With a round trip
-of 300 ms these make two connections a second."""
+them is busy more at once only make each of them slower, up to the limit of a dial. With a round
+trip of 300 ms these make two connections a second."""
 
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the

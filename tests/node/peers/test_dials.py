@@ -52,10 +52,10 @@ async def busy(port: int) -> AsyncIterator[str]:
     async def serve(outer: trio.SocketStream) -> None:
         async with outer:
             await trio.sleep(SLOW_SECONDS)
-            async with await trio.open_tcp_stream("127.0.0.1", port) as inner:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(carry, outer, inner)
-                    nursery.start_soon(carry, inner, outer)
+            inner = await trio.open_tcp_stream("127.0.0.1", port)
+            async with inner, trio.open_nursery() as nursery:
+                nursery.start_soon(carry, outer, inner)
+                nursery.start_soon(carry, inner, outer)
 
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -138,7 +138,10 @@ def test_nodes_that_meet_announce_themselves_no_more_often_the_more_they_are(
     world = World(tmp_path, seed=98, wait_for_peers=99)
 
     async def story(nursery: trio.Nursery) -> None:
-        await start(world, nursery, names)
+        await nursery.start(world.run, names[0])
+        for name in names[1:]:
+            await nursery.start(world.run, name, [names[0]])
+            await trio.sleep(1.0)
         await trio.sleep(STARTED_SECONDS)
         swarms = [world.participant(name).context.swarm for name in names]
         assert all(len(each.living()) == len(names) - 1 for each in swarms)
