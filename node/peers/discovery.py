@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.base.ticks import tick_after
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
 from gossamer.node.storage.known_peers import KnownPeers
@@ -33,11 +33,6 @@ LOOK_SECONDS = 1.0
 
 DIALS_AT_ONCE_MAX = 16
 """A dial into a dead line holds its place for some 12 s."""
-
-HANDSHAKES_AT_ONCE_MAX = 4
-"""Of these dials so many may have been answered. A handshake is work for both ends, so where one of
-them is busy more at once only make each of them slower, up to the limit of a dial. With a round
-trip of 300 ms these make two connections a second."""
 
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the
@@ -108,10 +103,7 @@ class Discovery:
         self._looked_seconds = -math.inf
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
-        self._dialling: dict[str, _Target] = {}
-        self._dial_ended = trio.Event()
-        self._tried: set[str] = set()
-        """Keys that were dialled in this interval of looks: none is twice, however it ended."""
+        self._dialling: set[str] = set()
         self._was_alone = True
 
     async def run(self) -> None:
@@ -119,12 +111,8 @@ class Discovery:
         async with trio.open_nursery() as nursery:
             while True:
                 self._note_stalls()
-                self._tried.clear()
-                with trio.move_on_at(tick_after(LOOK_SECONDS)):
-                    while True:
-                        self._dial_ended = trio.Event()
-                        self._look(nursery)
-                        await self._dial_ended.wait()  # then there is a place for another one
+                self._look(nursery)
+                await sleep_to_tick(LOOK_SECONDS)
 
     def _note_stalls(self) -> None:
         """Makes every peer due for a dial if this process did not run, because connections broke
@@ -149,19 +137,12 @@ class Discovery:
         members = self._membership.known()
         targets = self._targets(now, members, connected)
         self._redial.keep(targets, members)
-        busy = self._tried | self._dialling.keys()
-        due = [key for key in self._redial.due(now, alone=not connected) if key not in busy]
-        for key in due[: self._num_places()]:
-            self._tried.add(key)
-            self._dialling[key] = targets[key]
-            nursery.start_soon(self._connect, key, targets[key])
-
-    def _num_places(self) -> int:
-        """Number of dials that may begin now."""
-        peers = [target.peer for target in self._dialling.values() if target.peer is not None]
-        num_answered = sum(map(self._transport.is_answering, peers))
-        places = DIALS_AT_ONCE_MAX - len(self._dialling), HANDSHAKES_AT_ONCE_MAX - num_answered
-        return max(0, min(places))
+        for key in self._redial.due(now, alone=not connected):
+            if len(self._dialling) >= DIALS_AT_ONCE_MAX:
+                break
+            if key not in self._dialling:
+                self._dialling.add(key)
+                nursery.start_soon(self._connect, key, targets[key])
 
     def _targets(
         self, now: float, members: dict[PeerId, Announce], connected: set[PeerId]
@@ -203,8 +184,7 @@ class Discovery:
             self._redial.failed(trio.current_time(), key)
             log.debug("could not connect", error=str(error))
         finally:
-            del self._dialling[key]
-            self._dial_ended.set()
+            self._dialling.discard(key)
 
     async def _reach(self, peer: PeerId, addresses: tuple[str, ...]) -> str:
         """Connects to a peer by its addresses, or through another peer if nothing answers there.

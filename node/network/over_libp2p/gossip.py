@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
@@ -332,9 +332,9 @@ class GuardedGossipSub(GossipSub):
 
     _random = random.Random()
 
-    def __init__(self, protocols: Sequence[TProtocol], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See `GossipSub`."""
-        super().__init__(protocols, **kwargs)
+        super().__init__(*args, **kwargs)
         self.retained: dict[str, rpc_pb2.Message | None] = {}
         """Our newest message on each topic that new peers are sent it of; None before the first."""
 
