@@ -71,6 +71,8 @@ OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
 CLOSE_SECONDS_MAX = 1.0
+# Less than this is an error of rounding in a difference of times, and no time to wait.
+ROUNDING_SECONDS = 1e-6
 # How long a stream that we are done with waits for the peer's end before it is reset.
 LINGER_SECONDS_MAX = 30.0
 
@@ -386,7 +388,7 @@ class YamuxConnection(IMuxedConn):
         A time in which this process stood still does not count: the answer may wait to be read.
         """
         ping, asked_seconds, left = self._send_ping(), trio.current_time(), seconds
-        while left > 0:
+        while left > ROUNDING_SECONDS:
             with trio.move_on_after(left):
                 await ping.answered.wait()
                 return True
