@@ -78,6 +78,5 @@ class LocalRound:
             tokens=self.tokens,
             spans=tuple(self._spans),
             loss_mean=self._loss_sum / self.tokens if self.tokens else math.nan,
-            seconds=time.monotonic() - self.started,
             text_bytes=self._text_bytes,
         )

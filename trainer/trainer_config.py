@@ -8,6 +8,7 @@ from typing import Literal
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc.choices import CompileChoice, MomentChoice
+from gossamer.trainer.ipc.messages import Configure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +41,23 @@ class TrainerConfig:
     """The run's tokenizer, by which bytes of text are counted; empty: they are not."""
     tokenizer_path: str = ""
     """File of the run's tokenizer; empty for plain bytes."""
+
+
+def config_of(message: Configure, device: str, *, children_use_device: bool) -> TrainerConfig:
+    """Returns what the daemon wants a trainer to be built for, on a device that was chosen."""
+    return TrainerConfig(
+        model=message.model,
+        inner=message.inner,
+        seed=message.seed,
+        token_bytes=message.token_bytes,
+        device=device,
+        optimizer_path=message.optimizer_path,
+        micro_batch=message.micro_batch,
+        moments=message.moments,
+        compiling=message.compiling,
+        children_use_device=children_use_device,
+        mixing=message.mixing,
+        frozen_paths=message.frozen_paths,
+        tokenizer=message.tokenizer,
+        tokenizer_path=message.tokenizer_path,
+    )

@@ -41,7 +41,7 @@ from gossamer.trainer.resources.device import (
 )
 from gossamer.trainer.resources.device_names import may_be_several, names_together
 from gossamer.trainer.text.data import DataError
-from gossamer.trainer.trainer_config import TrainerConfig
+from gossamer.trainer.trainer_config import config_of
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
 _INBOX_MAX = 2 * messages.DATA_RANGES_MAX
@@ -258,21 +258,10 @@ class Worker:
         make: Callable[..., LocalTrainer] = LocalTrainer
         if message.shared_steps is not None:
             make = partial(SharedTrainer, steps=message.shared_steps)
-        config = TrainerConfig(
-            model=message.model,
-            inner=message.inner,
-            seed=message.seed,
-            token_bytes=message.token_bytes,
-            device=str(devices[0].torch_device),
-            optimizer_path=message.optimizer_path,
-            micro_batch=message.micro_batch,
-            moments=message.moments,
-            compiling=message.compiling,
+        config = config_of(
+            message,
+            str(devices[0].torch_device),
             children_use_device=self._confinement is None or self._confinement.children_use_gpu,
-            mixing=message.mixing,
-            frozen_paths=message.frozen_paths,
-            tokenizer=message.tokenizer,
-            tokenizer_path=message.tokenizer_path,
         )
         trainer = make(
             config,
@@ -291,7 +280,6 @@ class Worker:
             messages.Configured(
                 device=",".join(str(device.torch_device) for device in devices),
                 device_name=names_together([device.name for device in devices]),
-                num_parameters=num_parameters,
                 precision=trainer.device.precision,
                 moments=trainer.moments,
                 optimizer_steps=trainer.optimizer_steps,

@@ -42,7 +42,7 @@ from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.network.transport import Stream, Transport
 from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.entrance import Entrance
@@ -381,8 +381,6 @@ class Node:
     async def _serve_ring(self, stream: Stream) -> None:
         try:
             await serve_ring(stream, self._node.rounds.greeted)
-        except StreamClosed:
-            await stream.reset()
         except RemoteProtocolError as error:
             self._node.context.swarm.offence(stream.peer_id, error)
             self._node.rounds.disconnected(stream.peer_id)

@@ -24,6 +24,7 @@ import trio
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
+from gossamer.node.heads.side_records import SideRounds
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
@@ -33,7 +34,6 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import RoundConfig
 from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import (
@@ -53,19 +53,12 @@ from gossamer.protocol.wire.statements import (
     Statement,
 )
 
-SIDE_ROUNDS_MAX = 4096
-"""Upper bound on committed rounds that are kept although no known head descends from them. A split
-swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
-
 AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
 """Phases of a peer that works on the round after its head."""
 
 FUTURE_ROUNDS = 64
 """Statements on rounds that are further ahead are forgotten. A node that is so far behind gets them
 again when it has caught up, and one that invents rounds keeps no room with them."""
-
-SIDE_BYTES_MAX = 8 * MIB
-"""Bytes of such rounds: a record of the largest ring has more than ten times as many as usual."""
 
 log = structlog.get_logger("node")
 
@@ -117,7 +110,7 @@ class Heads:
         """Local time since which each of them is known."""
         self._avoided = AvoidedHeads(self._has_standing)
         self._better_since: float | None = None
-        self._needs_room = False
+        self.side_rounds = SideRounds(committed, chain_sync.records, swarm)
         self._moved_seconds = deque[float](maxlen=TRAILING_ROUNDS)
         """Local times at which this node moved to its newest heads."""
         self._taking_seconds = math.inf
@@ -366,7 +359,7 @@ class Heads:
         statement_store = self._swarm.gossip.statement_store
         statement_store.age()
         statement_store.keep(lambda _signed, statement: self._is_kept(statement, entry.round))
-        self._forget_side_rounds()
+        self.side_rounds.forget(lambda head: self._is_avoided(trio.current_time(), head))
         self._swarm.admission.begin_round(entry.round + 1)
         if header is None:
             self._swarm.announce()
@@ -382,24 +375,3 @@ class Heads:
         if isinstance(statement, Ready | Roster):
             return round_number < statement.round <= round_number + FUTURE_ROUNDS
         return True
-
-    def _forget_side_rounds(self) -> None:
-        chain, entry = self._committed.chain, self._committed.entry
-        num_beside = chain.rounds_beside(entry.head)
-        is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
-        if not is_much and not self._needs_room:
-            return
-        announced = {Digest(each.head) for each in self._swarm.living().values()}
-        # A chain that is being learned is announced by a head that is not here yet.
-        kept = announced | self._chain_sync.records.unfinished
-        if self._needs_room:
-            now = trio.current_time()
-            kept = {h for h in announced if h in chain and not self._is_avoided(now, h)}
-            self._chain_sync.records.unfinished.clear()
-        self._needs_room = False
-        chain.forget_all_but([entry.head, *sorted(kept)])
-
-    def make_room(self) -> None:
-        """At the next new head, forgets the committed rounds that are on the way to no head of a
-        living peer, or to avoided ones only. Not at once: a thread may be committing a round."""
-        self._needs_room = True

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from gossamer.node.peers.chain_records import ChainRecords
+from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
@@ -31,6 +33,44 @@ begins at a signed checkpoint: it has to learn the run's chain, and knows nobody
 
 NEWCOMER_ROUNDS = STANDING_ROUNDS
 """Rounds of the own chain from which on its signers say who is known."""
+
+SIDE_ROUNDS_MAX = 4096
+"""Upper bound on committed rounds that are kept although no known head descends from them. A split
+swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
+
+SIDE_BYTES_MAX = 8 * MIB
+"""Bytes of such rounds: a record of the largest ring has more than ten times as many as usual."""
+
+
+class SideRounds:
+    """Forgets the committed rounds that are on the way to no head which is of use."""
+
+    def __init__(self, committed: CommittedState, records: ChainRecords, swarm: Swarm) -> None:
+        self._committed = committed
+        self._records = records
+        self._swarm = swarm
+        self._needs_room = False
+
+    def make_room(self) -> None:
+        """At the next new head, forgets the committed rounds that are on the way to no head of a
+        living peer, or to avoided ones only. Not at once: a thread may be committing a round."""
+        self._needs_room = True
+
+    def forget(self, is_avoided: Callable[[Digest], bool]) -> None:
+        """Forgets rounds, if there are many of them or room is needed. Call it at a new head."""
+        chain, entry = self._committed.chain, self._committed.entry
+        num_beside = chain.rounds_beside(entry.head)
+        is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
+        if not is_much and not self._needs_room:
+            return
+        announced = {Digest(each.head) for each in self._swarm.living().values()}
+        # A chain that is being learned is announced by a head that is not here yet.
+        kept = announced | self._records.unfinished
+        if self._needs_room:
+            kept = {head for head in announced if head in chain and not is_avoided(head)}
+            self._records.unfinished.clear()
+        self._needs_room = False
+        chain.forget_all_but([entry.head, *sorted(kept)])
 
 
 class SideRecords:

@@ -26,6 +26,7 @@ import trio
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine.run_files import frozen_paths, tokenizer_path
 from gossamer.node.machine.trainer import TrainerListener
+from gossamer.node.machine.trainer_configuration import configuration_of
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
 from gossamer.node.storage.state_dir import StateDir
@@ -34,7 +35,6 @@ from gossamer.protocol.policy.audits import has_audits
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
-from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.resources.device_names import may_be_several
 
@@ -75,24 +75,8 @@ class TrainerClient:
         self.save_seconds = 0.0
         self.failure: str | None = None
         blocks = StateDir(settings.state_dir).blocks_path
-        self._configure = messages.Configure(
-            model=manifest.model,
-            inner=manifest.inner,
-            device=settings.device,
-            limits=messages.Limits(threads=settings.threads),
-            seed=manifest.seed,
-            base_fd=self._process.base_fd,
-            pseudo_gradient_fd=self._process.pseudo_gradient_fd,
-            audited_fd=self._process.audited_fd,
-            token_bytes=manifest.data.token_bytes,
-            optimizer_path=optimizer_path,
-            micro_batch=settings.micro_batch,
-            moments=settings.moments,
-            compiling=settings.compile,
-            mixing=manifest.outer.mixing,
-            shared_steps=_shared_steps(manifest),
-            tokenizer=manifest.data.tokenizer,
-            tokenizer_path=tokenizer_path(manifest, blocks),
+        self._configure = configuration_of(
+            manifest, settings, self._process, optimizer_path, tokenizer_path(manifest, blocks)
         )
         self._frozen = partial(frozen_paths, manifest, blocks)
         self.is_up = False
@@ -300,7 +284,7 @@ class TrainerClient:
             self._was_useful = self._was_useful or answer.steps > 0
             return answer
         return messages.Finished(
-            round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan, seconds=0.0
+            round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan
         )
 
     async def collect(self) -> bool:
@@ -387,12 +371,6 @@ class TrainerClient:
 
     async def is_saved(self) -> None:
         await self._saved.wait()
-
-
-def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:
-    if not SYNC_MODES[manifest.sync].shares_steps:
-        return None
-    return messages.SharedSteps(top_k=manifest.outer.top_k, lookahead=manifest.outer.lookahead)
 
 
 def _not_started(error: OSError) -> TrainerExit:

@@ -25,7 +25,6 @@ This module does no I/O and has no clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gossamer.node.network.dial_rules import address_of
@@ -92,11 +91,6 @@ class Doorstep:
 
     def __len__(self) -> int:
         return len(self._under_way)
-
-    @property
-    def under_way(self) -> Iterable[Arrival]:
-        """The handshakes under way, the oldest first."""
-        return tuple(self._under_way)
 
     def know(self, network: str) -> None:
         """A member has come from a network, or answered there."""

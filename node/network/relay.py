@@ -17,6 +17,7 @@ import trio
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.frames import receive_frame, receive_message, send_frame
 from gossamer.node.network.transport import (
+    ORDINARY_ENDS,
     ConnectError,
     MayRelay,
     Path,
@@ -24,6 +25,7 @@ from gossamer.node.network.transport import (
     StreamClosed,
     StreamHandler,
     TransportError,
+    reason_of,
 )
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -115,10 +117,9 @@ class Circuits:
             with trio.fail_after(ANSWER_SECONDS_MAX):
                 await _say(stream, RelayRequest(target))
                 answer = await _hear(stream)
-        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+        except ORDINARY_ENDS as error:
             await stream.reset()
-            reason = str(error) or "no answer in time"
-            raise ConnectError(f"no circuit through {relay}: {reason}") from None
+            raise ConnectError(f"no circuit through {relay}: {reason_of(error)}") from None
         except BaseException:
             await stream.reset()
             raise

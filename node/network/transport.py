@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import trio
+
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
@@ -55,6 +57,15 @@ class ProtocolRefused(ConnectError):
 
 class StreamClosed(TransportError):
     """The other side closed or reset the stream, or the connection under it died."""
+
+
+ORDINARY_ENDS = (TransportError, RemoteProtocolError, trio.TooSlowError)
+"""What a peer alone can cause in the handler of its stream. None of it is a defect of this node."""
+
+
+def reason_of(error: Exception) -> str:
+    """Returns why a talk with a peer ended, for people."""
+    return str(error) or "no answer in time"
 
 
 @dataclass(frozen=True)
@@ -236,8 +247,9 @@ class Transport(Protocol):
         With `for_strangers` peers are served that `admit` does not let in, too.
 
         A peer that has `streams_per_peer_max` of them open gets no other one: it is reset. When the
-        handler returns the stream is closed; when it raises, the exception is logged and the stream
-        reset. The transport survives every failure of a handler.
+        handler returns the stream is closed; when it raises, the stream is reset. What the peer
+        alone can cause (`ORDINARY_ENDS`) is a line of the debug log, and everything else is logged
+        as a defect. The transport survives every failure of a handler.
         """
 
     async def publish(self, topic: str, data: bytes) -> None:

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gossamer.node.network.frames import receive_message, send_frame
-from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
+from gossamer.node.network.transport import OffenceHandler, Stream, Transport
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
 from gossamer.node.peers.uploads import Uploads
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError, MissingBlockError
@@ -72,12 +72,7 @@ class BlockService:
         uploads: the order in which peers are served; without it there is no budget.
 
     Attributes:
-        blocks_served, bytes_served: whole blocks sent, since the start.
-        blocks_fetched: blocks received, checked and stored.
         verify_failures: blocks received that did not have their digest.
-        not_found: requests for blocks that were not here (or damaged).
-
-    It has more than 12 attributes: five of them are sums.
     """
 
     def __init__(
@@ -89,11 +84,7 @@ class BlockService:
         serve_limits: ServeLimits | None = None,
         uploads: Uploads | None = None,
     ) -> None:
-        self.blocks_served = 0
-        self.bytes_served = 0
-        self.blocks_fetched = 0
         self.verify_failures = 0
-        self.not_found = 0
         self._transport = transport
         self._store = store
         self._on_offence = on_offence
@@ -204,7 +195,6 @@ class BlockService:
         """Returns (what is still missing, why)."""
 
         def stored(digest: Digest, num_bytes: int) -> None:
-            self.blocks_fetched += 1
             self._fetching.pop(digest).set()
 
         self._fetching.update((digest, trio.Event()) for digest in digests)
@@ -252,11 +242,6 @@ class BlockService:
             while (digest := await self._receive_request(stream)) is not None:
                 with trio.fail_after(self._serve_limits.send_seconds):
                     await self._answer(stream, digest)
-        except StreamClosed:
-            pass  # the other side has what it wanted, or is gone
-        except trio.TooSlowError:
-            _log.debug("a peer does not read the blocks it asked for", peer=short(peer_id))
-            await stream.reset()
         except RemoteProtocolError as error:
             await stream.reset()
             self._note_offence(peer_id, error)
@@ -283,7 +268,6 @@ class BlockService:
         except (MissingBlockError, CorruptBlockError) as error:
             if isinstance(error, CorruptBlockError):
                 _log.warning("a block cannot be served", problem=str(error))
-            self.not_found += 1
             await send_frame(stream, encode_reply(digest, found=False))
             return
         with file, self.uploads.serving(stream.peer_id):
@@ -308,5 +292,3 @@ class BlockService:
             await stream.send(head, piece)
             head = b""
             rest_bytes -= len(piece)
-        self.blocks_served += 1
-        self.bytes_served += num_bytes

@@ -345,7 +345,6 @@ class RoundDispatcher:
             self._phase = "delivered"
             for peer in sorted(self._links):
                 self._links[peer].finish()
-            self._do.notify_delivered()
         self._do.notify_changed()
 
     def _execute(self, now: float, action: Action) -> None:
@@ -373,7 +372,6 @@ class RoundDispatcher:
             case Committed():
                 self._phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + linger_seconds(now - self._began_seconds)
-                self._do.notify_committed(action)
 
     def _begin_ring(self, now: float, action: BeginRing) -> None:
         links, self._links = self._links, {}

@@ -11,7 +11,7 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
@@ -110,14 +110,8 @@ class Effects(Observer, Protocol):
     def heard_seconds(self, peer: PeerId) -> float | None:
         """Local time at which something last came from a peer; None without a connection."""
 
-    def notify_committed(self, committed: Committed) -> None:
-        """The round is committed here. Links live on until `notify_delivered` or `ends_seconds`."""
-
-    def notify_delivered(self) -> None:
-        """All other members have the commit: links end when their queues are empty."""
-
     def notify_changed(self) -> None:
-        """The machine may have changed."""
+        """The machine may have changed: the round may be committed here, or delivered to all."""
 
 
 class RoundHost(Observer, Protocol):

@@ -85,7 +85,9 @@ class Participant:
             context.manifest.rounds, context.rounds, context.choice, committed, chain_sync, swarm,
             metrics, self.progress, allowed,
         )  # fmt: skip
-        side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
+        side_records = SideRecords(
+            committed, self._heads.members_at, self._heads.side_rounds.make_room
+        )
         chain_sync.records.admits_record = side_records.admits
         chain_sync.kept_states = context.rollbacks.parents
         self._head_prover = HeadProver(committed, chain_sync.records, swarm, orders)

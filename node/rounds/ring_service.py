@@ -7,7 +7,7 @@ when it is passed on, so a slow member shows as itself and not as its predecesso
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -43,6 +43,22 @@ FIRST_FRAME_SECONDS = 10.0
 """Longest wait for the first message of a stream, which names its ring."""
 
 
+class ReceivedChunk(NamedTuple):
+    """A partial sum, or with the position and signature of its finisher an average."""
+
+    sender: PeerId
+    chunk: int
+    mask: int
+    """Its contributors, by ring position."""
+    finisher: int | None
+    payload: Payload
+    signature: bytes
+
+    @property
+    def is_average(self) -> bool:
+        return self.finisher is not None
+
+
 class Receiver(Protocol):
     """Takes what one predecessor in one ring sends."""
 
@@ -51,16 +67,8 @@ class Receiver(Protocol):
     def inventory(self) -> Inventory:
         """Returns the inventory of what this member holds of every chunk."""
 
-    async def take(
-        self,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int | None,
-        payload: Payload,
-        signature: bytes,
-    ) -> None:
-        """Takes a partial sum, or with the position and signature of its finisher an average."""
+    async def take(self, received: ReceivedChunk) -> None:
+        """Takes a partial sum or an average."""
 
 
 class CommittedRing:
@@ -75,15 +83,7 @@ class CommittedRing:
         """See `Receiver`."""
         return self._inventory
 
-    async def take(
-        self,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int | None,
-        payload: Payload,
-        signature: bytes,
-    ) -> None:
+    async def take(self, received: ReceivedChunk) -> None:
         """Drops it."""
 
 
@@ -115,30 +115,21 @@ class RingReceiver:
             raise StreamClosed("this ring is not followed here any more")
         return answer
 
-    async def take(
-        self,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int | None,
-        payload: Payload,
-        signature: bytes,
-    ) -> None:
+    async def take(self, received: ReceivedChunk) -> None:
         """See `Receiver`."""
         dispatcher, ring_id = self._dispatcher, self._ring_id
         if not self._is_of_use():
             return
-        self._check_length(chunk, mask, payload, is_average=finisher is not None)
-        if finisher is None and signature:
+        self._check_length(received)
+        if received.signature and not received.is_average:
             raise MalformedError("a partial sum with a signature")
         digest = None
-        if dispatcher.has_to_check(mask, finisher):
-            digest = await self._run_in_thread(
-                lambda: self._checked(chunk, mask, finisher, payload, signature)
-            )
+        if dispatcher.has_to_check(received.mask, received.finisher):
+            digest = await self._run_in_thread(lambda: self._checked(received))
         if not self._is_of_use():  # much may have happened meanwhile
             return
         now = trio.current_time()
+        sender, chunk, mask, finisher, payload, signature = received
         if finisher is None or digest is None:
             dispatcher.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
         else:
@@ -152,24 +143,31 @@ class RingReceiver:
             raise StreamClosed("another ring is followed here")
         return use == "wanted"
 
-    def _check_length(self, chunk: int, mask: int, payload: Payload, *, is_average: bool) -> None:
+    def _check_length(self, received: ReceivedChunk) -> None:
+        chunk, num_bytes = received.chunk, len(received.payload)
         if not 0 <= chunk < self._plan.num_chunks:
             raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
         elements = self._plan.elements_of(chunk)
-        if not self._payloads.is_length(len(payload), elements, mask, is_average=is_average):
-            raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
+        if not self._payloads.is_length(
+            num_bytes, elements, received.mask, is_average=received.is_average
+        ):
+            raise MalformedError(f"{num_bytes} bytes are no chunk of such members")
 
-    def _checked(
-        self, chunk: int, mask: int, finisher: int | None, payload: Payload, signature: bytes
-    ) -> Digest:
+    def _checked(self, received: ReceivedChunk) -> Digest:
         """The digest of a payload that can be averaged, and that its finisher has signed if it is
         an average; RemoteProtocolError for another."""
+        _, chunk, mask, finisher, payload, signature = received
         digest = digest_of(payload)
-        is_average = finisher is not None
         if finisher is not None:
             self._signed_averages.check(chunk, mask, finisher, digest, signature)
-        elements = self._plan.elements_of(chunk)
-        self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
+        self._payloads.check(
+            payload,
+            self._plan.elements_of(chunk),
+            mask,
+            chunk,
+            self._roots,
+            is_average=received.is_average,
+        )
         return digest
 
 
@@ -219,12 +217,13 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         received += 1
         acked_seconds = trio.current_time()
         await send_frame(stream, encode_ring_message(Ack(received)))
-        mask = int.from_bytes(chunk_message.contributors, "big")
         await receiver.take(
-            stream.peer_id,
-            chunk_message.chunk,
-            mask,
-            chunk_message.finisher,
-            payload,
-            chunk_message.signature,
+            ReceivedChunk(
+                stream.peer_id,
+                chunk_message.chunk,
+                int.from_bytes(chunk_message.contributors, "big"),
+                chunk_message.finisher,
+                payload,
+                chunk_message.signature,
+            )
         )

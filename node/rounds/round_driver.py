@@ -282,12 +282,6 @@ class RoundDriver:
         """See `Effects`."""
         self._node.contradicted(proof)
 
-    def notify_committed(self, committed: Committed) -> None:
-        """See `Effects`: `run` finds it when it wakes."""
-
-    def notify_delivered(self) -> None:
-        """See `Effects`: `run` finds it when it wakes."""
-
     def notify_changed(self) -> None:
         """See `Effects`."""
         if self.machine.gathering_reason != self._gathering_reason:

@@ -21,7 +21,7 @@ _KNOWN_PEERS_BYTES_MAX = (
 class KnownPeers:
     """Addresses of peers that were reached, to be tried after a restart. Newest first, bounded.
 
-    Nothing depends on it but speed: a damaged file counts as an empty one (`damaged` says so).
+    Nothing depends on it but speed: a damaged file counts as an empty one.
     The event loop changes them; `save` may come from a thread meanwhile.
     """
 
@@ -30,7 +30,6 @@ class KnownPeers:
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._saved: dict[PeerId, tuple[str, ...]] = {}
         self._saving = threading.Lock()
-        self.damaged = False
         try:
             data = read_bounded(path, _KNOWN_PEERS_BYTES_MAX)
             if data is not None:
@@ -41,7 +40,6 @@ class KnownPeers:
                     self._addresses[PeerId(peer_id)] = addresses[: limits.ADDRESSES_MAX]
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, MalformedError, OversizedError):
             self._addresses.clear()
-            self.damaged = True
         self._saved = dict(self._addresses)
 
     def __len__(self) -> int:

@@ -112,11 +112,6 @@ class AddedData:
         self._written: Signed | None = None
 
     @property
-    def data(self) -> RunData | None:
-        """The data of the run; None until `load`."""
-        return self._data
-
-    @property
     def newest(self) -> MoreData | None:
         """The newest statement of the founder that was heard."""
         return None if self._newest is None else self._newest[1]

@@ -127,14 +127,6 @@ class Bans:
         conduct = self._conduct.get(peer)
         return 0.0 if conduct is None else max(0.0, conduct.until_seconds - now)
 
-    def score(self, now: float, peer: PeerId) -> float:
-        """The peer's score now."""
-        conduct = self._conduct.get(peer)
-        if conduct is None:
-            return 0.0
-        conduct.forgive(now)
-        return conduct.score
-
     def num_banned(self, now: float) -> int:
         return sum(now < conduct.until_seconds for conduct in self._conduct.values())
 

@@ -56,9 +56,8 @@ from gossamer.protocol.wire.statements import Signed
 class Wait:
     """The consequence of rings elsewhere for this peer."""
 
-    until_seconds: float | None
-    """Local time until which this peer organises no ring; None: it may organise one."""
-    reason: str
+    reason: str | None
+    """Why this peer organises no ring now; None: it may organise one."""
     left_out: frozenset[PeerId]
     """Members of rings elsewhere, without which a ring may be organised."""
 
@@ -100,7 +99,7 @@ class RingsElsewhere:
             known[1].accuse(author, accused)
 
     def wait(self, now: float, expected: frozenset[PeerId]) -> Wait:
-        """Returns how long this peer has to wait, and why.
+        """Returns whether this peer has to wait, and why.
 
         Args:
             expected: living other peers that work on this head.
@@ -112,15 +111,11 @@ class RingsElsewhere:
             event = self._event(now, at_work)
         if self.state == "yielding":
             reason = "a ring without this peer is at work on this head"
-            return Wait(self._patience_until_seconds, reason, at_work)
+            return Wait(reason, at_work)
         if now < self._commit_until_seconds:
             reason = "a ring without this peer may be committed"
-            return Wait(self._commit_until_seconds, reason, at_work)
-        return Wait(None, "no ring elsewhere is waited for", at_work)
-
-    @property
-    def _patience_until_seconds(self) -> float:
-        return self._since_seconds + self._patience_seconds
+            return Wait(reason, at_work)
+        return Wait(None, at_work)
 
     def _event(self, now: float, at_work: frozenset[PeerId]) -> GatheringEvent | None:
         """Returns the events since the last call on which the state depends."""
@@ -133,7 +128,7 @@ class RingsElsewhere:
                 if self._has_gone_on() or now < self._commit_until_seconds:
                     return "members went on"
                 return "ring gone"
-            case "yielding" if now >= self._patience_until_seconds:
+            case "yielding" if now >= self._since_seconds + self._patience_seconds:
                 return "patience over"
         return None
 
@@ -285,10 +280,10 @@ class Gatherer:
         self._note_complete(now)
 
     def decision(self, now: float) -> Decision:
-        """Returns whether this peer publishes a roster now, why, and when to ask again."""
+        """Returns whether this peer publishes a roster now, and why."""
         wait = self.elsewhere.wait(now, self._expected)
-        if wait.until_seconds is not None:
-            return Decision(None, wait.reason, wait.until_seconds)
+        if wait.reason is not None:
+            return Decision(None, wait.reason)
         self._left_out = wait.left_out
         return decide(now, self._gathering(), self.gather_seconds, self._rules.attempt_seconds)
 

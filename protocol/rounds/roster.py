@@ -137,16 +137,11 @@ class Gathering(NamedTuple):
     """Lowest attempt that may still succeed: the rings of earlier ones are void."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The attempt to publish a roster for (None: no roster), why, and when to ask again.
-
-    `ask_again_seconds` is local time; None: only after an event.
-    """
+class Decision(NamedTuple):
+    """The attempt to publish a roster for (None: no roster), and why."""
 
     attempt: int | None
     reason: str
-    ask_again_seconds: float | None
 
 
 def is_complete(gathering: Gathering) -> bool:
@@ -160,7 +155,7 @@ def decide(
 ) -> Decision:
     """Returns whether this peer publishes a roster now, and why."""
     if gathering.me not in gathering.ready:
-        return Decision(None, "not ready", None)
+        return Decision(None, "not ready")
     assert gathering.first_ready_seconds is not None, "I am ready, so a Ready was seen"
     deadline = gathering.first_ready_seconds + gather_seconds
     due = deadline
@@ -168,19 +163,13 @@ def decide(
         due = min(due, gathering.complete_seconds)
     if now < due:
         waiting = sorted(set(gathering.expected) - set(gathering.ready))
-        return Decision(None, f"waiting for {len(waiting)} peers", due)
-    # The caller wakes at the boundary as computed here. Without this comparison rounding could put
-    # `now` just before a boundary that has passed.
+        return Decision(None, f"waiting for {len(waiting)} peers")
     num_past = int((now - due) / attempt_seconds)
-    if due + (num_past + 1) * attempt_seconds <= now:
-        num_past += 1
     attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
     organiser = min(gathering.ready, key=lambda peer: rank(gathering.head, attempt, peer))
     if organiser != gathering.me:
-        return Decision(
-            None, f"attempt {attempt} is {organiser}'s", due + (num_past + 1) * attempt_seconds
-        )
-    return Decision(attempt, f"organiser of attempt {attempt}", None)
+        return Decision(None, f"attempt {attempt} is {organiser}'s")
+    return Decision(attempt, f"organiser of attempt {attempt}")
 
 
 def make_roster(

@@ -48,7 +48,6 @@ from gossamer.protocol.rounds.roster import (
     with_more,
 )
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
-from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import (
@@ -332,7 +331,7 @@ class Round(RoundView):
             was_slow=self._hints.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
-        sign = SignedAverages(self._self, ring, self._verify, rules.payloads).sign
+        sign = self._signed_averages_of(ring).sign
         reduce = RingReduce(ring.members, self._me, rules.num_chunks, ring.starters, sign)
         doubts = Doubts(self._hints.doubted)
         return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)

@@ -108,7 +108,10 @@ class RoundView:
     def signed_averages(self) -> SignedAverages:
         """Signs and checks the averages of the ring that this peer follows, or followed last."""
         assert self.ring is not None, "there is no ring yet"
-        return SignedAverages(self._self, self.ring, self._verify, self._rules.payloads)
+        return self._signed_averages_of(self.ring)
+
+    def _signed_averages_of(self, ring: Ring) -> SignedAverages:
+        return SignedAverages(self._self, ring, self._verify, self._rules.payloads)
 
     @property
     def members_at_work(self) -> tuple[PeerId, ...]:

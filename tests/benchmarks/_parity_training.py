@@ -7,7 +7,7 @@ by themselves and synchronous training with k times the batch do each step on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from gossamer.trainer.model import decoder_on
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import DataQueue
-from gossamer.trainer.text.shard_folder import ShardFolder, put_into
+from gossamer.trainer.text.shard_folder import Reader, ShardFolder, put_into
 from gossamer.trainer.text.tokens import load_tokenizer
 from gossamer.trainer.train import Swarm, Worker
 
@@ -73,6 +73,18 @@ class Text(ShardFolder):
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
         self.push_shards(queue, range(worker, len(self.index.shards), num_workers))
         return queue
+
+    def push_spans(self, reader: Reader, spans: Iterable[Span]) -> None:
+        """Queues what a swarm consumed, as the headers of its chain list it.
+
+        A position counts on over the epochs of its partition. The run's partitions hold one shard
+        each, as they do wherever a round needs few shards.
+        """
+        for span in spans:
+            shard = self.index.shards[span.partition]
+            start = span.start % shard.num_tokens
+            path = self.path_of(shard.digest)
+            reader.push(span.partition, path, start, start + span.stop - span.start)
 
     def queue_of(self, model: ModelConfig, spans: Sequence[Span]) -> DataQueue:
         """The sequences in these spans, in their order."""

@@ -23,6 +23,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.dispatcher import LINGER_SECONDS
 from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
@@ -161,6 +162,8 @@ class Peer(OpenListener):
         self._others: list[PeerId] = []
         self._removed: dict[int, str] = {}
         """Ranks of members that are out of the present ring, and why."""
+        self._is_out = trio.Event()
+        """Set when this member is out of the present ring."""
         self._gossip = Gossip(
             transport,
             identity,
@@ -197,7 +200,7 @@ class Peer(OpenListener):
     async def _round(self, number: int) -> list[Part] | None:
         """One all-reduce; returns who is in which part of the average if that is to be checked."""
         head = head_of(number)
-        self._removed = {}
+        self._removed, self._is_out = {}, trio.Event()
         self._gossip.statement_store.keep(lambda _signed, _statement: False)
         async with trio.open_nursery() as nursery:
             driver = self._driver = self._new_driver(Parent(head, number, number, Ledger()))
@@ -211,7 +214,11 @@ class Peer(OpenListener):
             while driver.machine.ring is None:
                 await driver.changed.wait()
             ring_seconds = time.monotonic()
-            await driver.finished.wait()
+            if not await is_finished(driver.finished, self._is_out):
+                driver.cancel()
+                self._channel.say(is_whole=False, removed=self._removed)
+                await self._hear()
+                return None
             committed_seconds = time.monotonic()
             parts = self._parts(driver)
             all_ranks = sorted(self._ranks.values())
@@ -292,6 +299,8 @@ class Peer(OpenListener):
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self._removed[self._ranks[removed.peer]] = removed.reason
+        if removed.peer == self._me:
+            self._is_out.set()
 
     def contested(self, contested: Contested) -> None:
         """See `RoundHost`."""
@@ -345,6 +354,26 @@ class Peer(OpenListener):
         assert isinstance(statement, Roster)
         assert self._driver is not None
         return await self._driver.greeted(envelope, statement)
+
+
+async def is_finished(finished: trio.Event, is_out: trio.Event) -> bool:
+    """Returns whether a member has the round in the end.
+
+    A member that is out of the ring may still get all averages, as long as the others serve it. A
+    node fetches the round after that; a measured member has nothing to fetch, and would wait for
+    ever.
+    """
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await is_out.wait()
+            await trio.sleep(LINGER_SECONDS)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        await finished.wait()
+        nursery.cancel_scope.cancel()
+    return finished.is_set()
 
 
 async def _reach(_peer: PeerId) -> None:

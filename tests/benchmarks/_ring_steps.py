@@ -38,7 +38,8 @@ class Signs:
     def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId) -> None:
         self._position = ring.members.index(me)
         coder = payloads.coder
-        firsts = np.arange(0, coder.num_coefficients, TILE_COEFFICIENTS_MAX)
+        ((num_tiles, _),) = coder.shapes
+        firsts = TILE_COEFFICIENTS_MAX * np.arange(num_tiles)
         places = (firsts[:, np.newaxis] + 7 * np.arange(TOP_K)).reshape(-1)
         draw = np.random.default_rng(self._position)
         self._block = coder.encode(SignUpdate(places, draw.random(places.size) < 0.5))

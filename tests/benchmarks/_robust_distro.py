@@ -19,7 +19,7 @@ from gossamer.trainer.trainer_config import TrainerConfig
 
 def dense(update: SignUpdate, codec: SignCodec) -> Float32Array:
     """(num_coefficients,): 1 or -1 where an update has a sign, else 0."""
-    signs = np.zeros(codec.num_coefficients, np.float32)
+    signs = np.zeros(sum(tiles * size for tiles, size in codec.shapes), np.float32)
     signs[update.places] = np.where(update.is_positive, np.float32(1), np.float32(-1))
     return signs
 

@@ -138,7 +138,7 @@ class Experiment:
         for rank in others:
             left = max(0.0, deadline - time.monotonic())
             answer = self._members[rank].hear_within(left)
-            if answer is None:
+            if answer is None or "finished_seconds" not in answer:
                 return Outcome(
                     self._fault,
                     undisturbed_seconds,

@@ -107,9 +107,20 @@ class System:
         )
 
     def turn(self, number: int, num_elements: int) -> Turn:
-        """One all-reduce."""
+        """One all-reduce.
+
+        Raises:
+            SystemExit: a member is left without the average; the message says why.
+        """
         start = self.members.prepare(number)
         answers = self.members.hear()
+        for rank, answer in enumerate(answers):
+            if "finished_seconds" not in answer:
+                why = ", ".join(f"member {out}: {why}" for out, why in answer["removed"].items())
+                raise SystemExit(
+                    f"turn {number} of {self.name}: member {rank} has no average, because the ring "
+                    f"went on without some ({why})"
+                )
         self.members.say(check=True)
         checks = self.members.hear()
 

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from rich.console import Console
 
+from gossamer.node.rounds.dispatcher import LINGER_SECONDS
 from tests.benchmarks import ring, traffic
+from tests.benchmarks._members import Members
+from tests.benchmarks._ring_gossamer import is_finished
 from tests.support.netns import NamespacesUnavailable
 
 ELEMENTS = 100_000
@@ -42,3 +49,35 @@ def test_bytes_are_counted_at_the_interfaces(codec: str) -> None:
     passed_on = 3 * result.payload_bytes
     assert passed_on < result.sent_mean < passed_on + 300_000
     assert result.sent_mean == pytest.approx(result.received_mean, rel=0.1)
+
+
+def test_a_member_that_is_out_of_the_ring_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        finished, is_out = trio.Event(), trio.Event()
+        is_out.set()
+        assert not await is_finished(finished, is_out)
+        assert trio.current_time() == pytest.approx(began + LINGER_SECONDS)
+        finished.set()
+        assert await is_finished(finished, is_out)
+        assert await is_finished(finished, trio.Event())
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    trio.run(main, clock=clock)
+
+
+def test_a_turn_without_a_member_ends_the_measurement_and_says_why() -> None:
+    class OneIsOut(Members):
+        def prepare(self, repeat: int) -> float:
+            return 0.0
+
+        def hear(self, ranks: Sequence[int] | None = None) -> list[dict[str, Any]]:
+            removed = {"1": "slow"}
+            return [
+                {"finished_seconds": 1.0, "is_whole": False, "removed": removed},
+                {"is_whole": False, "removed": removed},
+            ]
+
+    system = ring.System("Gossamer", "", "", "int8", members=OneIsOut())
+    with pytest.raises(SystemExit, match=r"member 1 has no average.*member 1: slow"):
+        system.turn(3, ELEMENTS)

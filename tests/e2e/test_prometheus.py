@@ -18,7 +18,8 @@ import yaml
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
-from tests.support.daemons import free_ports, in_rounds_of, poll, start_founder, wait_for_round
+from tests.support.daemons import in_rounds_of, poll, start_founder, wait_for_round
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.heads import heads, side_records
+from gossamer.node.heads import side_records
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
@@ -42,7 +42,7 @@ def test_chains_that_strangers_sign_alone_are_under_a_quota(
 ) -> None:
     monkeypatch.setattr(side_records, "STRANGERS", LIMITS)
     monkeypatch.setattr(side_records, "NEWCOMER_ROUNDS", 3)
-    monkeypatch.setattr(heads, "SIDE_BYTES_MAX", LIMITS.peer)
+    monkeypatch.setattr(side_records, "SIDE_BYTES_MAX", LIMITS.peer)
     world = World(tmp_path, seed=23)
 
     async def attack(number: int) -> None:

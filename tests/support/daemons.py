@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -107,15 +105,6 @@ def refused(*arguments: str | Path, status: int = 2) -> str:
     answer = gossamer(*arguments, "--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
     assert answer.status == status, answer
     return answer.err
-
-
-def free_ports(number: int) -> list[int]:
-    """TCP ports that are free now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def takes_part(status: Status) -> bool:

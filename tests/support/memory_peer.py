@@ -17,6 +17,7 @@ from gossamer.node.network.spreading import num_passed_on
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
+    ORDINARY_ENDS,
     RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
     ConnectError,
@@ -28,8 +29,8 @@ from gossamer.node.network.transport import (
     ProtocolRefused,
     ReachReport,
     Stream,
-    StreamClosed,
     StreamHandler,
+    reason_of,
 )
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
@@ -364,8 +365,8 @@ class MemoryPeer:
     async def _run_handler(self, handler: StreamHandler, stream: MemoryStream) -> None:
         try:
             await handler(stream)
-        except StreamClosed as error:
-            logger.debug("%s", error)
+        except ORDINARY_ENDS as error:
+            logger.debug("%s with %s ends: %s", stream.protocol, stream.peer_id, reason_of(error))
             await stream.reset()
         except Exception:
             logger.exception("handler of %s failed with peer %s", stream.protocol, stream.peer_id)

@@ -222,7 +222,6 @@ class NumbersTrainer:
             tokens=tokens,
             spans=tuple(spans),
             loss_mean=1.0 if tokens else math.nan,
-            seconds=done * self.step_seconds,
             text_bytes=2 * tokens,
         )
 

@@ -465,7 +465,6 @@ def test_spans_of_a_round_fit_their_message() -> None:
         tokens=limits.TOKENS_MAX,
         spans=(largest,) * messages.SPANS_PER_ROUND_MAX,
         loss_mean=1.0,
-        seconds=1.0,
     )
     assert len(framing.encode(finished)) < framing.MESSAGE_BYTES_MAX
     steps_max = max(preset.inner.sequences_per_step for preset in PRESETS.values())

@@ -262,7 +262,6 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """`cpu`, `cuda:0`, `mps:0`."""
     device_name: str
     """Model of the processor or of the graphics card, for people."""
-    num_parameters: int
     precision: str
     """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights stay fp32)."""
     moments: str = ""
@@ -380,7 +379,6 @@ class Finished(_FromWorker, frozen=True, kw_only=True):
     """Ranges of the consumed data, in order; neighbouring ranges of a shard are merged."""
     loss_mean: float
     """Mean over the tokens trained; NaN if there are none."""
-    seconds: float
     text_bytes: int = 0
     """Bytes of the text that the trained tokens stand for; 0: not known, or nothing was trained."""
 

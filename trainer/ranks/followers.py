@@ -84,11 +84,6 @@ class Followers:
             self.close()
             raise
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids, by rank."""
-        return tuple(process.pid for process in self._processes)
-
     def _start(self, start: messages.Start) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "gossamer.trainer.ranks.follower"],

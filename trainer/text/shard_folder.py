@@ -10,7 +10,6 @@ from typing import Protocol
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
-from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.text.corpus import scan_corpus
 from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.data import Tokens, load_shard
@@ -42,18 +41,6 @@ class ShardFolder:
         for number in numbers:
             shard = self.index.shards[number]
             reader.push(number, self.path_of(shard.digest), 0, shard.num_tokens)
-
-    def push_spans(self, reader: Reader, spans: Iterable[Span]) -> None:
-        """Queues what a swarm consumed, as the headers of its chain list it.
-
-        A position counts on over the epochs of its partition. The run's partitions hold one shard
-        each, as they do wherever a round needs few shards.
-        """
-        for span in spans:
-            shard = self.index.shards[span.partition]
-            start = span.start % shard.num_tokens
-            path = self.path_of(shard.digest)
-            reader.push(span.partition, path, start, start + span.stop - span.start)
 
     def heldout(self, vocabulary: int) -> Iterator[Tokens]:
         """The tokens of each held-out shard.

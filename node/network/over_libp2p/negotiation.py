@@ -43,6 +43,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.utils import encode_delim
 
+from gossamer.node.network.over_libp2p.congestion import LineRate
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
@@ -256,13 +257,16 @@ class GuardedMuxer(MuxerMultistream):
     def __init__(self, muxers: TMuxerOptions, liveness: Liveness) -> None:
         super().__init__(muxers)
         self._liveness = liveness
+        self._line = LineRate()
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Agree on yamux and start it."""
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         assert isinstance(conn, NoiseSession)
         return self._annotate_connection(
-            YamuxConnection(conn, peer_id, liveness=self._liveness), conn, protocol
+            YamuxConnection(conn, peer_id, liveness=self._liveness, line=self._line),
+            conn,
+            protocol,
         )
 
 

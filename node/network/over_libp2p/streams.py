@@ -18,12 +18,14 @@ from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
+    ORDINARY_ENDS,
     Bytes,
     ConnectError,
     ProtocolRefused,
     Stream,
     StreamClosed,
     StreamHandler,
+    reason_of,
 )
 from gossamer.protocol.ids import PeerId
 
@@ -133,8 +135,8 @@ class Streams:
             try:
                 with slots.taken_by(stream.peer_id):
                     await handler(stream)
-            except StreamClosed as error:
-                logger.debug("%s", error)
+            except ORDINARY_ENDS as error:
+                logger.debug("%s with %s ends: %s", protocol, stream.peer_id, reason_of(error))
                 await stream.reset()
             except Exception:
                 logger.exception("handler of %s failed with peer %s", protocol, stream.peer_id)

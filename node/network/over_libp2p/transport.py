@@ -25,7 +25,6 @@ from gossamer.node.network.over_libp2p.addresses import (
     port_of,
     why,
 )
-from gossamer.node.network.over_libp2p.congestion import LineEstimates
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
@@ -86,7 +85,6 @@ class Libp2pTransport:
         self._peer_id = peer_id_of(host.get_id())
         self._topics: dict[str, GossipHandler] = {}
         self._streams = Streams(host)
-        self._estimates = LineEstimates()
         self._offence_handler: OffenceHandler | None = None
         self._admits: PeerTest = lambda _peer: True
         swarm.on_violation = self._on_offence
@@ -287,7 +285,7 @@ class Libp2pTransport:
         if not connections:
             raise ConnectError(f"not connected to {peer_id}")
         connection, muxed = connections[-1]
-        self._estimates.look(muxed)
+        muxed.search.begin()
         return await self._streams.open_on(connection, peer_id, protocol)
 
     def handle(

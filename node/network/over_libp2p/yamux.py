@@ -29,6 +29,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
+from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
     ASK_BACK_SECONDS,
     ASK_SECONDS,
@@ -91,9 +92,14 @@ class YamuxConnection(IMuxedConn):
         is_initiator: bool | None = None,
         *,
         liveness: Liveness | None = None,
+        line: LineRate | None = None,
     ) -> None:
-        """`liveness`: looks at this connection while it lives. Without it no peer is asked for a
-        sign of life, and silence does not end the connection."""
+        """
+        Args:
+            liveness: looks at this connection while it lives. Without it no peer is asked for a
+                sign of life, and silence does not end the connection.
+            line: what is known of this node's line from its other connections.
+        """
         self._liveness = liveness
         self.secured_conn = secured_conn
         self.peer_id = peer_id
@@ -117,7 +123,8 @@ class YamuxConnection(IMuxedConn):
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](
             INBOUND_STREAMS_MAX
         )
-        self.writer = YamuxWriter(secured_conn)
+        self.search = LineSearch(secured_conn, line or LineRate())
+        self.writer = YamuxWriter(secured_conn, self.search)
         self._granted = 0
         self._opened = Throttle(OPEN_RATE)
         self._scope = trio.CancelScope()

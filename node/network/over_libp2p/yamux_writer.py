@@ -12,6 +12,7 @@ from collections import deque
 import trio
 from libp2p.io.exceptions import ConnectionClosedError
 
+from gossamer.node.network.over_libp2p.congestion import LineSearch
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import HEADER, YamuxStream
 
@@ -28,10 +29,11 @@ _HEADERS_MAX = PLAINTEXT_BYTES_MAX // HEADER.size
 class YamuxWriter:
     """The one task that writes to a connection's socket, and what waits for it."""
 
-    def __init__(self, session: NoiseSession) -> None:
+    def __init__(self, session: NoiseSession, search: LineSearch) -> None:
         self.control_frames: deque[bytes] = deque()
         """Frames without a body. The connection bounds them."""
         self._session = session
+        self._search = search
         self._small: deque[YamuxStream] = deque()
         self._bulk: deque[YamuxStream] = deque()
         self._bulk_turn: trio.CancelScope | None = None
@@ -123,6 +125,8 @@ class YamuxWriter:
                 if slow_line:
                     break
             await session.flush()
+            if self._bulk:
+                self._search.look(trio.current_time())
 
     async def _write_piece(self, message: memoryview) -> None:
         """Writes one piece when the owner's limit lets it go: what is small if there is any then.

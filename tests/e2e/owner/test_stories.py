@@ -21,7 +21,6 @@ from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     Answer,
-    free_ports,
     gossamer,
     in_rounds_of,
     poll,
@@ -30,6 +29,7 @@ from tests.support.daemons import (
     trainer_of,
     wait_for_round,
 )
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 

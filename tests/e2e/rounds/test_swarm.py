@@ -25,7 +25,6 @@ from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     digests_on_disk,
-    free_ports,
     get,
     gossamer,
     in_rounds_of,
@@ -37,6 +36,7 @@ from tests.support.daemons import (
     trainer_of,
     wait_for_round,
 )
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 

@@ -19,6 +19,7 @@ from gossamer.node.app.client import (
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, encode_status
+from tests.support.ports import free_ports
 
 STATUS = Status(peer_id="me", run_id=None, version="0.1.0", phase="joining")
 
@@ -122,8 +123,7 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_was_killed(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    (port,) = free_ports(1)
     state_dir = StateDir(tmp_path)
     DaemonFiles(state_dir).write_api(f"127.0.0.1:{port}")
     DaemonFiles(state_dir).new_token()

@@ -89,7 +89,7 @@ def test_a_gpu_that_the_trainer_does_not_find_is_named(
     hardware = Hardware(wanted, SlowGpus(), SpeedMeter(Metrics()), trio.to_thread.run_sync)
     trio.run(hardware.measure)
     configured = messages.Configured(
-        device=found, device_name="x", num_parameters=1, precision="fp32", optimizer_steps=0
+        device=found, device_name="x", precision="fp32", optimizer_steps=0
     )
     assert hardware.missed_gpu(configured) == missed
 
@@ -108,7 +108,6 @@ def test_gpus_are_read_in_threads() -> None:
                     messages.Configured(
                         device=device,
                         device_name=name,
-                        num_parameters=1,
                         precision="fp32",
                         optimizer_steps=0,
                     )

@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands.machine import machine_checks, state_checks
+from gossamer.node.commands.machine import machine_checks, state_checks, torch_checks
 from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.doctor import run_doctor
-from gossamer.node.commands.machine.machine_checks import TorchReport
+from gossamer.node.commands.machine.torch_checks import TorchReport
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
 from gossamer.trainer.ipc.choices import CompileChoice
+from tests.support.ports import free_ports
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 CPU_ONLY = TorchReport(version="2.9", kind="", names=[], hip="")
@@ -80,7 +81,7 @@ def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
-    (check,) = machine_checks.check_torch("auto", probe)
+    (check,) = torch_checks.check_torch("auto", probe)
     assert check.level == "fail"
     assert reason in check.text
     assert "Install torch" in check.advice
@@ -110,7 +111,7 @@ def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
     ],
 )
 def test_devices(device: str, torch: TorchReport, gpus: list[Gpu], level: str) -> None:
-    check = machine_checks.check_device(device, torch, gpus)
+    check = torch_checks.check_device(device, torch, gpus)
     assert check.level == level
     assert bool(check.advice) == (level != "ok")
 
@@ -163,8 +164,7 @@ def test_a_seed_that_is_something_else() -> None:
 
 
 def test_a_seed_that_is_gone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    (port,) = free_ports(1)
     check = machine_checks.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert check.level == "fail"
     assert "cannot be reached" in check.text

@@ -90,7 +90,7 @@ def test_trains_evaluates_dies_and_comes_back(
         await nursery.start(trainer.run)
         await trainer.send(configure(trainer, optimizer_path=optimizer_path))
         configured = await next_of(trainer, m.Configured)
-        assert configured.num_parameters == MODEL.num_parameters == len(trainer.base)
+        assert len(trainer.base) == MODEL.num_parameters
         assert (configured.device, configured.precision) == ("cpu", "fp32")
         assert configured.problem == ""
         await trainer.send(m.Genesis())

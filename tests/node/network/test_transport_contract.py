@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from gossamer.node.network.transport import (
     StreamClosed,
     Transport,
 )
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
 from tests.support.memory_transport import MemoryNetwork, run_simulated
@@ -312,6 +314,40 @@ def test_handler_that_raises_costs_its_stream_only(
 
     run(case)
     assert "a bug in a handler" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (trio.TooSlowError(), "no answer in time"),
+        (MalformedError("a message without an end"), "a message without an end"),
+        (ConnectError("the third peer is away"), "the third peer is away"),
+    ],
+)
+def test_what_a_peer_alone_causes_in_a_handler_is_one_plain_line(
+    run: Run, caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+) -> None:
+    protocol = "/gossamer-test/slow/1"
+    caplog.set_level(logging.DEBUG)
+
+    async def case(open_transport: Open) -> None:
+        async with pair(open_transport) as (client, server):
+
+            async def slow(stream: Stream) -> None:
+                await stream.receive_exactly(1)
+                raise error
+
+            server.handle(protocol, slow)
+            stream = await client.open_stream(server.peer_id, protocol)
+            await stream.send(b"x")
+            with pytest.raises(StreamClosed):
+                await stream.receive_exactly(1)
+
+    run(case)
+    told = [record for record in caplog.records if reason in record.getMessage()]
+    assert [(record.levelname, record.exc_info) for record in told] == [("DEBUG", None)]
+    assert protocol in told[0].getMessage()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_reset_is_seen_by_reader_and_writer(run: Run) -> None:

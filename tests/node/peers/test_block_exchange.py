@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 import trio
@@ -48,6 +48,20 @@ def identity_of(name: str) -> Identity:
     return Identity.from_seed(name.encode().ljust(32))
 
 
+class CountingService(BlockService):
+    """Counts the whole blocks that it serves."""
+
+    blocks_served = 0
+    bytes_served = 0
+
+    async def _send_block(
+        self, stream: Stream, digest: Digest, file: BinaryIO, *, inline: bool
+    ) -> None:
+        await super()._send_block(stream, digest, file, inline=inline)
+        self.blocks_served += 1
+        self.bytes_served += self._store.size(digest) or 0
+
+
 class World:
     """A node named "me" that fetches, and whatever peers the test adds; all connected to it."""
 
@@ -81,9 +95,9 @@ class World:
 
     def node(
         self, transport: Transport, serve_limits: ServeLimits | None = None
-    ) -> tuple[BlockStore, BlockService]:
+    ) -> tuple[BlockStore, CountingService]:
         store = BlockStore(self.folder / transport.peer_id, QUOTA_BYTES)
-        service = BlockService(
+        service = CountingService(
             transport,
             store,
             on_offence=lambda peer_id, error: self.offences.append((peer_id, error.reason)),
@@ -93,7 +107,7 @@ class World:
 
     async def seed(
         self, name: str, blocks: Sequence[bytes], serve_limits: ServeLimits | None = None
-    ) -> BlockService:
+    ) -> CountingService:
         """An honest peer with these blocks."""
         transport = await self.join(name)
         store, service = self.node(transport, serve_limits)
@@ -161,7 +175,6 @@ def test_blocks_come_from_several_peers(tmp_path: Path) -> None:
             seeds = [await here.seed(name, blocks) for name in "abc"]
             await here.fetch([*blocks, *blocks[:5]])
             assert here.has(blocks)
-            assert here.service.blocks_fetched == 60
             assert sum(seed.blocks_served for seed in seeds) == 60
             assert sum(seed.bytes_served for seed in seeds) == 60 * 400
             assert all(seed.blocks_served > 0 for seed in seeds)
@@ -219,12 +232,11 @@ def test_each_peer_has_a_part(tmp_path: Path) -> None:
     async def main() -> None:
         async with world(tmp_path) as here:
             blocks = make_blocks(30)
-            first = await here.seed("a", blocks[:12])
+            await here.seed("a", blocks[:12])
             await here.seed("b", blocks[10:25])
             await here.seed("c", blocks[25:])
             await here.fetch(blocks)
             assert here.has(blocks)
-            assert first.not_found > 0
 
     run(main)
 
@@ -500,7 +512,6 @@ def test_a_cancelled_fetch_goes_on_where_it_was(
             assert here.store.num_pinned() == 0
             await here.fetch(blocks)
             assert here.has(blocks)
-            assert here.service.blocks_fetched == 20
             assert seed.blocks_served <= 20 + FetchLimits().requests_per_peer_max
 
     run(main)
@@ -660,7 +671,7 @@ def test_an_unknown_digest_is_answered_and_the_stream_goes_on(tmp_path: Path) ->
     async def main() -> None:
         async with world(tmp_path) as here:
             blocks = make_blocks(1)
-            seed = await here.seed("a", blocks)
+            await here.seed("a", blocks)
             stream = await here.visit("b")
             for digest in (digest_of(b"unknown"), digest_of(blocks[0])):
                 await send_frame(stream, encode_request(digest))
@@ -670,7 +681,6 @@ def test_an_unknown_digest_is_answered_and_the_stream_goes_on(tmp_path: Path) ->
             message, payload = await receive_frame(stream)
             assert decode_reply(message) == (digest_of(blocks[0]), True)
             assert payload == blocks[0]
-            assert (seed.not_found, seed.blocks_served) == (1, 1)
 
     run(main)
 

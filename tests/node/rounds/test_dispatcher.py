@@ -27,7 +27,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -86,7 +86,6 @@ class Member:
     now: float = 0.0
     stopped_seconds: float = 0.0
     """Time for which its process did not run."""
-    is_delivered: bool = False
 
     def __post_init__(self) -> None:
         machine = Round(
@@ -148,13 +147,6 @@ class Member:
     def contradicted(self, proof: Equivocation) -> None:
         """See `Effects`."""
         self.proofs.append(proof)
-
-    def notify_committed(self, committed: Committed) -> None:
-        """See `Effects`."""
-
-    def notify_delivered(self) -> None:
-        """See `Effects`."""
-        self.is_delivered = True
 
     def notify_changed(self) -> None:
         """See `Effects`."""
@@ -313,7 +305,7 @@ def test_an_older_outer_step_is_not_wanted_and_none_after_the_end() -> None:
 
 def test_a_commit_that_all_have_is_delivered_and_one_has_a_time_to_be() -> None:
     member = committed()
-    assert member.is_delivered
+    assert member.dispatcher.is_delivered
     assert not member.dispatcher.is_open
     assert member.dispatcher.ends_seconds == 1.0 + LINGER_SECONDS
 

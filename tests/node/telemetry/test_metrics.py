@@ -116,7 +116,7 @@ def test_a_step_shows_where_its_time_went_and_how_well_the_card_was_used() -> No
     meter = SpeedMeter(metrics, operations_per_token=1e9)
     meter.configured(
         messages.Configured(
-            device="cuda:0", device_name="NVIDIA H100 80GB HBM3", num_parameters=1,
+            device="cuda:0", device_name="NVIDIA H100 80GB HBM3",
             precision="bf16", optimizer_steps=0,
         )
     )  # fmt: skip

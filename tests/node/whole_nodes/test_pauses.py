@@ -14,6 +14,7 @@ import trio
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.telemetry.status import PauseStatus, Status
+from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL
 from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, tokens_of
 
 if TYPE_CHECKING:
@@ -499,11 +500,11 @@ def test_a_metered_line_moves_no_model(tmp_path: Path) -> None:
         machine.is_metered = True
         status = await until_paused(world, "metered", "b")
         assert status.pauses == (PauseStatus(reason="metered", text="the line is metered"),)
-        blocks = world.nodes["b"]._blocks
-        moved, held = (blocks.blocks_served, blocks.blocks_fetched), world.round("b")
+        transport = world.participant("b").context.transport
+        moved, held = transport.traffic().get(BLOCKS_PROTOCOL), world.round("b")
         await world.reach(held + 5, "a")
         await trio.sleep(30)
-        assert (blocks.blocks_served, blocks.blocks_fetched) == moved
+        assert transport.traffic().get(BLOCKS_PROTOCOL) == moved
         assert world.round("b") == held
         machine.is_metered = False
         await world.until(

@@ -33,6 +33,10 @@ def offend_until_banned(bans: Bans, now: float, peer: PeerId = ROGUE) -> Ban:
     raise AssertionError("never banned")
 
 
+def offences_until_banned(bans: Bans, now: float, peer: PeerId) -> int:
+    return next(number for number in range(1, 100) if bans.offence(now, peer, "forged"))
+
+
 def test_repeated_offences_ban_and_the_ban_ends_by_itself() -> None:
     bans = Bans()
     needed = math.ceil(BAN_SCORE / WEIGHTS["malformed"])
@@ -44,7 +48,7 @@ def test_repeated_offences_ban_and_the_ban_ends_by_itself() -> None:
     assert bans.is_banned(5.0 + BAN_SECONDS - 0.1, ROGUE)
     assert not bans.is_banned(5.0 + BAN_SECONDS, ROGUE)
     assert bans.num_banned(5.0 + BAN_SECONDS) == 0
-    assert bans.score(5.0 + BAN_SECONDS, ROGUE) == 0.0
+    assert bans.offence(5.0 + BAN_SECONDS, ROGUE, "forged") is None  # it begins anew
 
 
 def test_one_offence_never_bans_unless_it_is_proven() -> None:
@@ -94,7 +98,8 @@ def test_a_flood_of_identities_frees_no_peer_and_fills_no_table() -> None:
         bans.offence(1.0, PeerId(f"peer {number}"), "unproven")
         assert len(bans) <= PEERS_MAX
     assert bans.is_banned(1.0, ROGUE)
-    assert bans.score(1.0, OTHER) > 3.0
+    fresh = PeerId("fresh")
+    assert offences_until_banned(bans, 1.0, OTHER) < offences_until_banned(bans, 1.0, fresh)
 
 
 @pytest.mark.parametrize("kind", [RemoteProtocolError, *RemoteProtocolError.__subclasses__()])

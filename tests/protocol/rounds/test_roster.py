@@ -61,7 +61,7 @@ def decision(now: float, state: Gathering) -> Decision:
 
 def test_a_peer_that_is_not_ready_does_nothing() -> None:
     state = gathering(FIRST, OTHERS, OTHERS)
-    assert decision(1000.0, state) == Decision(None, "not ready", None)
+    assert decision(1000.0, state) == Decision(None, "not ready")
 
 
 def test_the_first_by_rank_organises_as_soon_as_all_are_ready() -> None:
@@ -76,16 +76,18 @@ def test_it_waits_for_the_missing_until_the_deadline() -> None:
     state = gathering(FIRST, present, OTHERS)
     assert not is_complete(state)
     waiting = decision(119.9, state)
-    assert waiting == Decision(None, "waiting for 1 peers", 120.0)
+    assert waiting == Decision(None, "waiting for 1 peers")
     organiser = rank_order(HEAD, 0, present)[0]
     assert (decision(120.0, state).attempt == 0) == (organiser == FIRST)
 
 
 def test_everybody_else_waits_for_the_next_attempt() -> None:
+    second = rank_order(HEAD, 1, MEMBERS)[0]
     for me in OTHERS:
         state = gathering(me, MEMBERS, [m for m in MEMBERS if m != me], complete=110.0)
         assert decision(110.0, state).attempt is None
-        assert decision(110.0, state).ask_again_seconds == 115.0
+        assert decision(114.9, state).attempt is None
+        assert decision(115.0, state).attempt == (1 if me == second else None)
 
 
 def test_one_peer_alone_organises_itself() -> None:
@@ -98,21 +100,15 @@ def test_one_peer_alone_organises_itself() -> None:
     st.integers(0, 50),
     st.sampled_from(MEMBERS),
 )
-def test_a_peer_that_asks_again_when_told_is_never_told_the_same_instant(
+def test_each_peer_organises_the_attempts_that_are_its_own(
     due: float, attempt_seconds: float, first_attempt: int, me: PeerId
 ) -> None:
-    now, organised = due, None
     state = Gathering(me, HEAD, MEMBERS, MEMBERS, due, due, first_attempt)
-    for attempt in range(first_attempt, first_attempt + 200):
-        found = decide(now, state, 1e9, attempt_seconds)
-        if rank_order(HEAD, attempt, MEMBERS)[0] == me:
-            organised = found.attempt
-            assert organised == attempt
-            break
-        assert found.ask_again_seconds is not None
-        assert found.ask_again_seconds > now
-        now = found.ask_again_seconds
-    assert organised is not None
+    for number in range(50):
+        attempt = first_attempt + number
+        found = decide(due + (number + 0.5) * attempt_seconds, state, 1e9, attempt_seconds)
+        is_mine = rank_order(HEAD, attempt, MEMBERS)[0] == me
+        assert found.attempt == (attempt if is_mine else None)
 
 
 def test_every_attempt_has_one_organiser_and_not_always_the_same() -> None:
@@ -123,7 +119,6 @@ def test_every_attempt_has_one_organiser_and_not_always_the_same() -> None:
 def test_attempts_are_bounded() -> None:
     late = decision(1e9, gathering(FIRST, MEMBERS, OTHERS, complete=0.0))
     assert late.attempt in (None, limits.ATTEMPTS_MAX)
-    assert late.ask_again_seconds is None or late.ask_again_seconds > 1e9
 
 
 # Rosters
@@ -262,7 +257,7 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
         state.note_ready(1.0, sealed(member, ready()))
     state.elsewhere.note(ring_of(OTHERS))
     patience = GATHER + ring_seconds
-    assert state.decision(1.0).ask_again_seconds == 1.0 + patience
+    assert state.decision(1.0).attempt is None
     assert state.decision(0.9 + patience).attempt is None
     assert state.decision(1.1 + patience).attempt is not None
 
@@ -312,7 +307,7 @@ def test_a_peer_that_a_ring_left_behind_waits_for_its_commit() -> None:
     state.expect(2.0, [])
     waiting = state.decision(2.0)
     assert waiting.attempt is None
-    assert waiting.ask_again_seconds == 2.0 + ATTEMPT
+    assert state.decision(1.9 + ATTEMPT).attempt is None
     assert state.decision(2.0 + ATTEMPT).attempt is not None
 
 
@@ -340,7 +335,8 @@ def test_a_ring_that_was_overruled_may_still_be_left_or_committed() -> None:
     waiting = gone_on.decision(now)
     assert waiting.attempt is None
     assert waiting.reason == "a ring without this peer may be committed"
-    assert waiting.ask_again_seconds == now + ATTEMPT
+    assert gone_on.decision(now + ATTEMPT - 0.1).attempt is None
+    assert gone_on.decision(now + ATTEMPT).attempt is not None
 
 
 def test_members_that_come_back_while_their_commit_is_awaited_are_waited_for() -> None:
@@ -351,11 +347,12 @@ def test_members_that_come_back_while_their_commit_is_awaited_are_waited_for() -
     state.elsewhere.note(ring_of(OTHERS))
     assert state.decision(1.0).attempt is None
     state.expect(2.0, [])
-    assert state.decision(2.0).ask_again_seconds == 2.0 + ATTEMPT
+    assert state.decision(2.0).reason == "a ring without this peer may be committed"
     state.expect(3.0, OTHERS)
     again = state.decision(3.0)
     assert again.reason == "a ring without this peer is at work on this head"
-    assert again.ask_again_seconds == 3.0 + GATHER
+    assert state.decision(2.9 + GATHER).attempt is None
+    assert state.decision(3.0 + GATHER).attempt is not None
 
 
 def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
@@ -363,7 +360,7 @@ def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
     state.expect(0.0, [])
     state.note_ready(1.0, sealed(FIRST, ready()))
     state.begin_again(2.0, failed_attempt=3)
-    assert state.decision(2.0).ask_again_seconds == 2.0 + ATTEMPT
+    assert state.decision(1.9 + ATTEMPT).attempt is None
     assert state.decision(2.0 + ATTEMPT).attempt == 4
 
 
@@ -385,7 +382,9 @@ def test_the_others_are_waited_for_a_part_of_what_the_first_one_took() -> None:
         state = gatherer(born=100.0)
         state.expect(100.0, OTHERS)
         state.note_ready(100.0 + took, sealed(FIRST, ready()))
-        assert state.decision(100.0 + took).ask_again_seconds == 100.0 + took + state.gather_seconds
+        ends = 100.0 + took + state.gather_seconds
+        assert state.decision(ends - 0.1).reason.startswith("waiting for")
+        assert not state.decision(ends + 0.1).reason.startswith("waiting for")
         return state.gather_seconds
 
     assert waits(30.0) == pytest.approx(9.0)

@@ -56,6 +56,7 @@ class Driver:
         self._links: list[Link] = []
         self.ring_began_seconds = 0.0
         self._num_computed = 0
+        self._is_committed = False
 
     # Life
 
@@ -285,20 +286,18 @@ class Driver:
         """See `Effects`: all members are honest."""
         raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
 
-    def notify_committed(self, committed: Committed) -> None:
-        """See `Effects`."""
-        ends_seconds = self.dispatcher.ends_seconds
-        assert ends_seconds is not None
-        self.peer.delivering.append(self)
-        self.peer.later(ends_seconds - self.peer.now, self._end)
-        self._on_committed(committed)
-
-    def notify_delivered(self) -> None:
-        """See `Effects`."""
-        self.peer.delivering.remove(self)
-
     def notify_changed(self) -> None:
         """See `Effects`."""
+        dispatcher, delivering = self.dispatcher, self.peer.delivering
+        if not dispatcher.is_open and self in delivering:
+            delivering.remove(self)
+        if dispatcher.committed is not None and not self._is_committed:
+            self._is_committed = True
+            assert dispatcher.ends_seconds is not None
+            if dispatcher.is_open:
+                delivering.append(self)
+            self.peer.later(dispatcher.ends_seconds - self.peer.now, self._end)
+            self._on_committed(dispatcher.committed)
         self.peer.answer_greetings()
 
     # Time

@@ -43,13 +43,10 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Exit(),
     ]
     from_worker: list[m.FromWorker] = [
-        m.Configured(
-            device="cpu", device_name="x", num_parameters=1, precision="fp32", optimizer_steps=0
-        ),
+        m.Configured(device="cpu", device_name="x", precision="fp32", optimizer_steps=0),
         m.Configured(
             device="cpu",
             device_name="x",
-            num_parameters=1,
             precision="fp32",
             optimizer_steps=0,
             momentum=m.Place(head=b"h" * 32),
@@ -59,7 +56,7 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Evaluated(loss=1.5, tokens=2),
         m.Saved(problem="disk full"),
         m.NeedData(round=1, tokens_queued=0),
-        m.Finished(round=1, steps=2, tokens=3, spans=((0, 1, 2),), loss_mean=0.5, seconds=1.0),
+        m.Finished(round=1, steps=2, tokens=3, spans=((0, 1, 2),), loss_mean=0.5),
         m.Failed(reason="because"),
     ]
     stream = b"".join(framing.encode(message) for message in to_worker)

@@ -20,6 +20,7 @@ from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.ranks import followers as followers_module
+from gossamer.trainer.ranks.spread import Spread
 from tests.support.small_model import INNER, MODEL
 from tests.trainer.conftest import MakeTrainer, train
 from tests.trainer.ranks.several import others, spread_over
@@ -35,13 +36,18 @@ def inner_config() -> InnerConfig:
     return INNER
 
 
+def first_pid(spread: Spread) -> int:
+    """The process of the first further device."""
+    return spread.followers._processes[0].pid
+
+
 def test_a_killed_process_ends_the_training_with_its_name(
     make_trainer: MakeTrainer, shard: str
 ) -> None:
     with others() as spread:
         trainer = spread_over(make_trainer(), spread)
         train(trainer, shard, 1)
-        os.kill(spread.followers.pids[0], signal.SIGKILL)
+        os.kill(first_pid(spread), signal.SIGKILL)
         with pytest.raises(TrainerError, match=r"device 2 \(cpu\) was killed \(SIGKILL\)"):
             train(trainer, shard, 2, first=1)
 
@@ -52,7 +58,7 @@ def test_a_killed_process_is_told_of_also_while_nobody_asks(
     monkeypatch.setattr(followers_module, "LOST_SECONDS", 0.1)
     reasons: queue.Queue[str] = queue.Queue()
     with others(on_lost=reasons.put) as spread:
-        os.kill(spread.followers.pids[0], signal.SIGKILL)
+        os.kill(first_pid(spread), signal.SIGKILL)
         assert "was killed (SIGKILL)" in reasons.get(timeout=60)
 
 
@@ -64,7 +70,7 @@ def test_a_process_that_hangs_is_noticed_within_a_bound(
         train(trainer, shard, 1)
         monkeypatch.setattr(spread.followers, "_answer_seconds_max", 1.0)
         monkeypatch.setattr(spread.group, "share", lambda vector: None)  # it does not come there
-        os.kill(spread.followers.pids[0], signal.SIGSTOP)
+        os.kill(first_pid(spread), signal.SIGSTOP)
         with pytest.raises(TrainerError, match="gave no sign of work for 1 s"):
             train(trainer, shard, 1, first=1)
 

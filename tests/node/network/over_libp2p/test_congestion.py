@@ -1,4 +1,5 @@
-"""BBR begins anew on an idle connection whose estimate is far below that of the node's line."""
+"""BBR begins anew where its estimate is far below the line's rate, and does not overfill a line
+whose rate it had found."""
 
 from __future__ import annotations
 
@@ -14,24 +15,55 @@ from gossamer.node.network.over_libp2p import congestion
 from gossamer.node.network.over_libp2p.congestion import (
     BBR,
     COLLAPSE_FACTOR,
+    FULL_ROUND_TRIPS,
+    GROWTH,
     IDLE_PACKETS_MAX,
-    LineEstimates,
-    bbr_bytes_per_second,
+    LOOK_SECONDS,
+    LOST_PACKETS_MIN,
+    SEARCH_GAIN,
+    BbrView,
+    LineRate,
+    LineSearch,
+    bbr_view,
     begin_anew,
 )
 
 LINE = 2_500_000
 """Bytes per second of a line of 20 Mbit/s."""
 
+STEADY, SEARCHING = 512, 739
+"""Gains of BBR's window, in 1/256."""
+
+UNBOUNDED = 2**32 - 1
+
+SO_MAX_PACING_RATE = 47
+"""Of <asm-generic/socket.h>."""
+
+
+ROUND_TRIP_SECONDS = 0.1
+
 
 class Kernel:
     """The socket options of a connection."""
 
-    def __init__(self, rate: int, in_flight: int = 0, algorithm: bytes = BBR) -> None:
+    def __init__(
+        self,
+        rate: int,
+        in_flight: int = 0,
+        *,
+        line: LineRate | None = None,
+        algorithm: bytes = BBR,
+        window_gain: int = SEARCHING,
+    ) -> None:
         self.rate = rate
         self.in_flight = in_flight
+        self.window_gain = window_gain
+        self.sent_again = self.received = 0
+        self.rate_max = UNBOUNDED
         self.algorithms = [algorithm]
         self.has_ended = False
+        self.search = LineSearch(self, line or LineRate())
+        self.now = 0.0
 
     def getsockopt(self, _level: int, option: int, size: int) -> bytes:
         if self.has_ended:
@@ -39,12 +71,29 @@ class Kernel:
         if option == socket.TCP_CONGESTION:
             return self.algorithms[-1].ljust(size, b"\0")
         if option == socket.TCP_INFO:
-            return (bytes(24) + struct.pack("=I", self.in_flight)).ljust(size, b"\0")
-        return struct.pack("=II", self.rate & 0xFFFFFFFF, self.rate >> 32) + bytes(12)
+            packets = self.in_flight, self.sent_again, self.received
+            return struct.pack("=24xI72xI88xI", *packets).ljust(size, b"\0")
+        halves = self.rate & 0xFFFFFFFF, self.rate >> 32
+        return struct.pack("=III4xI", *halves, round(1e6 * ROUND_TRIP_SECONDS), self.window_gain)
 
-    def setsockopt(self, _level: int, option: int, value: bytes) -> None:
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        if level == socket.SOL_SOCKET:
+            self.rate_max = struct.unpack("=I", value)[0]
+            return
         assert option == socket.TCP_CONGESTION
         self.algorithms.append(value)
+
+    def look(self, window_gain: int, rate: int | None = None) -> None:
+        """Time passes while bulk data waits, and BBR is where the arguments say."""
+        self.window_gain = window_gain
+        self.rate = self.rate if rate is None else rate
+        self.now += LOOK_SECONDS
+        self.search.look(self.now)
+
+    def lose(self, packets: int, of: int) -> None:
+        """Packets are lost while so many are received."""
+        self.sent_again += packets
+        self.received += of
 
     @property
     def begins_anew(self) -> bool:
@@ -57,38 +106,113 @@ def _connections_are_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_estimate_that_collapsed_is_thrown_away() -> None:
-    estimates, collapsed, slower = LineEstimates(), Kernel(7_800), Kernel(LINE // 2)
-    for connection in (Kernel(LINE), collapsed, slower):
-        estimates.look(connection)
+    line = LineRate()
+    collapsed, slower = Kernel(7_800, line=line), Kernel(LINE // 2, line=line)
+    for connection in (Kernel(LINE, line=line), collapsed, slower):
+        connection.search.begin()
     assert collapsed.begins_anew
     assert slower.algorithms == [BBR]
 
 
 def test_a_connection_that_fills_the_line_is_not_disturbed() -> None:
-    estimates, busy = LineEstimates(), Kernel(7_800, in_flight=IDLE_PACKETS_MAX + 1)
-    for connection in (Kernel(LINE), busy):
-        estimates.look(connection)
+    line = LineRate()
+    busy = Kernel(7_800, in_flight=IDLE_PACKETS_MAX + 1, line=line)
+    for connection in (Kernel(LINE, line=line), busy):
+        connection.search.begin()
     assert busy.algorithms == [BBR]
 
 
 def test_a_line_that_became_slower_is_learnt() -> None:
-    estimates, slow = LineEstimates(), Kernel(LINE // 100)
-    estimates.look(Kernel(LINE))
+    line = LineRate()
+    slow = Kernel(LINE // 100, line=line)
+    Kernel(LINE, line=line).search.begin()
     for _ in range(300):
-        estimates.look(slow)
+        slow.search.begin()
     num_changes = len(slow.algorithms)
     assert num_changes > 1
-    estimates.look(slow)
+    slow.search.begin()
     assert len(slow.algorithms) == num_changes
 
 
 def test_another_algorithm_and_a_connection_that_ended_are_left_alone() -> None:
-    estimates, cubic, ended = LineEstimates(), Kernel(1, algorithm=b"cubic"), Kernel(1)
+    line = LineRate()
+    cubic, ended = Kernel(1, line=line, algorithm=b"cubic"), Kernel(1, line=line)
     ended.has_ended = True
-    for connection in (Kernel(LINE), cubic, ended):
-        estimates.look(connection)
+    for connection in (Kernel(LINE, line=line), cubic, ended):
+        connection.search.begin()
+        connection.look(SEARCHING)
     assert cubic.algorithms == [b"cubic"]
     assert ended.algorithms == [BBR]
+    LineSearch(None, line).begin()
+
+
+def test_a_search_stays_near_the_rate_that_was_found() -> None:
+    kernel = Kernel(LINE)
+    kernel.look(STEADY)
+    assert kernel.rate_max == UNBOUNDED
+    kernel.look(SEARCHING)
+    assert kernel.rate_max == int(SEARCH_GAIN * LINE)
+    kernel.look(SEARCHING, 2 * LINE)  # a faster line
+    assert kernel.rate_max == int(2 * SEARCH_GAIN * LINE)
+    kernel.look(STEADY)
+    assert kernel.rate_max == UNBOUNDED
+
+
+def test_a_first_search_is_free_until_the_line_is_full() -> None:
+    kernel = Kernel(LINE // 10)
+    kernel.lose(1000, of=1000)  # before this stream
+    kernel.search.begin()
+    rate = LINE / 10
+    for _ in range(8):  # it grows, and loses what others push out of the queue
+        rate *= GROWTH
+        kernel.look(SEARCHING, int(rate))
+        kernel.lose(LOST_PACKETS_MIN, of=100)
+    for _ in range(2 * FULL_ROUND_TRIPS):  # it waits for input: nothing is lost
+        kernel.look(SEARCHING, LINE)
+        kernel.lose(0, of=1000)
+    assert kernel.rate_max == UNBOUNDED
+    for _ in range(2 * FULL_ROUND_TRIPS):
+        kernel.look(SEARCHING)
+        kernel.lose(10 * LOST_PACKETS_MIN, of=200)
+    assert kernel.rate_max == int(SEARCH_GAIN * LINE)
+
+
+def test_a_search_that_ended_far_too_low_begins_anew_in_the_middle_of_a_ring() -> None:
+    kernel = Kernel(LINE, in_flight=IDLE_PACKETS_MAX + 1)
+    kernel.look(STEADY)
+    kernel.look(SEARCHING, LINE // 200)  # loss recovery: nothing is decided
+    assert kernel.algorithms == [BBR]
+    kernel.look(STEADY, LINE // 30)
+    assert kernel.begins_anew
+    assert LINE < kernel.rate_max <= SEARCH_GAIN * LINE
+
+
+def test_a_line_that_became_slow_in_a_ring_is_disturbed_once() -> None:
+    kernel = Kernel(LINE)
+    kernel.look(STEADY)
+    for _ in range(100):
+        kernel.look(STEADY, LINE // 30)
+    assert kernel.begins_anew
+    assert kernel.rate_max == UNBOUNDED
+
+
+def test_a_rate_far_below_the_lines_bounds_no_search() -> None:
+    line = LineRate()
+    kernel = Kernel(LINE, line=line)
+    kernel.look(SEARCHING, LINE)
+    kernel.look(STEADY, LINE // 3)  # the first search collapsed there, or the other end is slow
+    kernel.look(SEARCHING)
+    assert kernel.rate_max == UNBOUNDED
+
+
+def test_looks_are_rare() -> None:
+    kernel = Kernel(LINE)
+    kernel.look(STEADY)
+    kernel.window_gain = SEARCHING
+    kernel.search.look(1.9 * LOOK_SECONDS)
+    assert kernel.rate_max == UNBOUNDED
+    kernel.search.look(2 * LOOK_SECONDS)
+    assert kernel.rate_max == int(SEARCH_GAIN * LINE)
 
 
 @contextmanager
@@ -109,12 +233,27 @@ def _connection() -> Iterator[socket.socket]:
         yield ours
 
 
+def test_the_kernel_takes_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = 1_000_000
+    views = [BbrView(rate, each, 0.1, 0, 0, 0) for each in (False, True, False)]
+    monkeypatch.setattr(congestion, "bbr_view", lambda _socket: views.pop(0))
+    with _connection() as ours:
+        search = LineSearch(ours, LineRate())
+        bounds = []
+        for look in range(3):
+            search.look(look * LOOK_SECONDS)
+            bounds.append(ours.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE))
+    assert bounds == [-1, int(SEARCH_GAIN * rate), -1]  # -1: none
+
+
 def test_the_kernel_tells_its_estimate_and_forgets_it() -> None:
     with _connection() as ours:
-        before = bbr_bytes_per_second(ours)
+        before = bbr_view(ours)
         assert before is not None
-        assert before > 100_000  # loopback
+        assert before.bytes_per_second > 100_000  # loopback
+        assert before.received > 1
         begin_anew(ours)
-        after = bbr_bytes_per_second(ours)
+        after = bbr_view(ours)
         assert after is not None
-        assert after * COLLAPSE_FACTOR < before
+        assert after.is_searching
+        assert after.bytes_per_second * COLLAPSE_FACTOR < before.bytes_per_second

@@ -12,8 +12,9 @@ import trio.testing
 from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.base.rate_limit import NO_LIMIT
+from gossamer.node.base.rate_limit import NO_LIMIT, SMALL_BYTES_MAX
 from gossamer.node.base.ticks import TICK_SECONDS
+from gossamer.node.network.over_libp2p.congestion import LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
     ASK_SECONDS,
     LOOK_SECONDS,
@@ -345,3 +346,34 @@ def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
     seconds = 40 * ASK_SECONDS / 2
     assert num_pings[True] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
     assert num_pings[False] >= seconds / (2 * PING_SECONDS)
+
+
+class FullLine(Channel):
+    """A noise session over a line that takes a message now and then."""
+
+    is_writable = False
+
+    async def wait_writable(self) -> None:
+        await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("num_bytes", [2_000, 2_000_000])
+def test_bulk_data_that_waits_has_the_search_of_the_line_watched(
+    monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(LineSearch, "look", lambda _search, now: looks.append(now))
+
+    async def main() -> None:
+        connection = connection_over(FullLine(), Liveness(AwakeClock()))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.start)
+            await connection.event_started.wait()
+            stream = await connection.open_stream()
+            stream.send_window = num_bytes
+            await stream.send(bytes(num_bytes))
+            await connection.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert bool(looks) == (num_bytes > SMALL_BYTES_MAX)
+    assert looks == sorted(looks)

@@ -16,15 +16,10 @@ from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.transport import ListenError
 from gossamer.protocol.ids import PeerId
+from tests.support.ports import free_ports
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 NAMED = "/dns/node.example.org/tcp/4610"
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_what_the_operator_names_comes_first_then_global_seen_and_private_addresses(
@@ -73,7 +68,7 @@ def test_bridges_of_containers_are_not_announced(monkeypatch: pytest.MonkeyPatch
 
 def test_an_open_port_is_the_given_one_if_it_is_free_and_another_one_if_not() -> None:
     async def main() -> None:
-        port = _free_port()
+        (port,) = free_ports(1)
         async with open_libp2p_transport(Identity.generate(), [LOOPBACK], port=port) as first:
             assert first.port == port
             async with open_libp2p_transport(Identity.generate(), [LOOPBACK], port=port) as second:

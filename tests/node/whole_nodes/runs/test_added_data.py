@@ -48,7 +48,7 @@ def add_part(world: World, parts: list[DataPart]) -> None:
 
 def data_of(world: World, name: str) -> RunData | None:
     participant = world.participant_or_none(name)
-    return None if participant is None else participant.context.added_data.data
+    return None if participant is None else participant.context.added_data._data
 
 
 def num_shards(world: World, name: str) -> int:
