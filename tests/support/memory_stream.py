@@ -35,6 +35,8 @@ class MemoryConnection:
         second.connections[first.peer_id] = self
         first.peers_changed()
         second.peers_changed()
+        first.tell_retained(second)
+        second.tell_retained(first)
 
     def end(self, reason: str) -> None:
         """End it on both sides."""
