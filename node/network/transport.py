@@ -199,6 +199,10 @@ class Transport(Protocol):
             ConnectError: none of them led to that peer; the text names each and its failure.
         """
 
+    def is_answering(self, peer_id: PeerId) -> bool:
+        """Returns whether a machine has answered a dial of a peer that is under way, so that only
+        handshakes are missing."""
+
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
         """Connect to a peer by a circuit through a connected one.
 
@@ -257,8 +261,11 @@ class Transport(Protocol):
             ValueError: more than `GOSSIP_BYTES_MAX` bytes.
         """
 
-    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+    def subscribe(self, topic: str, handler: GossipHandler, *, retains: bool = False) -> None:
         """Call `handler(author, data)` for every message on `topic` that others publish.
+
+        With `retains` each peer that connects later is sent this node's newest message on the
+        topic.
 
         A message for which it answers False is not passed on. The author is authenticated by its
         signature. The handler must be quick and must not block; an exception in it is logged and

@@ -39,8 +39,9 @@ CONNECTIONS_MAX = 192
 transport refuses inbound connections above its own limit."""
 
 DIRECT_SECONDS = 1.5
-"""Head start of a peer's own addresses over a circuit through another peer: a dial takes four round
-trips, and one lost packet costs a second."""
+"""Time for an answer at a peer's own addresses, after which it is tried through another peer: one
+lost packet costs a second. A machine that has answered gets the time of a whole dial: where it or
+this one is busy a circuit would only be more work for both."""
 
 RELAYS_TRIED_MAX = 3
 """Peers that are asked for a circuit. One that is connected to both ends is nearly always among
@@ -186,9 +187,9 @@ class Discovery:
             self._dialling.discard(key)
 
     async def _reach(self, peer: PeerId, addresses: tuple[str, ...]) -> str:
-        """Connects to a peer by its addresses, or through another peer if that takes long.
+        """Connects to a peer by its addresses, or through another peer if nothing answers there.
 
-        A circuit lets both ends cross their routers, so it costs nothing to have one early.
+        A circuit lets both ends cross their routers. It costs several times as much as a dial.
 
         Returns:
             The address that led to the peer; empty if another peer did.
@@ -203,9 +204,12 @@ class Discovery:
             await self._transport.connect_through(relay, peer)
             return ""
 
+        def is_near(relay: PeerId | None) -> bool:
+            return relay is None and self._transport.is_answering(peer)
+
         ways = [None, *self._relays(peer)]
         try:
-            _, address = await race(attempt, ways, DIRECT_SECONDS, ConnectError)
+            _, address = await race(attempt, ways, DIRECT_SECONDS, ConnectError, is_near=is_near)
         except RaceLost as lost:
             raise ConnectError(str(lost)) from None
         return address

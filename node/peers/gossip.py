@@ -155,7 +155,7 @@ class Gossip:
 
     def start(self) -> None:
         """Begins to listen. Call once, before the first connection."""
-        self._transport.subscribe(self._members_topic, self._received)
+        self._transport.subscribe(self._members_topic, self._received, retains=True)
         self._transport.subscribe(self._rounds_topic, self._received)
         self._transport.handle(STATEMENTS_PROTOCOL, self._serve_reconciliation)
 

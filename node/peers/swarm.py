@@ -46,8 +46,8 @@ SIGNS_SECONDS = 1.0
 """Interval of the looks for signs of life: half of the time in which a living peer gives one."""
 
 GREET_SECONDS = 0.5
-"""New connections are greeted with an announcement at most this often. All peers receive it, and a
-peer that comes and goes could make this node repeat it without end."""
+"""Peers that were lost and are connected again are greeted with an announcement at most this often.
+All peers receive it, and a peer that comes and goes could make this node repeat it without end."""
 
 READY_HEADS_MAX = 64
 """Heads for which the time of the first `Ready` is remembered. A peer can make up heads; then the
@@ -127,7 +127,9 @@ class Swarm:
         self._news = trio.Event()
         """Is set when there is something to look at before the next look for signs of life."""
         self._greets = False
-        """Whether a peer was connected since the last greeting."""
+        """Whether a lost peer was connected again since the last greeting."""
+        self._lost: set[PeerId] = set()
+        """Known peers whose connection has ended in this life of the node."""
         self._signs_due = float("-inf")
         """Local time of the next look for signs of life."""
         self._heard: dict[PeerId, float] = {}
@@ -396,11 +398,17 @@ class Swarm:
                 self.membership.disconnected(peer)
                 self.admission.conduct.disconnected(peer)
                 self._told.disconnected(peer)
-            self._greets = self._greets or bool(connected - self._connected)
+                self._lost = {*filter(self.membership.is_known, self._lost), peer}
+            came, self._connected = connected - self._connected, connected
+            if came:
+                self._told.members_changed()
+            # Others that come are sent the newest announcement by the transport. A peer that saw
+            # the connection end counts this node as living only when it says something new.
+            self._greets = self._greets or bool(came & self._lost)
+            self._lost -= came
             if self._greets and now >= self._greeted_seconds + GREET_SECONDS:
                 self._greeted_seconds, self._greets = now, False
-                self.announce()  # so that the new peer knows this node at once
-            self._connected = connected
+                self.announce()
             if now >= self._signs_due:
                 self._signs_due = tick_after(SIGNS_SECONDS)
                 self._note_signs_of_life(connected)

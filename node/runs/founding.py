@@ -36,7 +36,9 @@ from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
 from gossamer.trainer.text.mixing import Mixture, Share
+from gossamer.trainer.text.sampling import sample_texts
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
+from gossamer.trainer.text.tokens import BPE_TRAINING_BYTES_MAX, Tokenizer, learn_bpe_from
 
 
 class Signer(Protocol):
@@ -100,7 +102,7 @@ def prepare_data(
     if problems := problems_of_draft(draft) + _problems_of_data(draft):
         raise ManifestError(problems)
     is_own, has_messages = draft.data == "own", draft.corpus.format == "messages"
-    tokenizer = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
+    imported = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
     skipped = Skipped() if skip_bad else None
     if is_own:
         files, mixture = find_files([Path(path) for path in draft.corpus.heldout], skipped), None
@@ -124,9 +126,16 @@ def prepare_data(
         text_field=draft.corpus.text_field,
         scratch=scratch,
         skipped=skipped,
-        chat=tokenizer.chat() if tokenizer is not None and has_messages else None,
+        chat=imported.chat() if imported is not None and has_messages else None,
         progress=progress,
     )
+    tokenizer: Tokenizer | None = imported
+    if plan is not None and imported is None and draft.tokenizer.kind == "bpe":
+        # As many bytes as the first part has, or as many as are learnt from, but of all parts.
+        num_bytes = min(text.num_bytes, BPE_TRAINING_BYTES_MAX)
+        share = num_bytes / text.num_bytes * plan.num_bytes(1) / plan.num_bytes()
+        sample = sample_texts(plan, draft.corpus.text_field, draft.seed, share)
+        tokenizer = learn_bpe_from(sample, num_bytes, draft.tokenizer.vocabulary, progress)
     cut = cut_corpus(
         text,
         draft.tokenizer.kind,

@@ -35,11 +35,11 @@ THREADS_MAX = 16
 
 
 @contextmanager
-def _threads(num_pieces: int) -> Iterator[Apply]:
-    """Yields a `map` in as many threads as there are cores. They live for one step, which takes
-    much longer than to start them."""
-    num_threads = min(num_usable_cores(), THREADS_MAX, num_pieces)
-    if num_threads == 1:
+def _threads(num_elements: int) -> Iterator[Apply]:
+    """Yields a `map` in as many threads as there are cores and `PIECE_ELEMENTS` for. They live for
+    one step, which takes much longer than to start them; a smaller model's would not."""
+    num_threads = min(num_usable_cores(), THREADS_MAX, num_elements // PIECE_ELEMENTS)
+    if num_threads <= 1:
         yield map
         return
     with ThreadPoolExecutor(num_threads, "shared-step") as pool:
@@ -95,7 +95,7 @@ class SharedParameters:
 
     def _take(self, average: Payload) -> None:
         place = self._outer.first_inner_step_of(self._number) + len(self._taken)
-        with _threads(len(self._pieces)) as apply:
+        with _threads(self.values.size) as apply:
             shared_step(
                 self._pieces,
                 self.values,

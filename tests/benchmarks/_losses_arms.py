@@ -50,6 +50,8 @@ class Arm:
     """Decay of the momentum (`distro` only); None: the mode's default."""
     learning_rate: float = 0.0
     """Learning rate of the inner steps; 0 is the mode's default."""
+    cooldown: float = 0.0
+    """WSD: the learning rate stays, and falls in this last part of the steps; 0: cosine."""
     muon: bool = False
     """Whether the hidden matrices are Muon's, instead of AdamW's like all else."""
     lookahead: bool = False
@@ -100,6 +102,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"b([\d.]+)", lambda arm, found: replace(arm, decay=float(found[1]))),
     (r"dense", lambda arm, _: replace(arm, dense_warmup=True)),
     (r"lr([\d.]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),
+    (r"wsd(\d+)", lambda arm, found: replace(arm, cooldown=int(found[1]) / 100)),
     (r"muon", lambda arm, _: replace(arm, muon=True)),
     (r"topics", lambda arm, _: replace(arm, topics=True)),
     (r"cold", lambda arm, _: replace(arm, cold=True)),
@@ -137,6 +140,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("diloco-4-h50-fp32-lr0.006", "diloco-4-h50-fp32-muon-lr0.006"),
         "diloco-4-h20-int4-muon-lr0.006",
         *("sparse-4-h20-lr0.006", "sparse-4-h20-muon-lr0.006"),
+    ),
+    "schedules": tuple(
+        f"diloco-4-h20-fp32{schedule}" for schedule in ("", "-wsd10", "-wsd20", "-wsd40")
     ),
     "topics": ("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16-topics"),
     "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),

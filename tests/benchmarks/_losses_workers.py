@@ -10,12 +10,25 @@ import numpy as np
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Finished, Ranges, Start
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._parity_training import Text
+
+
+def place_at(inner: InnerConfig, first: int) -> SchedulePlace | None:
+    """The place of the round after `first` inner steps in a schedule of tokens, in a swarm of
+    constant size; None without one."""
+    schedule = inner.schedule
+    if not schedule:
+        return None
+    step_tokens = schedule.total_tokens // inner.total_steps
+    return SchedulePlace(
+        schedule=schedule, tokens_before=first * step_tokens, tokens_per_step=step_tokens
+    )
 
 
 class Peer:
@@ -50,6 +63,7 @@ class Worker(Peer):
     ) -> None:
         """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
         `sync_set`: all parameters."""
+        self._inner = inner
         self._sync_set = sync_set
         self._update = np.zeros_like(base)
         self.pending = np.zeros_like(base)
@@ -71,7 +85,7 @@ class Worker(Peer):
     ) -> None:
         """A peer that is new has nothing of its own to go on from."""
         start = start if self.has_begun else "base"
-        self.trainer.begin(number, first, steps, math.inf, start, new)
+        self.trainer.begin(number, first, steps, math.inf, start, new, place_at(self._inner, first))
 
     def train(self, steps: int) -> None:
         for _ in range(steps):

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.idle_cpu --peers 4 8 16           # docs/benchmarks/scale.md
 
-The daemons are those of the commands, each a process of its own on loopback. They do a few rounds
-together, are paused, and are left alone until their trainers have ended and all know all. Then the
-processor time of each daemon is read from the system: all its threads, and no child.
+The daemons are those of the commands, each a process of its own on loopback. The first one does a
+few rounds and is paused. The others are paused before they join, so they start no trainer. They are
+left alone until all know all. Then the processor time of each daemon is read from the system: all
+its threads, and no child.
 
 Columns, over the daemons:
     median, largest   share of one core that a daemon takes
@@ -26,15 +27,20 @@ from pathlib import Path
 import psutil
 
 from gossamer.node.app.client import give_order
+from gossamer.node.base.pausing import UserPause
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.storage.pause_file import write_pause
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import MANIFEST, OPTIONS
 
 START_SECONDS = 600.0
 """Time for all daemons to start and to meet, on two cores."""
 
+JOINING_AT_ONCE = 8
+"""Daemons that start at the same time."""
+
 SETTLE_SECONDS = 15.0
-"""Time after the last pause, in which trainers end and what the rounds left to do is done."""
+"""Time after all have met, in which what the rounds left to do is done."""
 
 
 def _start(swarm: LocalSwarm, root: Path, num_peers: int) -> None:
@@ -48,10 +54,14 @@ def _start(swarm: LocalSwarm, root: Path, num_peers: int) -> None:
     address = seed.address()
     seed.wait_for(lambda status: status.round >= 2, START_SECONDS, "two rounds")
     give_order(StateDir(seed.root), "pause")
-    for _ in range(num_peers - 1):
-        node = swarm.join(address, "--yes")
-        node.wait_for(lambda status: status.round >= 2, START_SECONDS, "the run's head")
-        give_order(StateDir(node.root), "pause")
+    for first in range(1, num_peers, JOINING_AT_ONCE):
+        joining = [swarm.add() for _ in range(first, min(first + JOINING_AT_ONCE, num_peers))]
+        for node in joining:
+            node.root.mkdir()
+            write_pause(StateDir(node.root).paused_path, UserPause())
+            node.start("join", address, "--yes")
+        for node in joining:
+            node.wait_for(lambda status: status.round >= 2, START_SECONDS, "the run's head")
     for node in swarm.nodes:
         node.wait_for(
             lambda status: status.phase == "paused" and len(status.peers) == num_peers - 1,

@@ -35,7 +35,8 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     bX, look        distro: decay of the momentum; gradients with lookahead
     muon            hidden matrices by Muon, the rest by AdamW (MuLoCo)
     lrX             inner learning rate
-Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, muon, topics, peers,
+    wsdP            diloco: the learning rate stays, and falls in the last P % of the steps
+Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, muon, schedules, topics, peers,
 tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
@@ -59,6 +60,7 @@ import torch
 from rich.console import Console
 
 from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.protocol.manifest import TokenSchedule
 from gossamer.trainer.presets.table import PRESETS
 from tests.benchmarks._losses_arms import GROUPS, Arm, arm_of
 from tests.benchmarks._losses_diloco import Setting, train_diloco
@@ -131,6 +133,8 @@ class Experiment:
         inner = draft.inner
         if arm.muon:
             inner = msgspec.structs.replace(inner, optimizer="muon")
+        if arm.cooldown:
+            inner = msgspec.structs.replace(inner, schedule=schedule_of(draft, arm))
         if arm.learning_rate:
             inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate)
         if arm.kind in ("sync", "alone"):
@@ -164,6 +168,17 @@ class Experiment:
             case "distro":
                 return train_distro(setting, arm)
         raise ValueError(f"{arm.kind} cannot be trained here")
+
+
+def schedule_of(draft: Draft, arm: Arm) -> TokenSchedule:
+    """The steps of an arm as tokens of all its peers."""
+    inner = draft.inner
+    step_tokens = arm.num_peers * inner.sequences_per_step * draft.model.context
+    return TokenSchedule(
+        warmup_tokens=inner.warmup_steps * step_tokens,
+        total_tokens=inner.total_steps * step_tokens,
+        cooldown_tokens=round(arm.cooldown * inner.total_steps) * step_tokens,
+    )
 
 
 def draft_of(options: argparse.Namespace) -> Draft:

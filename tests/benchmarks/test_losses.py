@@ -17,6 +17,7 @@ from tests.benchmarks._losses_distro import train_distro
 from tests.benchmarks._losses_report import draw, panels_of, plain_of
 from tests.benchmarks._losses_sparse import train_sparse
 from tests.benchmarks._losses_text import mixed
+from tests.benchmarks._losses_workers import place_at
 from tests.benchmarks._parity_training import Curve
 from tests.benchmarks._results import Result, Results, load_results
 
@@ -39,6 +40,24 @@ def test_muon_is_compared_with_adamw_and_its_variants_with_itself() -> None:
     assert plain_of(arm_of(plain)) == "diloco-4-h20-fp32-lr0.01"
     for variant in ("diloco-4-h20-int4-muon-lr0.01", "sparse-4-h20-muon-lr0.01"):
         assert plain_of(arm_of(variant)) == plain
+
+
+def test_wsd_holds_the_rate_and_lets_it_fall_at_the_end() -> None:
+    draft = losses.draft_of(losses.parse_options(["--small"]))
+    arm = arm_of("diloco-4-h20-fp32-wsd20")
+    assert plain_of(arm) == "diloco-4-h20-fp32"
+    inner = msgspec.structs.replace(draft.inner, schedule=losses.schedule_of(draft, arm))
+
+    def rate(step: int) -> float:
+        place = place_at(inner, step)
+        assert place is not None
+        return place.learning_rate(0, inner) / inner.learning_rate
+
+    assert rate(0) == pytest.approx(1 / inner.warmup_steps)
+    assert {rate(step) for step in (inner.warmup_steps, 400, 639)} == {1.0}
+    assert 0.4 < rate(680) < 0.6
+    assert rate(inner.total_steps - 1) == pytest.approx(inner.final_fraction)
+    assert place_at(draft.inner, 0) is None
 
 
 @pytest.mark.parametrize("name", ["adam-4", "diloco-4-int5", "diloco-4-o", "diloco-4--h20"])

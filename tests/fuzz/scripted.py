@@ -74,6 +74,9 @@ class ScriptedTransport:
     async def connect(self, address: str) -> PeerId:
         return ROGUE.peer_id
 
+    def is_answering(self, peer_id: PeerId) -> bool:
+        return False
+
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         return addresses[0]
 
@@ -116,7 +119,7 @@ class ScriptedTransport:
     async def publish(self, topic: str, data: bytes) -> None:
         pass
 
-    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+    def subscribe(self, topic: str, handler: GossipHandler, *, retains: bool = False) -> None:
         self.topics[topic] = handler
 
     def peers(self) -> list[PeerId]:

@@ -48,6 +48,7 @@ FAULTS: tuple[FaultKind, ...] = (
 CASES = (
     *FAULTS,
     "computed again",
+    "data consumed that a peer does not know",
     "forks",
     "frame left out",
     "gathered again",

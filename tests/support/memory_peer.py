@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -75,9 +75,13 @@ class MemoryPeer:
         self.admits: PeerTest = lambda _peer: True
         self.peers_changed: Callable[[], None] = lambda: None
         self._topics: dict[str, GossipHandler] = {}
+        self._retained: dict[str, tuple[bytes, int] | None] = {}
+        """Newest message and its number of each topic that new peers are sent it of."""
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._banned: dict[PeerId, float] = {}
         self._traffic: dict[str, list[int]] = {}
+        self._answering: Counter[PeerId] = Counter()
+        """Dials under way that will be answered, by peer."""
         self.ended = False
 
     @property
@@ -143,7 +147,11 @@ class MemoryPeer:
                 f"cannot connect to {address}: no answer in {CONNECT_SECONDS_MAX:.0f} s; "
                 "is it running and reachable?"
             )
-        await trio.sleep(2 * (to.latency_seconds + back.latency_seconds))
+        self._answering[other.peer_id] += 1
+        try:
+            await trio.sleep(2 * (to.latency_seconds + back.latency_seconds))
+        finally:
+            self._answering[other.peer_id] -= 1
         if expected is not None and expected != other.peer_id:
             raise ConnectError(f"cannot connect to {address}: another peer answered there")
         if self.is_banned(other.peer_id) or other.is_banned(self._peer_id):
@@ -170,6 +178,10 @@ class MemoryPeer:
             listed = str(lost) or "no address is known"
             raise ConnectError(f"cannot reach peer {peer_id}: {listed}") from None
         return address
+
+    def is_answering(self, peer_id: PeerId) -> bool:
+        """See `Transport.is_answering`."""
+        return self._answering[peer_id] > 0
 
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
         """See `Transport.connect_through`."""
@@ -237,6 +249,10 @@ class MemoryPeer:
     def let_in(self, peer_id: PeerId) -> None:
         """See `Transport.let_in`; each message of gossip asks here whether a peer is admitted."""
         self.peers_changed()
+        if peer_id in self.connections:
+            other = self.connections[peer_id].ends[peer_id]
+            self.tell_retained(other)
+            other.tell_retained(self)
 
     def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         """See `Transport.keep_places_of`; places are not short here."""
@@ -369,11 +385,21 @@ class MemoryPeer:
         await trio.lowlevel.checkpoint()
         number = self.network.next_number()
         self._remember(number)
+        if topic in self._retained:
+            self._retained[topic] = data, number
         self._forward(topic, self._peer_id, data, number, self._peer_id)
 
-    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+    def subscribe(self, topic: str, handler: GossipHandler, *, retains: bool = False) -> None:
         """See `Transport.subscribe`."""
         self._topics[topic] = handler
+        if retains:
+            self._retained.setdefault(topic, None)
+
+    def tell_retained(self, other: MemoryPeer) -> None:
+        """Sends a peer that gossip has begun with what is retained for it."""
+        for topic, retained in sorted(self._retained.items()):
+            if retained is not None and self._gossips_with(other, topic):
+                self._send(topic, self._peer_id, *retained, other)
 
     def has_topic(self, topic: str) -> bool:
         """Returns whether we subscribe to it."""
@@ -387,32 +413,38 @@ class MemoryPeer:
     def _forward(
         self, topic: str, author: PeerId, data: bytes, number: int, sender: PeerId
     ) -> None:
-        faults, dice = self.network.gossip_faults, self.network.random
         ends = {
             peer_id: connection.ends[peer_id]
             for peer_id, connection in sorted(self.connections.items())
         }
         subscribers = [
-            peer_id
-            for peer_id, other in ends.items()
-            if other.has_topic(topic) and self.admits(peer_id) and other.admits(self._peer_id)
+            peer_id for peer_id, other in ends.items() if self._gossips_with(other, topic)
         ]
         wanting = [peer_id for peer_id in subscribers if peer_id not in (sender, author)]
         if author != self._peer_id:
             num_copies = min(num_passed_on(len(subscribers)), len(wanting))
-            wanting = sorted(dice.sample(wanting, num_copies))
+            wanting = sorted(self.network.random.sample(wanting, num_copies))
         for peer_id in wanting:
-            other = ends[peer_id]
-            self.count("gossip", sent=len(data))
-            if dice.random() < faults.loss:
-                continue
-            times = 2 if dice.random() < faults.duplication else 1
+            self._send(topic, author, data, number, ends[peer_id])
 
-            def arrive(other: MemoryPeer = other, times: int = times) -> None:
-                other.hear(topic, author, data, number, self._peer_id, times)
+    def _gossips_with(self, other: MemoryPeer, topic: str) -> bool:
+        return other.has_topic(topic) and self.admits(other.peer_id) and other.admits(self._peer_id)
 
-            extra = dice.random() * faults.delay_seconds_max
-            self.network.post(self._peer_id, peer_id, arrive, len(data), extra)
+    def _send(
+        self, topic: str, author: PeerId, data: bytes, number: int, other: MemoryPeer
+    ) -> None:
+        """Sends one message of gossip over one hop."""
+        faults, dice = self.network.gossip_faults, self.network.random
+        self.count("gossip", sent=len(data))
+        if dice.random() < faults.loss:
+            return
+        times = 2 if dice.random() < faults.duplication else 1
+
+        def arrive() -> None:
+            other.hear(topic, author, data, number, self._peer_id, times)
+
+        extra = dice.random() * faults.delay_seconds_max
+        self.network.post(self._peer_id, other.peer_id, arrive, len(data), extra)
 
     def hear(
         self, topic: str, author: PeerId, data: bytes, number: int, sender: PeerId, times: int

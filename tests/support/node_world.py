@@ -57,6 +57,7 @@ from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes
 from tests.support import builders
 from tests.support.memory_transport import MemoryNetwork, run_simulated
+from tests.support.signatures_once import signatures_checked_once
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -762,7 +763,8 @@ def simulate(world: World, story: Callable[[trio.Nursery], object]) -> None:
             await story(nursery)  # type: ignore[misc]
             nursery.cancel_scope.cancel()
 
-    run_simulated(main, world.seed)
+    with signatures_checked_once():
+        run_simulated(main, world.seed)
 
 
 def assert_every_token_counted_once(headers: Sequence[Header]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from gossamer.protocol.ids import PeerId
+from tests.support.added_data import add_part
 from tests.support.faults import Fault, FaultInjector, FaultKind
 from tests.support.node_world import NumbersTrainer, World, initial_weights
 from tests.swarms.standstill import Standstill
@@ -98,12 +99,28 @@ class SwarmFaults(FaultInjector[str]):
         self._world.network.gossip_faults.loss = self._story.gossip_loss
         async with trio.open_nursery() as nursery:
             self._faults = nursery
+            nursery.start_soon(self._add_data, began)
             for fault in self._story.faults:
                 await trio.sleep_until(began + fault.seconds)
                 self.inject(fault)
         self._faults = None
         self._world.network.gossip_faults.loss = 0.0
         self._note("all has healed")
+
+    async def _add_data(self, began: float) -> None:
+        """Has the founder add its parts, each as soon as it is there to do so."""
+        founder = self._story.names[0]
+        for number, seconds in enumerate(self._story.data_seconds, 1):
+            await trio.sleep_until(began + seconds)
+            await until(self._has_added_data, FOUND_SECONDS)
+            self._note(f"{founder} has added part {number} of the data")
+
+    def _has_added_data(self) -> bool:
+        """Has the founder add a part, if it is there to do so. Returns whether it was."""
+        founder = self._story.names[0]
+        if founder not in self._living or founder in self.frozen:
+            return False
+        return add_part(self._world, founder)
 
     def inject(self, fault: Fault) -> None:
         """See `FaultInjector`."""
@@ -139,6 +156,8 @@ class SwarmFaults(FaultInjector[str]):
 
     def may_stay_away(self, peer: str) -> bool:
         """Each piece of the corpus is with three peers, and private peers need a public one."""
+        if self._story.data_seconds and peer == self._story.names[0]:
+            return False
         public = [each for each in self._living if each not in self._story.private_names]
         if self._num_crashes >= CRASHES_MAX or len(self._living) <= 2 or public == [peer]:
             return False

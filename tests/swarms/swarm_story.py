@@ -1,4 +1,4 @@
-"""The story of a swarm of whole nodes that one seed decides: its members, its lines, its faults."""
+"""The story of a swarm of whole nodes that one seed decides: its members, lines, faults, data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ FAULTS: tuple[FaultKind, ...] = (
 )
 
 CRASHES_MAX = 2
-"""Deaths for good: each piece of the corpus is with three peers."""
+"""Deaths for good: each piece of the corpus is with three peers. A founder that adds data comes
+back, as copies of what it adds take their time."""
 
 FAULT_SECONDS = 10.0
 """From the first fault on; a round takes about a second."""
@@ -55,6 +56,9 @@ class SwarmStory:
     """Their times count from the moment at which the first could have happened."""
     num_private: int
     """Peers behind strict routers, the last ones of all: no two of them can dial each other."""
+    data_seconds: tuple[float, ...]
+    """When the founder adds a part to the data, in order, counted as the times of faults; it does
+    so later if it is not there then."""
 
     @property
     def private_names(self) -> str:
@@ -90,6 +94,9 @@ def draw(seed: int, mode: str = "distro") -> SwarmStory:
         faults[1] = replace(faults[1], seconds=faults[0].seconds)
     # Drawn on its own, so that a seed's other properties stay as they were.
     num_private = Random(f"routers {mode} {seed}").choice((0, 0, 2, num_peers - 1))
+    of_data = Random(f"data {mode} {seed}")
+    num_parts = of_data.choice((0, 0, 1, 3))
+    data_seconds = sorted(of_data.uniform(0.0, FAULT_SECONDS) for _ in range(num_parts))
     return SwarmStory(
         seed=seed,
         mode=mode,
@@ -102,4 +109,5 @@ def draw(seed: int, mode: str = "distro") -> SwarmStory:
         gossip_loss=random.choice((0.0, 0.0, 0.2)),
         faults=tuple(faults),
         num_private=min(num_private, num_peers - 1),
+        data_seconds=tuple(data_seconds),
     )

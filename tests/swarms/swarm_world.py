@@ -10,6 +10,7 @@ At any time
 In the end, when everything has healed
 - All that live are soon in one ring again, and commit some rounds on one head. Where more are
   behind strict routers than the others may relay for, each has its turn within some rounds.
+- All know all data that the founder added, wherever they were then.
 - Along its chain every piece of data is told once, without a gap; and with shared steps no member
   has more tokens than a round has.
 - Each account balances, and says what the chain says.
@@ -26,6 +27,7 @@ import trio
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chain import Header
+from tests.support.added_data import data_of
 from tests.support.node_world import (
     MODEL,
     SUMS_TOP_K,
@@ -117,6 +119,7 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         inner_steps=story.inner_steps,
         latency_seconds=story.latency_seconds,
         wait_for_peers=len(story.first_names) - 1 if story.is_founded_together else 0,
+        data_grow=bool(story.data_seconds),
     )
     counts: Counter[str] = Counter()
 
@@ -135,7 +138,13 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         goal = max(map(world.round, names)) + ROUNDS_AFTER
         healed = trio.current_time()
 
+        def num_parts_of(name: str) -> int:
+            data = data_of(world, name)
+            return 0 if data is None else len(data.parts.parts)
+
         def is_well() -> bool:
+            if any(num_parts_of(name) < len(story.data_seconds) for name in names):
+                return False
             nodes = [world.participant_or_none(name) for name in names]
             heads = {node.context.committed.head if node is not None else None for node in nodes}
             first = nodes[0]
@@ -149,9 +158,10 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         try:
             await until(is_well, LIVENESS_SECONDS)
         except trio.TooSlowError:
-            where = {name: world.round(name) for name in names}
+            where = {name: (world.round(name), num_parts_of(name)) for name in names}
             raise AssertionError(
-                f"no round {goal} of all {LIVENESS_SECONDS:g} s after the healing: {where}"
+                f"no round {goal} of all {LIVENESS_SECONDS:g} s after the healing (round and "
+                f"added parts of each): {where}"
             ) from None
         note(f"one ring again after {trio.current_time() - healed:.1f} s")
         counts["seconds to one ring"] += round(trio.current_time() - healed)
@@ -161,6 +171,11 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         for name in names:
             assert_account_is_true(world, name)
         counts["rounds"] += world.round(names[0])
+        counts["parts of the data added"] += len(story.data_seconds)
+        counts["rounds on added data"] += sum(
+            any(span.partition >= world.num_shards for span in header.spans)
+            for header in headers_of(world, names[0])
+        )
 
     errors = Errors()
     logging.getLogger().addHandler(errors)

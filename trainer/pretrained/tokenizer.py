@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
 from gossamer.trainer.text.chat import Chat
-from gossamer.trainer.text.tokens import TokenizerKind, TokenVector, encode_pieces
+from gossamer.trainer.text.tokens import TokenizerKind, TokenVector
+from gossamer.trainer.text.words import EncoderFile, TextEncoder
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """Names by which chat templates may write the model's special tokens."""
@@ -35,14 +33,11 @@ class ImportedTokenizer:
             FolderError: `tokenizer.json` is damaged, or no token ends a text.
         """
         try:
-            self._tokenizer = HuggingFaceTokenizer.from_str(files.tokenizer_json.decode())
+            self._tokenizer = EncoderFile(files.tokenizer_json, specials_are_text=False).open()
         except Exception as error:  # the library raises nothing more precise
             raise FolderError(
                 [f"tokenizer.json is damaged: {error}; copy or download it again"]
             ) from error
-        # Settings of a caller that some files have: they would cut texts, or fill them up.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self.vocabulary = max(numbers, default=0) + 1
         self._files = files
@@ -51,6 +46,9 @@ class ImportedTokenizer:
         if self.end_token in before:
             before = before[: before.index(self.end_token)]
         self.begin_tokens = tuple(before)
+        encoder_file = EncoderFile(files.tokenizer_json, False, self.begin_tokens)
+        self._encoder = TextEncoder(self._tokenizer, encoder_file)
+        self.elsewhere = encoder_file if self._encoder.words is not None else None
         self.stop_tokens = frozenset([self.end_token, *files.token_ids("eos_token_id")])
         """Tokens at which generation stops: instruction models have one for a turn besides."""
 
@@ -75,8 +73,7 @@ class ImportedTokenizer:
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """See `Tokenizer.encode`."""
-        begin = np.array(self.begin_tokens, dtype=np.uint32)
-        return [np.concatenate([begin, tokens]) for tokens in encode_pieces(self._tokenizer, texts)]
+        return [*self._encoder.encode(texts)]
 
     def chat(self) -> Chat:
         """What writes conversations with the model's chat template.

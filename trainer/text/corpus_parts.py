@@ -178,10 +178,10 @@ def plan_parts(
         CorpusError: a source has nothing to use.
     """
     try:
-        measured = [_measured(path, text_field) for path in files]
+        found = [measured(path, text_field) for path in files]
     except OSError:
         return None  # the scan names every such file
-    sizes, groups = tuple(size for size, _ in measured), tuple(number for _, number in measured)
+    sizes, groups = tuple(size for size, _ in found), tuple(number for _, number in found)
     sources = (0,) * len(files) if mixture is None else mixture.file_sources
     wanted = (1.0,) if mixture is None else mixture.wanted
     densities = [1.0]
@@ -290,10 +290,13 @@ def _ends(texts: Sequence[float], start_bytes: int, total: int) -> tuple[int, ..
     return tuple(ends)
 
 
-def _measured(path: Path, text_field: str) -> tuple[int, int]:
+def measured(path: Path, text_field: str) -> tuple[int, int]:
     """Returns about how many bytes of text a file has, and of a table its groups of rows.
 
     A file that cannot be used has some, so that it is in a part, whose scan says what is wrong.
+
+    Raises:
+        OSError: the file cannot be looked at.
     """
     form, size = form_of(path), path.stat().st_size
     try:

@@ -54,10 +54,12 @@ class StreamWindow:
     """The lines of a stream that begin from byte `start` to before `stop`, as a stream. What lies
     before is read and forgotten."""
 
-    def __init__(self, stream: BinaryIO, start: int, stop: int) -> None:
+    def __init__(self, stream: BinaryIO, start: int, stop: int, at: int = 0) -> None:
+        """`at`: bytes of the stream that were read before, no more than `start`. The line that
+        they end in is left out."""
         self._stream = stream
         self._stop = stop
-        self._at = 0
+        self._at = at
         self._in_line = start > 0  # the line that `start` lies in belongs to those before
         while self._at < start - 1 and (data := stream.read(min(MIB, start - 1 - self._at))):
             self._at += len(data)

@@ -23,7 +23,8 @@ import numpy as np
 
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.text.corpus_errors import CorpusError
-from gossamer.trainer.text.tokens import BpeTokenizer, TokenVector
+from gossamer.trainer.text.tokens import TokenVector
+from gossamer.trainer.text.words import EncoderFile, TextEncoder
 
 PROCESSES_MAX = 8
 """More have nothing to do: what reads the text and packs the tokens is one process."""
@@ -39,18 +40,23 @@ _LENGTH_BYTES = 8
 Batch = list[bytes]
 
 
+def num_cores() -> int:
+    """Returns how many cores text can be encoded on."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(cores, PROCESSES_MAX)
+
+
 def num_processes(num_bytes: int) -> int:
     """Returns how many processes so much text is worth; below 2 it is best encoded here."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(cores, PROCESSES_MAX, num_bytes // BYTES_A_PROCESS)
+    return min(num_cores(), num_bytes // BYTES_A_PROCESS)
 
 
 class Encoders:
     """Processes that encode text with one tokenizer. They end with the block, and with their
     parent."""
 
-    def __init__(self, tokenizer_file: bytes, number: int) -> None:
-        self._processes = [_Encoder(tokenizer_file) for _ in range(number)]
+    def __init__(self, file: EncoderFile, number: int) -> None:
+        self._processes = [_Encoder(file) for _ in range(number)]
         self._idle: SimpleQueue[_Encoder] = SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -99,12 +105,12 @@ class Encoders:
 class _Encoder:
     """One of the processes."""
 
-    def __init__(self, tokenizer_file: bytes) -> None:
+    def __init__(self, file: EncoderFile) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._untold = tokenizer_file
-        """The tokenizer's file, as long as the process does not have it."""
+        self._untold: EncoderFile | None = file
+        """What it is told first."""
 
     def encode(self, batch: Batch) -> list[TokenVector]:
         """Raises CorpusError: the process died."""
@@ -112,9 +118,9 @@ class _Encoder:
         assert stdin is not None
         assert stdout is not None
         try:
-            if self._untold:
-                _write(stdin, self._untold)
-                self._untold = b""
+            if self._untold is not None:
+                _write(stdin, msgspec.msgpack.encode(self._untold))
+                self._untold = None
             _write(stdin, msgspec.msgpack.encode(batch))
             data = _read(stdout)
         except OSError as error:
@@ -162,10 +168,11 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 def main() -> int:
     """Encodes what stdin says, until it ends."""
-    file = _read(sys.stdin.buffer)
-    if file is None:
+    told = _read(sys.stdin.buffer)
+    if told is None:
         return 0
-    tokenizer = BpeTokenizer(file)
+    file = msgspec.msgpack.decode(told, type=EncoderFile)
+    tokenizer = TextEncoder(file.open(), file)
     while (data := _read(sys.stdin.buffer)) is not None:
         vectors = tokenizer.encode(msgspec.msgpack.decode(data, type=list[bytes]))
         answer = [vector.astype("<u4", copy=False).tobytes() for vector in vectors]

@@ -32,7 +32,6 @@ from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.encoders import Encoders, num_processes
 from gossamer.trainer.text.mixing import Mixture, Share, mix, shares_of
 from gossamer.trainer.text.tokens import (
-    BpeTokenizer,
     ByteTokenizer,
     TokenBytes,
     Tokenizer,
@@ -119,7 +118,7 @@ def cut_corpus(
     Args:
         vocabulary: tokens of a BPE tokenizer at most.
         context: targets of a sequence.
-        tokenizer: of an imported model, instead of one of `kind`.
+        tokenizer: one that is there already, instead of one of `kind`.
         max_bytes: of text to use; None: all of it.
         mixture: the sources of the files, if the shares of several are given.
         use: with "heldout" the tokenizer is learnt from the held-out text, there is no other.
@@ -357,8 +356,8 @@ def _encoding(corpus: Corpus, tokenizer: Tokenizer, num_bytes: int) -> Iterator[
     """Gives what turns texts into batches of them with their tokens, with all cores if the text is
     worth it."""
     number = num_processes(num_bytes)
-    if corpus.chat is None and isinstance(tokenizer, BpeTokenizer) and number > 1:
-        with Encoders(tokenizer.file, number) as encoders:
+    if corpus.chat is None and tokenizer.elsewhere is not None and number > 1:
+        with Encoders(tokenizer.elsewhere, number) as encoders:
             yield lambda texts: encoders.encode(_batches(texts, _BATCH_BYTES_A_CORE))
         return
     encode = tokenizer.encode if corpus.chat is None else corpus.chat.encode

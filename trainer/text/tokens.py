@@ -8,7 +8,7 @@ vocabulary begins with ``<|endoftext|>``, which text that merely spells it never
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
-from gossamer.trainer.text.words import WordTokens, cuts_at_words
+from gossamer.trainer.text.words import EncoderFile, TextEncoder, pieces_of
 
 TokenizerKind = Literal["bytes", "bpe", "files"]
 TokenBytes = Literal[2, 4]
@@ -38,8 +38,6 @@ BPE_BYTES_PER_TOKEN = 4
 BPE_TRAINING_BYTES_MAX = 256 * MIB
 # The library gathers 256 pieces before it looks at them.
 _BPE_TRAINING_PIECE_CHARACTERS = 64 * KIB
-# An encoding takes some 100 bytes a token until it is copied out.
-_ENCODE_CHARACTERS = MIB
 # It travels as one block.
 TOKENIZER_BYTES_MAX = limits.BLOCK_BYTES_MAX
 
@@ -62,6 +60,11 @@ class Tokenizer(Protocol):
     def file(self) -> bytes:
         """The file that another peer needs to build the same tokenizer (nothing for `bytes`)."""
 
+    @property
+    def elsewhere(self) -> EncoderFile | None:
+        """What another process needs to encode texts as this does; None: this process uses all
+        cores, or needs none."""
+
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """Tokens of UTF-8 texts, without the end of the document. Shapes: (num_tokens,) each."""
 
@@ -76,6 +79,7 @@ class ByteTokenizer:
     end_token = END_OF_DOCUMENT
     vocabulary = BYTES_VOCABULARY
     file = b""
+    elsewhere = None
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """See `Tokenizer.encode`."""
@@ -102,48 +106,27 @@ class BpeTokenizer:
             raise MalformedError(
                 f"tokenizer of {len(file)} bytes; {TOKENIZER_BYTES_MAX} is the limit"
             )
+        # Text that spells a special token is text.
+        encoder_file = EncoderFile(file, specials_are_text=True)
         try:
-            self._tokenizer = HuggingFaceTokenizer.from_str(file.decode())
+            self._tokenizer = encoder_file.open()
         except Exception as error:  # the library raises nothing more precise
             raise MalformedError(f"not a tokenizer file: {error}") from error
         if self._tokenizer.token_to_id(END_OF_DOCUMENT_TEXT) != END_OF_DOCUMENT:
             raise MalformedError(f"tokenizer whose token 0 is not {END_OF_DOCUMENT_TEXT}")
-        # Text that spells a special token is text. The file format does not keep this setting.
-        self._tokenizer.encode_special_tokens = True
         self.file = file
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
-        self._words = WordTokens(self._tokenizer) if cuts_at_words(file) else None
+        self._encoder = TextEncoder(self._tokenizer, encoder_file)
+        self.elsewhere = encoder_file if self._encoder.words is not None else None
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """See `Tokenizer.encode`."""
-        words = self._words
-        if words is None:
-            return encode_pieces(self._tokenizer, texts)
-        return [
-            np.concatenate(
-                [words.encode(piece) for piece in _cut(text.decode(), _ENCODE_CHARACTERS)]
-            )
-            for text in texts
-        ]
+        return [*self._encoder.encode(texts)]
 
     def decode(self, tokens: TokenVector) -> str:
         """See `Tokenizer.decode`."""
         text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text
-
-
-def encode_pieces(tokenizer: HuggingFaceTokenizer, texts: Sequence[bytes]) -> list[TokenVector]:
-    """Tokens of UTF-8 texts without anything before or behind them. Shapes: (num_tokens,) each."""
-    pieces = [_cut(text.decode(), _ENCODE_CHARACTERS) for text in texts]
-    flat = [piece for of_text in pieces for piece in of_text]
-    encodings = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
-    return [
-        np.concatenate(
-            [np.zeros(0, np.uint32)]
-            + [np.array(next(encodings).ids, dtype=np.uint32) for _ in of_text]
-        )
-        for of_text in pieces
-    ]
 
 
 def load_tokenizer(kind: TokenizerKind, file: bytes) -> Tokenizer:
@@ -166,23 +149,33 @@ def learn_bpe(
 ) -> BpeTokenizer:
     """Byte-level BPE learnt from some documents (the first `BPE_TRAINING_BYTES_MAX` of them).
 
-    A small corpus may have too few pairs to reach `vocabulary`; then the result has fewer tokens.
-
     Raises:
         CorpusError: as `Corpus.read`.
+    """
+    ends = np.cumsum(corpus.text_bytes[documents], dtype=np.int64)
+    sample = documents[: max(1, int(np.searchsorted(ends, BPE_TRAINING_BYTES_MAX, side="right")))]
+    return learn_bpe_from(corpus.read(sample), int(ends[len(sample) - 1]), vocabulary, progress)
+
+
+def learn_bpe_from(
+    texts: Iterable[bytes], num_bytes: int, vocabulary: int, progress: Progress = no_progress
+) -> BpeTokenizer:
+    """Byte-level BPE learnt from all of some texts in UTF-8, of about `num_bytes`.
+
+    A small corpus may have too few pairs to reach `vocabulary`; then the result has fewer tokens.
     """
     if vocabulary < BPE_VOCABULARY_MIN:
         raise ValueError(
             f"a BPE vocabulary of {vocabulary}; at least {BPE_VOCABULARY_MIN} are needed"
         )
-    ends = np.cumsum(corpus.text_bytes[documents], dtype=np.int64)
-    sample = documents[: max(1, int(np.searchsorted(ends, BPE_TRAINING_BYTES_MAX, side="right")))]
-    total = int(ends[len(sample) - 1])
+    done = 0
 
     def pieces() -> Iterator[str]:
-        for text, end in zip(corpus.read(sample), ends, strict=False):
-            yield from _cut(text.decode(), _BPE_TRAINING_PIECE_CHARACTERS)
-            progress("learning the vocabulary", int(end), total)
+        nonlocal done
+        for text in texts:
+            yield from pieces_of(text.decode(), _BPE_TRAINING_PIECE_CHARACTERS)
+            done += len(text)
+            progress("learning the vocabulary", min(done, num_bytes), num_bytes)
 
     tokenizer = HuggingFaceTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -208,15 +201,3 @@ def token_bytes_of(vocabulary: int) -> TokenBytes:
 def estimate_tokens(num_bytes: int, num_documents: int, kind: TokenizerKind) -> int:
     """Tokens of some text: exact for plain bytes, a guess for others."""
     return num_bytes // (1 if kind == "bytes" else BPE_BYTES_PER_TOKEN) + num_documents
-
-
-def _cut(text: str, characters: int) -> list[str]:
-    """Pieces of a text of at most so many characters, at ends of lines where there are any."""
-    pieces: list[str] = []
-    start = 0
-    while len(text) - start > characters:
-        end = text.rfind("\n", start, start + characters) + 1 or start + characters
-        pieces.append(text[start:end])
-        start = end
-    pieces.append(text[start:])
-    return pieces

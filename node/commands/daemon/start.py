@@ -7,17 +7,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.setting_values import parse_size
-from gossamer.node.base.settings import (
-    START_BYTES_DEFAULT,
-    START_BYTES_MIN,
-    ConfigError,
-    Found,
-    Resume,
-)
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.settings import Found, Resume
 from gossamer.node.commands.daemon.running import run_node
-from gossamer.node.commands.founder.founding_options import PRESET_HELP, check_founding_options
+from gossamer.node.commands.founder.founding_options import (
+    PRESET_HELP,
+    START_AFTER_HELP,
+    check_founding_options,
+    parse_start_after,
+)
 from gossamer.node.commands.node_options import Node
 from gossamer.node.commands.options import settings_of, trains_on_own_text
 from gossamer.node.commands.texts import texts_of
@@ -27,8 +24,6 @@ from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
-
-_START_AFTER = f"{format_bytes(START_BYTES_DEFAULT)} of a corpus of twice as much or more"
 
 
 def start(
@@ -59,7 +54,7 @@ def start(
     ] = None,
     messages: Annotated[bool, Parameter(negative="")] = False,
     skip_bad: Annotated[bool, Parameter(negative="")] = False,
-    start_after: Annotated[str | None, Parameter(show_default=_START_AFTER)] = None,
+    start_after: Annotated[str | None, Parameter(show_default=START_AFTER_HELP)] = None,
     options: Node = None,
 ) -> int:
     """Found a run here, or go on with the one in the state directory.
@@ -128,27 +123,6 @@ def start(
         own=data == "own",
         heldout=texts_of(heldout),
         messages=messages,
-        start_bytes=_start_bytes(start_after),
+        start_bytes=parse_start_after(start_after),
     )
     return run_node(settings, role)
-
-
-def _start_bytes(start_after: str | None) -> int | None:
-    """Returns how much of the corpus is cut before the run begins; None: all of it.
-
-    Raises:
-        ConfigError: it is no size.
-    """
-    if start_after is None:
-        return START_BYTES_DEFAULT
-    if start_after == "all":
-        return None
-    try:
-        size = parse_size(start_after)
-    except ValueError as error:
-        raise ConfigError([f"--start-after: {error}, or all"]) from error
-    if size < START_BYTES_MIN:
-        raise ConfigError(
-            [f"--start-after: {size:,} bytes are too few to hold text out: {START_BYTES_MIN:,}"]
-        )
-    return size

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.setting_values import parse_size
+from gossamer.node.base.settings import START_BYTES_DEFAULT, START_BYTES_MIN, ConfigError
+from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.texts import path_problems, text_problems
 from gossamer.trainer.presets.table import PRESETS
 
@@ -24,6 +26,8 @@ PRESET_HELP = ", ".join(
 )
 """The presets with their numbers of parameters: the names are those of the literature."""
 
+START_AFTER_HELP = f"{format_bytes(START_BYTES_DEFAULT)} of a corpus of twice as much or more"
+"""The part of a corpus with which a run begins, if nobody says another."""
 
 _KEYS = {
     "--optimizer": "optimizer into [inner]",
@@ -62,3 +66,24 @@ def check_founding_options(
     problems += path_problems([path for path in (manifest, init_from) if path is not None])
     if problems:
         raise ConfigError(problems)
+
+
+def parse_start_after(text: str | None) -> int | None:
+    """Returns how much of the corpus is cut before the run begins; None: all of it.
+
+    Raises:
+        ConfigError: it is no size.
+    """
+    if text is None:
+        return START_BYTES_DEFAULT
+    if text == "all":
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ConfigError([f"--start-after: {error}, or all"]) from error
+    if size < START_BYTES_MIN:
+        raise ConfigError(
+            [f"--start-after: {size:,} bytes are too few to hold text out: {START_BYTES_MIN:,}"]
+        )
+    return size

@@ -9,12 +9,21 @@ from cyclopts import Parameter
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
-from gossamer.node.commands.founder.founding_options import PRESET_HELP, check_founding_options
+from gossamer.node.commands.founder.founding_options import (
+    PRESET_HELP,
+    START_AFTER_HELP,
+    check_founding_options,
+    parse_start_after,
+)
 from gossamer.node.commands.founder.plan_view import print_plan
+from gossamer.node.commands.texts import texts_of
+from gossamer.node.runs.data_plan import plan_data
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.trainer.presets.table import DEFAULT_PRESET
+from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.encoders import num_cores
 
 
 def plan(
@@ -27,6 +36,11 @@ def plan(
             help=f"Model and settings, instead of a manifest: {PRESET_HELP}.",
         ),
     ] = None,
+    corpus: Annotated[
+        tuple[str, ...] | None,
+        Parameter(consume_multiple=True, show_default="as the manifest says"),
+    ] = None,
+    start_after: Annotated[str | None, Parameter(show_default=START_AFTER_HELP)] = None,
     peers: int = 4,
     up: float = 20.0,
     down: float = 100.0,
@@ -38,10 +52,17 @@ def plan(
 ) -> int:
     """Estimate what a round costs each peer: bytes, seconds, utilisation.
 
+    With the text of the run also when its data are there.
+
     Parameters
     ----------
     manifest
         TOML file from `gossamer init`.
+    corpus
+        Files, folders and patterns of the text, to plan when its parts are there. It is supposed
+        that this machine cuts them.
+    start_after
+        Part of the corpus with which the run begins, as in `gossamer start`; or all.
     peers
         Number of peers that take part, up to 256.
     up
@@ -55,7 +76,8 @@ def plan(
     json
         Print JSON.
     """
-    check_founding_options(manifest, preset)
+    check_founding_options(manifest, preset, corpus)
+    start_bytes = parse_start_after(start_after)
     if manifest is None:
         draft = draft_of_preset(preset or DEFAULT_PRESET)
     else:
@@ -64,5 +86,14 @@ def plan(
         planned = plan_round(draft, peers, Line(up, down, latency / 1000), tokens_per_second)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    print_plan(planned, open_console(), json=json)
+    data, notes = None, list[str]()
+    if draft.data == "shared" and (corpus or draft.corpus.paths or draft.corpus.sources):
+        try:
+            data = plan_data(draft, texts_of(corpus), start_bytes, planned, num_cores())
+        except CorpusError as error:
+            if corpus:
+                raise ConfigError(list(error.problems)) from error
+            # A run may be planned on another machine than the founder's.
+            notes = [f"The data are not planned: {problem}." for problem in error.problems]
+    print_plan(planned, data, open_console(), json=json, notes=notes)
     return 0

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.units import format_bytes, format_count
+from gossamer.node.runs.data_plan import DataPlan
 from gossamer.node.runs.planning import RoundPlan
 
 GOALS = (0.90, 0.95, 0.98)
 """Fractions of the time in which a trainer is busy, as published runs reached and aim at."""
 
+_ASK_FOR_SPEED = "? (give --tokens-per-second)"
 
-def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None:
-    """Prints a table, or one JSON object."""
+_UNITS = (("days", 86_400.0, 2.0), ("hours", 3600.0, 2.0), ("min", 60.0, 2.0))
+"""Units of time with their seconds, and how many of them are the least that is said in this one."""
+
+
+def print_plan(
+    plan: RoundPlan,
+    data: DataPlan | None,
+    console: Console,
+    *,
+    json: bool = False,
+    notes: Sequence[str] = (),
+) -> None:
+    """Prints a table and sentences, or one JSON object.
+
+    Args:
+        data: None if they are not planned.
+        notes: sentences besides those on the plan.
+    """
     if json:
-        console.print_json(msgspec.json.encode(_fields(plan)).decode())
+        fields = _fields(plan) | {"data": None if data is None else _fields_of_data(data)}
+        console.print_json(msgspec.json.encode(fields).decode())
         return
     table = Table(show_header=False)
     rows = {
@@ -35,6 +56,8 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
     }
     if plan.sent_bytes_open is None:
         del rows["sent with trust open"]
+    if data is not None:
+        rows |= _rows_of_data(data)
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
@@ -46,6 +69,47 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
     console.print(f"Trainer busy ({how}): {goals}.", highlight=False)
     if plan.is_late:
         console.print(_advice(plan), highlight=False)
+    if data is not None and data.late_part is not None:
+        console.print(_advice_on_data(data, data.late_part), highlight=False)
+    for note in notes:
+        console.print(note, highlight=False)
+
+
+def _rows_of_data(data: DataPlan) -> dict[str, str]:
+    first, num_parts = data.part_tokens[0], len(data.part_tokens)
+    cores = "1 core cuts" if data.cores == 1 else f"{data.cores} cores cut"
+    rows = {"the run begins": f"after about {_time(data.begin_seconds)} ({cores})"}
+    if num_parts == 1:
+        return rows | {"tokens": f"about {format_count(first)}, all of them from the beginning"}
+    trained, needed = data.trained_per_second, data.needed_seconds
+    used = _ASK_FOR_SPEED if trained is None else f"{format_count(round(trained))} a second"
+    due = _ASK_FOR_SPEED if needed is None else f"after {_time(needed[1])}"
+    return rows | {
+        "tokens at its beginning": f"about {format_count(first)} of {format_count(data.num_tokens)}"
+        f", in the first of {num_parts} parts",
+        "tokens cut, trained on": f"{format_count(round(data.cut_per_second))} a second, {used}",
+        "the second part": f"there {_time(data.ready_seconds[1])} later, needed {due}",
+        "the last part": f"there {_time(data.ready_seconds[-1])} later",
+    }
+
+
+def _advice_on_data(data: DataPlan, late: int) -> str:
+    needed = data.needed_seconds
+    assert needed is not None
+    ready, due = data.ready_seconds[late], needed[late]
+    return (
+        f"The peers are through with all tokens before part {late + 1} after {_time(due)}, and it "
+        f"is there after {_time(ready)}: until then they train on the same text again. A larger "
+        "--start-after begins later with more text, and a founder with more free cores cuts faster."
+    )
+
+
+def _time(seconds: float) -> str:
+    """Returns a time in the unit that people would choose for it."""
+    for unit, length, least in _UNITS:
+        if seconds >= least * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 def _advice(plan: RoundPlan) -> str:
@@ -70,7 +134,7 @@ def _sent(plan: RoundPlan) -> str:
 
 def _seconds(seconds: float | None) -> str:
     if seconds is None:
-        return "? (give --tokens-per-second)"
+        return _ASK_FOR_SPEED
     return f"{seconds:,.1f} s"
 
 
@@ -94,4 +158,15 @@ def _fields(plan: RoundPlan) -> dict[str, int | float | bool | None]:
         "lateness": plan.lateness,
         "state_bytes": plan.state_bytes,
         "join_seconds": plan.join_seconds,
+    }
+
+
+def _fields_of_data(data: DataPlan) -> dict[str, int | float | tuple[int | float, ...] | None]:
+    return {
+        "part_tokens": data.part_tokens,
+        "begin_seconds": data.begin_seconds,
+        "cut_tokens_per_second": data.cut_per_second,
+        "trained_tokens_per_second": data.trained_per_second,
+        "ready_seconds": data.ready_seconds,
+        "needed_seconds": data.needed_seconds,
     }

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import trio
 from libp2p.abc import INetStream
@@ -59,6 +60,8 @@ SEQUENCE_BYTES_MAX = 16
 # Bounds on a heartbeat's announcements of missed messages, in a mesh that hardly misses any.
 CONTROL_ENTRIES_MAX = 16
 MESSAGE_IDS_MAX = 1024
+# Our own ones that a new peer is sent: those of some rounds. Comparisons of statements bring more.
+RECENT_MESSAGES_MAX = 64
 # Of a message that is known already, or of an entry that is no message, beside a new one.
 CHEAP = 0.05
 
@@ -98,6 +101,11 @@ class GuardedPubsub(Pubsub):
         if isinstance(self.host, GuardedHost) and not self.host.doors.admits(peer_id):
             return
         await super()._handle_new_peer(peer_id)
+
+    def retain(self, topic: str) -> None:
+        """Send our newest message on a topic to each peer that connects later."""
+        assert isinstance(self.router, GuardedGossipSub)
+        self.router.retained.setdefault(topic, None)
 
     def let_in(self, peer_id: ID) -> None:
         """Open the gossip stream to a peer that was a stranger; see `Transport.let_in`."""
@@ -315,13 +323,20 @@ class GuardedGossipSub(GossipSub):
     and after jumps of the wall clock.
 
     Symptoms: every message goes to the whole mesh from each of its members; each time the whole
-    mesh is told by an IDONTWANT of 268 bytes that it is not wanted again; and every RPC carries a
-    signed record of addresses that nobody here reads. An exception in one heartbeat (peers come and
+    mesh is told by an IDONTWANT of 268 bytes that it is not wanted again; every RPC carries a
+    signed record of addresses that nobody here reads; and a new peer is sent what all authors have
+    said for some seconds, which it has from them. An exception in one heartbeat (peers come and
     go while it iterates) ends the program. When the wall clock is set back by a day, a peer that
     was pruned a minute ago is kept out of the mesh for that day.
     """
 
     _random = random.Random()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See `GossipSub`."""
+        super().__init__(*args, **kwargs)
+        self.retained: dict[str, rpc_pb2.Message | None] = {}
+        """Our newest message on each topic that new peers are sent it of; None before the first."""
 
     async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
         """Send our own message to all subscribers, and one of another author to a few of them.
@@ -337,6 +352,8 @@ class GuardedGossipSub(GossipSub):
         known_by = {msg_forwarder, ID(pubsub_msg.from_id)}
         subscribers = pubsub.peer_topics.get(topic, set()) & pubsub.peers.keys()
         is_own = msg_forwarder == pubsub.my_id
+        if is_own and topic in self.retained:
+            self.retained[topic] = pubsub_msg
         rpc = rpc_pb2.RPC(publish=[pubsub_msg])
         message_id = pubsub.get_message_id(pubsub_msg)
         wanting = [
@@ -357,6 +374,21 @@ class GuardedGossipSub(GossipSub):
         for peer in peers:
             self._prune_pending_messages(peer)
             self._pending_messages[peer].append((time.time(), rpc))
+
+    async def send_recent_messages(self, peer_id: ID, topic: str) -> None:
+        """Send a peer that has just named a topic our own messages of the last seconds on it, or
+        the retained one. Those of others come from their authors."""
+        await trio.lowlevel.checkpoint()
+        pubsub = self.pubsub
+        assert pubsub is not None
+        mine = pubsub.my_id.to_bytes()
+        recent = map(self.mcache.get, self.mcache.window(topic))
+        own = [each for each in recent if each is not None and each.from_id == mine]
+        retained = self.retained.get(topic)
+        if retained is not None:
+            own = [retained]
+        if own:
+            self.send_rpc(peer_id, rpc_pb2.RPC(publish=own[:RECENT_MESSAGES_MAX]))
 
     def _add_back_off(
         self, peer: ID, topic: str, is_unsubscribe: bool, backoff_duration: int = 0

@@ -10,6 +10,7 @@ each that fails without it, so that a guard can go when upstream has mended the 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -89,6 +90,8 @@ class GuardedSwarm(Swarm):
         self.auto_connector = _NoAutoConnector(self)
         self._arriving = 0  # connections of others that are not in the books yet
         self._connected: list[tuple[PeerId, ID]] | None = None  # None: to be looked up
+        self.handshakes = Counter[ID | None]()
+        """Handshakes that this node has begun and not ended, by the peer that is to be there."""
         self.newcomers = Newcomers()
         self.refusals = Refusals()
 
@@ -152,6 +155,7 @@ class GuardedSwarm(Swarm):
     ) -> SwarmConn:
         """Run the initiator's handshakes on a connection, see `dial_once`."""
         muxed_conn: IMuxedConn | None = None
+        self.handshakes[peer_id] += 1
         try:
             secured = await self.upgrader.security_multistream.secure_outbound(
                 raw_conn,
@@ -169,6 +173,9 @@ class GuardedSwarm(Swarm):
                 finally:
                     await raw_conn.close()
             raise
+        finally:
+            self.handshakes[peer_id] -= 1
+            self.handshakes += Counter()  # keeps those that are left
 
     async def answers_at(self, peer_id: ID, host: str, port: int) -> bool:
         """Dials an address from a fresh port; says whether that peer answers. No connection stays.

@@ -59,6 +59,10 @@ class Liveness:
         self._look_at: dict[Watched, float] = {}
         self._added = trio.Event()
 
+    def awake_since(self, seconds: float) -> float:
+        """Seconds since a local time for which this process has run."""
+        return self._awake.awake_since(seconds)
+
     def add(self, connection: Watched) -> None:
         """Looks at a connection at once, and from now on."""
         self._look_at[connection] = -math.inf

@@ -169,6 +169,10 @@ class Libp2pTransport:
             raise ConnectError(f"cannot reach peer {peer_id}: {listed}") from None
         return address
 
+    def is_answering(self, peer_id: PeerId) -> bool:
+        """See `Transport.is_answering`."""
+        return libp2p_id(peer_id) in self._swarm.handshakes
+
     def _worth_dialling(self, addresses: Sequence[str]) -> list[str]:
         """Addresses of one peer without those of networks that this machine is not in. One that
         the owner typed is always worth it."""
@@ -307,10 +311,12 @@ class Libp2pTransport:
             )
         await self._pubsub.publish(topic, data)
 
-    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+    def subscribe(self, topic: str, handler: GossipHandler, *, retains: bool = False) -> None:
         """See `Transport.subscribe`."""
         known = topic in self._topics
         self._topics[topic] = handler
+        if retains:
+            self._pubsub.retain(topic)
         if not known:
             self._nursery.start_soon(self._pubsub.subscribe, topic)
 

@@ -72,6 +72,8 @@ OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
 CLOSE_SECONDS_MAX = 1.0
+# Less than this is an error of rounding in a difference of times, and no time to wait.
+ROUNDING_SECONDS = 1e-6
 # How long a stream that we are done with waits for the peer's end before it is reset.
 LINGER_SECONDS_MAX = 30.0
 
@@ -388,12 +390,23 @@ class YamuxConnection(IMuxedConn):
         return ping
 
     async def answers_within(self, seconds: float) -> bool:
-        """Returns whether the peer answers a ping in time, so that the connection is alive."""
-        ping = self._send_ping()
-        with trio.move_on_after(seconds):
-            await ping.answered.wait()
-            return True
+        """Returns whether the peer answers a ping in time, so that the connection is alive.
+
+        A time in which this process stood still does not count: the answer may wait to be read.
+        """
+        ping, asked_seconds, left = self._send_ping(), trio.current_time(), seconds
+        while left > ROUNDING_SECONDS:
+            with trio.move_on_after(left):
+                await ping.answered.wait()
+                return True
+            left = seconds - self._awake_since(asked_seconds)
         return False
+
+    def _awake_since(self, seconds: float) -> float:
+        """Seconds since a local time for which this process has run."""
+        if self._liveness is None:
+            return trio.current_time() - seconds
+        return self._liveness.awake_since(seconds)
 
     def rtt(self) -> float:
         """The newest round trip in seconds, 0 before the first pong."""

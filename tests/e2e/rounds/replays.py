@@ -15,6 +15,8 @@ from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.training.more_data import MoreDataFile
+from gossamer.protocol.data_parts import decode_parts
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardIndex, decode_index
@@ -22,7 +24,7 @@ from gossamer.protocol.state.chain import Header, decode_update_index
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.sync_sets import SyncSets
-from gossamer.protocol.wire.statements import Span
+from gossamer.protocol.wire.statements import MoreData, Span
 from tests.benchmarks._losses_diloco import Setting
 from tests.benchmarks._parity_training import Text
 from tests.support.daemons import OPTIONS, chain_of, head_of, wait_for_round
@@ -39,19 +41,31 @@ class Record:
     headers: tuple[Header, ...]
     """Headers of all rounds, the first one first."""
     store: BlockStore
+    added: MoreData | None = None
+    """The founder's newest word on the data that it added."""
 
     @property
     def peers(self) -> list[str]:
         return sorted(member.peer_id for member in self.headers[0].members)
 
+    @property
+    def index(self) -> ShardIndex:
+        """The shards of the run, and behind them those that were added."""
+        index = decode_index(self.store.get(Digest(self.manifest.data.index_digest)))
+        if self.added is None:
+            return index
+        parts = decode_parts(self.store.get(Digest(self.added.parts_digest))).parts
+        added = (decode_index(self.store.get(Digest(part.index_digest))) for part in parts)
+        shards = (*index.shards, *(shard for each in added for shard in each.shards))
+        return ShardIndex(shards=shards, heldout=index.heldout)
+
     def text(self, folder: Path) -> Text:
         """The founder's shards, where the driver looks for them."""
-        data = self.manifest.data
-        index: ShardIndex = decode_index(self.store.get(Digest(data.index_digest)))
+        index = self.index
         folder.mkdir()
         for shard in index.shards:
             (folder / shard.digest.hex()).write_bytes(self.store.get(Digest(shard.digest)))
-        return Text(folder, index, data.token_bytes, 1.0)
+        return Text(folder, index, self.manifest.data.token_bytes, 1.0)
 
     def setting(self, text: Text) -> Setting:
         """The setting of the run for the driver. It deals no text by itself."""
@@ -119,7 +133,9 @@ def record_of(node: LocalNode, num_rounds: int) -> Record:
     assert path is not None
     headers = tuple(chain.header(head) for head in path[:num_rounds])
     store = BlockStore(state_dir.blocks_path, DEFAULT_CACHE_BYTES, read_only=True)
-    return Record(open_signed_manifest(signed), headers, store)
+    manifest = open_signed_manifest(signed)
+    added = MoreDataFile(node.root, manifest).read()
+    return Record(manifest, headers, store, None if added is None else added[1])
 
 
 def readings(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[Reading]:

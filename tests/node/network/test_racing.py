@@ -15,6 +15,7 @@ from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.racing import RaceLost, race
 
 HEAD_START_SECONDS = 0.25
+SHORT_SECONDS = 0.02
 
 
 class Door:
@@ -49,6 +50,54 @@ def test_a_lost_race_names_every_failure() -> None:
             await race(attempt, ["first", "second"], HEAD_START_SECONDS, OSError)
 
     trio.run(main)
+
+
+def test_a_way_that_is_near_is_waited_for() -> None:
+    begun: list[str] = []
+
+    async def attempt(way: str) -> str:
+        begun.append(way)
+        await trio.sleep(9.0)
+        if way == "fails":
+            raise OSError(way)
+        return way
+
+    async def main() -> None:
+        ways = ["near", "other"]
+        await race(attempt, ways, HEAD_START_SECONDS, OSError, is_near=lambda way: way == "near")
+        assert begun == ["near"]
+        ways = ["fails", "other", "third"]
+        await race(attempt, ways, HEAD_START_SECONDS, OSError, is_near=lambda way: way == "fails")
+        assert begun == ["near", "fails", "other", "third"]
+        assert trio.current_time() == 9.0 + 9.0 + 9.0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_process_that_comes_late_to_everything_begins_no_second_way() -> None:
+    """The first way needs as many turns of the event loop as a dial does before its first packet;
+    each turn takes longer than the head start."""
+    begun: list[str] = []
+
+    async def attempt(way: str) -> str:
+        begun.append(way)
+        for _ in range(8):
+            await trio.lowlevel.checkpoint()
+        return way
+
+    async def busy() -> None:
+        while True:
+            time.sleep(2 * SHORT_SECONDS)  # noqa: ASYNC251 - busy
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(busy)
+            await race(attempt, ["first", "second"], SHORT_SECONDS, OSError)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert begun == ["first"]
 
 
 def test_of_two_ways_that_succeed_in_one_step_the_second_is_discarded() -> None:

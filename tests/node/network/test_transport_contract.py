@@ -527,6 +527,42 @@ def test_gossip_reaches_all_and_names_its_author(run: Run) -> None:
     run(case)
 
 
+def test_a_peer_that_comes_later_hears_the_newest_message_of_a_topic_that_retains(run: Run) -> None:
+    """It hears nothing of others, which have it from their own connections."""
+
+    async def case(open_transport: Open) -> None:
+        async with (
+            open_transport(Identity.generate()) as early,
+            open_transport(Identity.generate()) as hub,
+            open_transport(Identity.generate()) as late,
+        ):
+            heard: dict[PeerId, list[bytes]] = {}
+            for transport in (early, hub, late):
+                note = heard[transport.peer_id] = []
+                for topic in ("state", "news"):
+                    transport.subscribe(
+                        topic,
+                        lambda _author, data, note=note: note.append(data),  # type: ignore[misc]
+                        retains=topic == "state",
+                    )
+            await hub.publish("state", b"old")
+            await hub.publish("state", b"new")
+            await early.connect(hub.addresses()[0])
+            await eventually(lambda: b"new" in heard[early.peer_id])
+            await early.publish("state", b"of another")
+            await eventually(lambda: b"of another" in heard[hub.peer_id])
+            await late.connect(hub.addresses()[0])
+            await eventually(lambda: b"new" in heard[late.peer_id])
+            await hub.publish("news", b"the end")
+            await eventually(
+                lambda: all(b"the end" in heard[each.peer_id] for each in (early, late))
+            )
+            assert heard[early.peer_id] == [b"new", b"the end"]
+            assert heard[late.peer_id] == [b"new", b"the end"]
+
+    run(case)
+
+
 def test_gossip_handler_that_raises_costs_one_message(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -137,6 +137,20 @@ def test_threads_and_pieces_lead_to_the_same_bits(
     assert len(workers) == 2
 
 
+def test_a_step_of_a_small_model_starts_no_threads(
+    manifest: Manifest, payloads: SignPayloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_arguments: object) -> None:
+        raise AssertionError("threads were started")
+
+    monkeypatch.setattr(module, "num_usable_cores", lambda: 8)
+    monkeypatch.setattr(module, "ThreadPoolExecutor", started)
+    start, out = initial_weights(1, MODEL.num_parameters), np.zeros(MODEL.num_parameters, "f4")
+    averages = [average_of(payloads, step, (0, 2)) for step in range(STEPS)]
+    SharedParameters(manifest, payloads, np.zeros_like(start)).lead(3, start, averages, out)
+    assert (out != start).any()
+
+
 @pytest.mark.parametrize("elements_max", [1, 2**18, 2**40])
 def test_pieces_cover_all_parameters_once(elements_max: int) -> None:
     grids = grids_of(PRESETS["1.1b"].model)

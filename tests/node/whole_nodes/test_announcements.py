@@ -11,6 +11,7 @@ import trio
 
 from gossamer.node.peers.announcer import QUIET_SECONDS
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.swarm import WATCH_SECONDS
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import GossipQuota
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
@@ -19,6 +20,9 @@ from gossamer.protocol.wire.statements import Announce, Signed, Statement
 from tests.support.apart import Apart
 from tests.support.memory_peer import MemoryPeer
 from tests.support.node_world import FastTrainer, World, simulate, start
+
+MET_ANNOUNCEMENTS_MAX = 6
+"""Announcements of a node from its start until it knows all others."""
 
 STARTED_SECONDS = 10.0
 """Time after which all nodes of a story are connected, and wait for more."""
@@ -122,6 +126,49 @@ def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
         for peer in parted:
             recent = [each for each in announced[peer] if each >= began]
             assert len(recent) >= watched_seconds / ANNOUNCE_SECONDS - 1
+
+    simulate(world, story)
+
+
+def test_nodes_that_meet_announce_themselves_no_more_often_the_more_they_are(
+    tmp_path: Path, announced: dict[PeerId, list[float]]
+) -> None:
+    """Every new connection was greeted with an announcement to all: N^3 messages of N nodes."""
+    names = "abcdefghijklmnop"
+    world = World(tmp_path, seed=98, wait_for_peers=99)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, names[0])
+        for name in names[1:]:
+            await nursery.start(world.run, name, [names[0]])
+            await trio.sleep(1.0)
+        await trio.sleep(STARTED_SECONDS)
+        swarms = [world.participant(name).context.swarm for name in names]
+        assert all(len(each.living()) == len(names) - 1 for each in swarms)
+        seconds = trio.current_time()
+        renewed = seconds / ANNOUNCE_SECONDS
+        assert max(map(len, announced.values())) <= MET_ANNOUNCEMENTS_MAX + renewed
+
+    simulate(world, story)
+
+
+def test_nodes_that_were_cut_off_from_each_other_live_again_as_soon_as_they_are_connected(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, seed=99, wait_for_peers=9)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await trio.sleep(STARTED_SECONDS)
+        b, c = (world.participant(name).context.swarm for name in "bc")
+        for _ in range(3):
+            world.network.reset(b.me, c.me)
+            await world.until(lambda: b.me not in c.living() and c.me not in b.living())
+            await world.until(lambda: b.is_connected(c.me))
+            await trio.sleep(3 * WATCH_SECONDS)
+            assert b.me in c.living()
+            assert c.me in b.living()
+            await trio.sleep(STARTED_SECONDS)
 
     simulate(world, story)
 

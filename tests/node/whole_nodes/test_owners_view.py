@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from gossamer.node.storage.owner_files import MemberName, NamesFile, Sample, SamplesFile
-from tests.support.node_world import World, simulate
+from tests.support.node_world import SlowTrainer, World, simulate
 
 
 def test_texts_of_the_model_come_every_few_rounds_and_stay(tmp_path: Path) -> None:
@@ -33,8 +33,9 @@ def test_a_member_that_is_away_keeps_its_name_here(tmp_path: Path) -> None:
     world = World(tmp_path, seed=1, settings={"name": "Ada", "team": "us"})
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a", ())
-        await nursery.start(world.run, "b", ("a",))
+        # Few rounds: it is the time that counts.
+        await nursery.start(world.run, "a", (), SlowTrainer)
+        await nursery.start(world.run, "b", ("a",), SlowTrainer)
         await world.reach(4, "a", "b")
         await trio.sleep(60)  # virtual: longer than between two looks
         node, peer = world.nodes["a"], world.nodes["b"]._identity.peer_id

@@ -15,7 +15,14 @@ from gossamer.node.base.settings import ConfigError
 from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.telemetry.status import PauseStatus, Status
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL
-from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, tokens_of
+from tests.support.node_world import (
+    STEP_SECONDS,
+    NumbersTrainer,
+    World,
+    headers_of,
+    simulate,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -63,6 +70,12 @@ class StoppableTrainer(NumbersTrainer):
     def resume(self) -> None:
         self.is_up = True
         type(self).num_starts += 1
+
+
+class FewRounds(StoppableTrainer):
+    """For stories in which time counts, and rounds do not."""
+
+    step_seconds = 10 * STEP_SECONDS
 
 
 def test_the_schedule_is_changed_on_the_running_node(tmp_path: Path) -> None:
@@ -409,7 +422,7 @@ def test_the_processes_are_listed_every_five_seconds(tmp_path: Path) -> None:
     world = World(tmp_path, seed=10, settings=IN_USE, use=machine.use)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await nursery.start(world.run, "a", (), FewRounds)
         await world.reach(1, "a")
         machine.num_looks = 0
         await trio.sleep(100)
@@ -425,7 +438,7 @@ def test_readers_that_fail_stop_nothing_and_are_told_of_once(
     world = World(tmp_path, seed=11, settings=IN_USE, use=machine.use)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await nursery.start(world.run, "a", (), FewRounds)
         await world.reach(1, "a")
         await trio.sleep(60)
         assert status_of(world).pauses == ()

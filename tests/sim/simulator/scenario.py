@@ -16,6 +16,9 @@ HEALTHY_GOSSIP_SECONDS = (0.01, 0.3)
 HOLD_SECONDS = 100.0
 """Late enough that everything has come to rest, and before anybody leaves a ring as stalled."""
 
+DATA_SECONDS = 20.0
+"""Time within which parts are added: most worlds have rounds before and after."""
+
 DOUBT = 0.5
 """What a peer doubts is its own memory, so each may doubt others than its neighbours do."""
 
@@ -76,6 +79,8 @@ class Scenario:
     """Of a round, that a peer doubts another one in it, each by itself."""
     accusers: int = 1
     """Votes that call a member removed before a commit counts it as out."""
+    data_seconds: tuple[float, ...] = ()
+    """When the founder adds a part to the data. Peers hear of it one after the other."""
     rounds_after: int = 2
     """Rounds that everybody has to commit after everything healed."""
 
@@ -108,7 +113,16 @@ def draw(seed: int) -> Scenario:
     if mode == "sparse" and number // 2 % 2:
         mode = "sparse+sums"
     scenario = replace(scenario, mode=mode, overlap=number % 2 == 1, doubt=doubt)
-    return replace(scenario, accusers=2 if number % 5 in (1, 3) else 1)
+    return replace(
+        scenario, accusers=2 if number % 5 in (1, 3) else 1, data_seconds=_draw_data(seed)
+    )
+
+
+def _draw_data(seed: int) -> tuple[float, ...]:
+    """Drawn on its own, so that a seed's other properties stay as they were."""
+    random = Random(f"data {seed}")
+    num_parts = random.choice((0, 0, 1, 2))
+    return tuple(sorted(random.uniform(0.0, DATA_SECONDS) for _ in range(num_parts)))
 
 
 def _draw_ring(seed: int, random: Random) -> Scenario:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 SHARDS_PER_PEER = 3
 SHARD_TOKENS = 3000
+
+GROWING_SHARDS_PER_PEER = 1
+"""The same where data are added, so that peers soon come to what was added."""
+
+ADDED_SHARDS_PER_PEER = 2
+"""Of each part that the founder adds."""
+
+HEARD_AFTER_SECONDS = 20.0
+"""Until the last peer has heard of a part: some rounds."""
 
 
 @dataclass
@@ -285,9 +295,21 @@ class Feed:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        num_shards = SHARDS_PER_PEER * len(peer.world.scenario.machines)
-        self._shard_tokens = [SHARD_TOKENS] * num_shards
+        scenario = peer.world.scenario
+        self._num_machines = len(scenario.machines)
+        random = Random(f"data {scenario.seed} {peer.name}")
+        self._heard_seconds = [
+            seconds + random.uniform(0.0, HEARD_AFTER_SECONDS) for seconds in scenario.data_seconds
+        ]
+        """When this peer knows of each part that was added; some have trained on it by then."""
         self.restart()
+
+    @property
+    def num_shards(self) -> int:
+        """Shards that this peer knows of."""
+        num_parts = sum(seconds <= self._peer.world.now for seconds in self._heard_seconds)
+        first = GROWING_SHARDS_PER_PEER if self._heard_seconds else SHARDS_PER_PEER
+        return self._num_machines * (first + ADDED_SHARDS_PER_PEER * num_parts)
 
     def restart(self) -> None:
         self.claims: list[int] = []
@@ -300,9 +322,15 @@ class Feed:
         lost = lost_claims(self.claims, claims, peer.peer_id)
         self.claims = [shard for shard in self.claims if shard not in lost]
         ledger = peer.world.checks.ledgers[peer.heads.head]
+        num_shards = self.num_shards
+        peer.world.count(
+            "data consumed that a peer does not know",
+            any(shard >= num_shards for shard in ledger.as_dict()),
+        )
+        shard_tokens = [SHARD_TOKENS] * num_shards
         while sum(SHARD_TOKENS - self._position(s) % SHARD_TOKENS for s in self.claims) < tokens:
             chosen = choose_partitions(
-                ledger.as_dict(), self._shard_tokens, claims, peer.peer_id, 1, excluded=self.claims
+                ledger.as_dict(), shard_tokens, claims, peer.peer_id, 1, excluded=self.claims
             )
             if not chosen:
                 break

@@ -14,6 +14,7 @@ from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text import shards as shards_module
 from gossamer.trainer.text import tokens as tokens_module
+from gossamer.trainer.text import words as words_module
 from gossamer.trainer.text.corpus import Corpus, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.corpus_files import default_files
@@ -135,7 +136,7 @@ def test_text_that_spells_the_end_of_a_document_does_not_end_it(bpe: BpeTokenize
 def test_a_long_text_is_encoded_in_pieces(
     bpe: BpeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens_module, "_ENCODE_CHARACTERS", 10)
+    monkeypatch.setattr(words_module, "_ENCODE_CHARACTERS", 10)
     text = "one line\nand one that is longer than ten\n\nend"
     (tokens,) = bpe.encode([text.encode()])
     assert bpe.decode(tokens) == text

@@ -20,8 +20,9 @@ from gossamer.trainer.text.corpus import scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.corpus_files import default_files
 from gossamer.trainer.text.encoders import Encoders, num_processes
-from gossamer.trainer.text.tokens import BpeTokenizer, encode_pieces, learn_bpe
-from gossamer.trainer.text.words import cuts_at_words
+from gossamer.trainer.text.tokens import BpeTokenizer, learn_bpe
+from gossamer.trainer.text.word_cuts import cut_of
+from gossamer.trainer.text.words import encode_pieces
 
 ALPHABET = "abst'01 .!-\n\t\r\x0b\x1c\x85\xa0\u3000\u200b²½é\u03c3中\u0345\U0001f600"
 PIECES = (*ALPHABET, "'re", "'ll", "'d", "<|endoftext|>", " word", "x" * 60)
@@ -40,7 +41,7 @@ def by_library(tokenizer: BpeTokenizer, text: str) -> list[int]:
 
 
 def by_words(tokenizer: BpeTokenizer, text: str) -> list[int]:
-    assert tokenizer._words is not None
+    assert tokenizer._encoder.words is not None
     [tokens] = tokenizer.encode([text.encode()])
     assert tokens.dtype == np.uint32
     found: list[int] = tokens.tolist()
@@ -66,20 +67,20 @@ def test_a_full_table_is_emptied_and_long_words_are_not_kept(
     small = BpeTokenizer(tokenizer.file)
     text = " ".join(f"{n} w{n}é{chr(0x3B1 + n % 9)} {'long' * 20}{n}" for n in range(400))
     assert by_words(small, text) == by_library(small, text)
-    assert small._words is not None
-    assert 0 < len(small._words) <= 50
-    assert max(map(len, small._words)) <= words_module.WORD_CHARACTERS_MAX
+    words = small._encoder.words
+    assert words is not None
+    assert 0 < len(words) <= 50
+    assert max(map(len, words)) <= words_module.WORD_CHARACTERS_MAX
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"normalizer": {"type": "NFC"}},
+        {"normalizer": {"type": "NFKC"}},
         {"pre_tokenizer": {"type": "Whitespace"}},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
         {"pre_tokenizer": None},
-        {"truncation": {"max_length": 3, "stride": 0}},
-        {"added_tokens": [{"content": "cat", "special": False}]},
+        {"added_tokens": [{"content": "\u732b", "special": False}]},
         {"model": {"type": "BPE", "dropout": 0.5}},
         {"model": {"type": "WordPiece"}},
     ],
@@ -87,10 +88,10 @@ def test_a_full_table_is_emptied_and_long_words_are_not_kept(
 def test_a_tokenizer_that_does_more_is_left_to_the_library(
     tokenizer: BpeTokenizer, change: dict[str, object]
 ) -> None:
-    assert cuts_at_words(tokenizer.file)
+    assert cut_of(tokenizer.file, specials_are_text=True) is not None
     file = msgspec.json.decode(tokenizer.file) | change
-    assert not cuts_at_words(msgspec.json.encode(file))
-    assert not cuts_at_words(b"{}")
+    assert cut_of(msgspec.json.encode(file), specials_are_text=True) is None
+    assert cut_of(b"{}", specials_are_text=True) is None
 
 
 def batches_of(number: int, seed: int = 1) -> Iterator[list[bytes]]:
@@ -100,7 +101,8 @@ def batches_of(number: int, seed: int = 1) -> Iterator[list[bytes]]:
 
 
 def test_processes_give_each_batch_its_tokens_in_order(tokenizer: BpeTokenizer) -> None:
-    with Encoders(tokenizer.file, 3) as encoders:
+    assert tokenizer.elsewhere is not None
+    with Encoders(tokenizer.elsewhere, 3) as encoders:
         there = list(encoders.encode(batches_of(20)))
     assert [batch for batch, _ in there] == list(batches_of(20))
     for batch, tokens in there:
@@ -110,7 +112,8 @@ def test_processes_give_each_batch_its_tokens_in_order(tokenizer: BpeTokenizer) 
 
 
 def test_a_process_that_dies_is_named_and_none_is_left(tokenizer: BpeTokenizer) -> None:
-    with Encoders(tokenizer.file, 2) as encoders:
+    assert tokenizer.elsewhere is not None
+    with Encoders(tokenizer.elsewhere, 2) as encoders:
         answers = encoders.encode(batches_of(40))
         next(answers)
         for process in encoders._processes:

@@ -120,6 +120,42 @@ def test_our_own_stop_is_not_the_peers_silence() -> None:
     trio.run(main, clock=clock)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_our_own_stop_during_a_probe_is_not_the_peers_silence(answers: bool) -> None:
+    """The answer had come, and this process had yet to read it."""
+    clock = trio.testing.MockClock()
+    found: list[bool] = []
+
+    async def main() -> None:
+        channel = Channel()
+        awake = AwakeClock()
+        liveness = Liveness(awake)
+        connection = connection_over(channel, liveness)
+
+        async def ask() -> None:
+            found.append(await connection.answers_within(5.0))
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(awake.run)
+            nursery.start_soon(connection.start)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(60.0)
+            await trio.testing.wait_all_tasks_blocked(0.005)
+            assert found == []
+            if answers:
+                channel.answer_ping()
+            for _ in range(round(5.0 / TICK_SECONDS)):
+                await trio.testing.wait_all_tasks_blocked(0.005)
+                clock.jump(TICK_SECONDS)
+            await trio.testing.wait_all_tasks_blocked(0.005)
+            assert found == [answers]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+
+
 def probe(
     num_probes: int, answered: Callable[[list[int]], list[int]], seconds: float = 5.0
 ) -> tuple[list[bool], list[int], float]:

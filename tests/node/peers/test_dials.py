@@ -1,0 +1,123 @@
+"""When a node dials its peers, and when it asks others for a circuit, on the real transport."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+
+from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.transport import Libp2pTransport
+from gossamer.node.peers.discovery import DIRECT_SECONDS, Discovery
+from gossamer.node.storage.known_peers import KnownPeers
+from gossamer.node.telemetry.gpus import Gpus
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.membership import Membership
+from tests.support.builders import announce
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+SLOW_SECONDS = 2 * DIRECT_SECONDS
+"""Time until the first byte of a peer that is busy."""
+
+
+class _EverybodyIsIn:
+    """An open run."""
+
+    def is_out(self, _peer: PeerId) -> bool:
+        return False
+
+    async def introduce(self, _peer: PeerId) -> None:
+        pass
+
+
+@asynccontextmanager
+async def busy(port: int) -> AsyncIterator[str]:
+    """The address of a machine that takes connections at once and serves them late."""
+
+    async def carry(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for piece in source:
+                await sink.send_all(piece)
+
+    async def serve(outer: trio.SocketStream) -> None:
+        async with outer:
+            await trio.sleep(SLOW_SECONDS)
+            inner = await trio.open_tcp_stream("127.0.0.1", port)
+            async with inner, trio.open_nursery() as nursery:
+                nursery.start_soon(carry, outer, inner)
+                nursery.start_soon(carry, inner, outer)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        yield f"/ip4/127.0.0.1/tcp/{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+async def circuits_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> int:
+    """Lets a node connect to a busy peer, beside a member that both know, and counts the circuits
+    that it asks for. Without `answers` nothing comes back from the peer's address."""
+    asked: list[PeerId] = []
+
+    async def connect_through(_self: Libp2pTransport, relay: PeerId, _peer: PeerId) -> None:
+        asked.append(relay)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Libp2pTransport, "connect_through", connect_through)
+    async with AsyncExitStack() as stack:
+        node, relay, peer = [
+            await stack.enter_async_context(open_libp2p_transport(Identity.generate(), LOOPBACK))
+            for _ in range(3)
+        ]
+        address = await stack.enter_async_context(busy(peer.port))
+        if not answers:
+            connect = PortReusingTcp._connect
+
+            async def silent(
+                tcp: PortReusingTcp, target: tuple[socket.AddressFamily, str, int]
+            ) -> trio.SocketStream:
+                if address.endswith(f"/{target[2]}"):
+                    await trio.sleep_forever()
+                return await connect(tcp, target)
+
+            monkeypatch.setattr(PortReusingTcp, "_connect", silent)
+        await node.connect(relay.addresses()[0])
+        membership = Membership(node.peer_id)
+        for known, addresses in ((relay, relay.addresses()), (peer, [address])):
+            said = announce(addresses=tuple(addresses))
+            membership.announced(0.0, known.peer_id, said, (known.peer_id,))
+        discovery = Discovery(
+            node, KnownPeers(folder / "peers"), (), membership, Metrics(Gpus()), random.Random(1),
+            AwakeClock(), _EverybodyIsIn(),
+        )  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(discovery.run)
+            with trio.move_on_after(8.0):
+                while peer.peer_id not in node.peers() and not asked:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+            assert (peer.peer_id in node.peers()) is answers
+            nursery.cancel_scope.cancel()
+    return len(asked)
+
+
+def test_no_circuit_is_begun_to_a_machine_that_answers_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each dial on a crowded machine began three circuits, which made it more crowded."""
+    assert trio.run(lambda: circuits_to(tmp_path, monkeypatch, answers=True)) == 0
+
+
+def test_a_circuit_is_begun_where_nothing_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trio.run(lambda: circuits_to(tmp_path, monkeypatch, answers=False)) == 1

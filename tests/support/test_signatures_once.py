@@ -1,0 +1,34 @@
+"""The memory of right signatures says what OpenSSL says."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.node.network.identity import Identity, verify
+from gossamer.protocol.ids import digest_of
+from tests.support import signatures_once
+from tests.support.signatures_once import signatures_checked_once
+
+ONE, OTHER = (Identity.from_seed(digest_of(name)) for name in (b"one", b"other"))
+
+
+def test_a_right_signature_is_checked_once_and_a_wrong_one_each_time() -> None:
+    signature = ONE.sign(b"said")
+    with signatures_checked_once():
+        assert [verify(ONE.peer_id, b"said", signature) for _ in range(3)] == [True] * 3
+        assert signatures_once._check.cache_info().misses == 1
+        for peer, data in ((ONE.peer_id, b"else"), (OTHER.peer_id, b"said")):
+            assert not verify(peer, data, signature)
+            assert not verify(peer, data, signature)
+        assert not verify(ONE.peer_id, b"said", OTHER.sign(b"said"))
+        assert not verify(ONE.peer_id, b"said", signature[:-1])
+        assert signatures_once._check.cache_info().misses == 6
+
+
+def test_nothing_is_remembered_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = ONE.sign(b"said")
+    with signatures_checked_once():
+        assert verify(ONE.peer_id, b"said", signature)
+    assert signatures_once._check.cache_info().currsize == 0
+    monkeypatch.setattr(signatures_once, "_check", None)
+    assert verify(ONE.peer_id, b"said", signature)
