@@ -210,6 +210,9 @@ class ActiveRounds:
                 else:
                     is_over = statement.round < driver.machine.number
                 if is_over:
+                    # The members of a ring that this node left out would wait for its averages.
+                    if self._committed.has_other_ring(statement.round, ring_id_of(envelope)):
+                        return None
                     # An accepted stream: a refused one would look like a failure of this node.
                     plan = self._committed.sync_sets.of_round(statement.round).plan
                     return CommittedRing(plan.num_chunks, len(statement.members))

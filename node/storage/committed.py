@@ -120,6 +120,10 @@ class CommittedState:
         entry = self.entry
         return self.is_loaded and self.end.is_over_after(entry.round, entry.tokens_total)
 
+    def has_other_ring(self, number: int, ring_id: Digest) -> bool:
+        """Returns whether a committed round is known to be another ring's."""
+        return self._rounds.ring_of(number, self.head) not in (b"", ring_id)
+
     @property
     def payloads(self) -> AveragedPayloads | SignPayloads:
         return self._next.payloads

@@ -70,6 +70,12 @@ class KnownRounds:
             yield head
             head = self.parent_of(head)
 
+    def ring_of(self, number: int, head: Digest) -> bytes:
+        """Returns the id of the ring of a round on the chain of a known head; empty if that round
+        is not among the newest or cannot be read now."""
+        rounds = (each for each in self.newest(head) if self.round_of(each) == number)
+        return next((self._read(each).ring_id for each in rounds), b"")
+
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""
         found = self._records.get(head)

@@ -9,7 +9,8 @@ At every step
 - A committed header follows its parent, and its record stands up to `open_commit`.
 - In no chain is a unit of work twice in a chunk.
 - One ring leads to two headers only if a living member was accused in it, or all died that signed.
-- No peer comes back to a head that it left, not even over a restart (`heads`).
+- No peer comes back to a head that it left without having learnt of a round since, not even over a
+  restart (`heads`). What it learnt may support the branch of that head.
 - Every account balances, and `pending` holds no unit twice or less than not at all (`work`).
 
 When a ring was left alone long enough: members left in it have the same finals, and all of them,
@@ -115,6 +116,12 @@ class Checks:
         """The heads of one chain that another lacks, newest first."""
         known = set(self.ancestors(old))
         return [head for head in self.ancestors(new) if head not in known]
+
+    def has_other_ring(self, ring: Ring, head: Digest) -> bool:
+        """See `CommittedState`."""
+        headers = (self.headers[each] for each in self.ancestors(head)[:-1])
+        rings = [each.ring_id for each in headers if each.round == ring.roster.round]
+        return bool(rings) and rings[0] != ring.ring_id
 
     def is_committed(self, ring_id: bytes, head: Digest) -> bool:
         """Whether a head's chain has a round of this ring."""

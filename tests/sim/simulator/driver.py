@@ -128,6 +128,9 @@ class Driver:
 
     def answer_late_greeting(self, link: Link) -> None:
         """That round is over here; an answer shows the sender that this peer lives."""
+        if self._world.checks.has_other_ring(link.ring, self.peer.heads.head):
+            link.refuse("refused")
+            return
         num_chunks, num_members = self._world.scenario.num_chunks, len(link.ring.members)
         link.accept(CommittedRing(num_chunks, num_members).inventory(), None)
 

@@ -25,8 +25,8 @@ class Disk:
     head: Digest
     known: dict[Digest, Commit | None] = field(default_factory=dict)
     """Commit records whose parents are known; None for the beginning."""
-    left: set[Digest] = field(default_factory=set)
-    """Heads at which it stood before."""
+    left: dict[Digest, int] = field(default_factory=dict)
+    """Heads at which it stood before, each with the number of records that it knew when it left."""
     applied: set[Digest] = field(default_factory=set)
     """Heads whose averaged chunks are here."""
 
@@ -38,7 +38,7 @@ class Heads:
         self._peer = peer
         self._world = peer.world
         genesis = self._world.run_id
-        self.disk = Disk(genesis, {genesis: None}, {genesis})
+        self.disk = Disk(genesis, {genesis: None})
         self.held: set[Digest] = set()
         """The heads that it ever held, without those before them."""
         self._tips = {genesis}
@@ -214,8 +214,12 @@ class Heads:
     def install(self, head: Digest) -> None:
         """Writes that this is the head from now on."""
         checks = self._world.checks
-        assert head not in self.disk.left, "it comes back to a head that it left"
-        self.disk.left.add(self.head)
+        # A record that it learnt may have added to the support of the branch that it left.
+        num_known = len(self.disk.known)
+        is_back = head in self.disk.left
+        self._world.count("heads come back to", is_back)
+        assert not is_back or self.disk.left[head] < num_known, "it comes back for no new reason"
+        self.disk.left[self.head] = num_known
         old, self.disk.head = self.head, head
         self.look()
         self.held.discard(checks.parent_of(head))
