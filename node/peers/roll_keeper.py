@@ -20,7 +20,13 @@ import trio
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
+from gossamer.node.network.transport import (
+    ORDINARY_ENDS,
+    ProtocolRefused,
+    Stream,
+    Transport,
+    TransportError,
+)
 from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
 from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, exchange_of, pull_roll
 from gossamer.node.peers.offences import Offences
@@ -174,7 +180,7 @@ class RollKeeper:
                 if answer.is_admitted and not self.roll.is_member(peer):
                     # Its roll may have the witnesses that are missing here.
                     await self.reconcile(peer)
-        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+        except ORDINARY_ENDS as error:
             log.debug("not introduced", peer=short(peer), error=str(error))
             return
         if answer.is_admitted or not self.roll.is_member(peer):
@@ -307,7 +313,7 @@ class RollKeeper:
                     await self.votes.reconcile(peer)
         except ProtocolRefused:
             await self.introduce(peer)
-        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+        except ORDINARY_ENDS as error:
             log.debug("exchange failed", peer=short(peer), error=str(error))
 
     async def reconcile(self, peer: PeerId) -> None:

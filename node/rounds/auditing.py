@@ -117,8 +117,10 @@ class Auditing:
 
     def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
         """See `VerdictListener`."""
-        audit = self._audit_of(verdict) if isinstance(verdict, Verdict) else None
-        if audit is None or author not in audit.auditors or not isinstance(verdict, Verdict):
+        if not isinstance(verdict, Verdict):
+            return
+        audit = self._audit_of(verdict)
+        if audit is None or author not in audit.auditors:
             return
         finding = self._verdicts.heard(audit, author, verdict)
         if finding.is_new:

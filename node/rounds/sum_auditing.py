@@ -16,11 +16,13 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.network.frames import (
-    asked,
-    receive_frame,
+from gossamer.node.network.frames import asked, receive_frame
+from gossamer.node.network.transport import (
+    ORDINARY_ENDS,
+    Transport,
+    TransportError,
+    reason_of,
 )
-from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.opened_chunks import OPENING_SECONDS, OpenedChunks, Opening
 from gossamer.node.rounds.opening import OpenRound
@@ -264,11 +266,10 @@ class SumAuditing:
                 await trio.sleep(RETRY_SECONDS)
             try:
                 return await self._ask(job, peer, with_part=with_part)
-            except (TransportError, trio.TooSlowError) as error:
-                problem = str(error) or "no answer in time"
-            except RemoteProtocolError as error:
-                self._swarm.offence(peer, error)
-                problem = str(error)
+            except ORDINARY_ENDS as error:
+                if isinstance(error, RemoteProtocolError):
+                    self._swarm.offence(peer, error)
+                problem = reason_of(error)
         log.debug("a chunk was not opened", peer=peer, problem=problem, round=job.round)
         raise self._not_opened(job, position)
 

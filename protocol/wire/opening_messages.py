@@ -17,6 +17,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
+from gossamer.protocol.wire.invitation_messages import SIGNATURE_BYTES
 
 OPENING_PROTOCOL = "/gossamer/opening/1"
 
@@ -27,8 +28,6 @@ better sum comes now and then."""
 OPENING_MESSAGE_BYTES_MAX = 8 * limits.KIB
 """An answer without the part: at most `STEPS_MAX` steps of some 250 bytes each, and a path of 480
 bytes."""
-
-_SIGNATURE_BYTES = 64
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="open"):
@@ -101,7 +100,7 @@ def _check_step(step: Step) -> None:
     if not (
         len(step.result) == DIGEST_BYTES
         and len(step.digest) == (0 if begins else DIGEST_BYTES)
-        and len(step.signature) == (0 if begins else _SIGNATURE_BYTES)
+        and len(step.signature) == (0 if begins else SIGNATURE_BYTES)
         and len(step.contributors) <= limits.RING_MEMBERS_MAX // 8
     ):
         raise MalformedError("an opened chunk with a step out of range")

@@ -19,8 +19,8 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.over_libp2p.identify import endpoint_of
 from gossamer.node.network.reachability import Endpoint
-from gossamer.node.network.transport import Stream, TransportError
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.node.network.transport import ORDINARY_ENDS, Stream, TransportError
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Crossing:
                     theirs = await _hear(stream, HolePunch.CONNECT)
                     round_trip_seconds = trio.current_time() - asked_seconds
                     await _say(stream, HolePunch.SYNC, [])
-            except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+            except ORDINARY_ENDS as error:
                 logger.debug("no crossing with %s: %s", peer, error)
                 return False
             finally:

@@ -27,8 +27,8 @@ from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.relay import Doors
-from gossamer.node.network.transport import Stream, TransportError
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.node.network.transport import ORDINARY_ENDS, Stream
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.dial_back_messages import (
     DIAL_BACK_BYTES_MAX,
@@ -126,7 +126,7 @@ class DialBacks:
             finally:
                 with trio.CancelScope(shield=True):
                     await stream.reset()
-        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+        except ORDINARY_ENDS as error:
             logger.debug("no dial-back from %s: %s", peer, error)
             return
         if isinstance(answer, Dialled) and answer.port:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-import trio
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
@@ -26,8 +25,7 @@ from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.port_mapping import Mapping
 from gossamer.node.network.reachability import Endpoint, Neighbourhood, Reachability
-from gossamer.node.network.transport import Stream, TransportError
-from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.node.network.transport import ORDINARY_ENDS, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +121,7 @@ class OwnAddresses:
                 seen = await ask_observed(stream)
             finally:
                 await stream.reset()
-        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+        except ORDINARY_ENDS as error:
             logger.debug("peer %s does not say where it sees this node: %s", peer, error)
             return
         if seen is not None:
