@@ -382,7 +382,7 @@ def test_a_peer_in_a_ring_is_heard_more_often_for_as_long_as_that_is_wanted(
             nursery.start_soon(connection.start)
             nursery.start_soon(answer)
             silences["idle"] = await longest_silence(30)
-            while trio.current_time() < connection.heard_seconds + RING_PING_SECONDS:
+            while trio.current_time() < connection.heard_seconds + RING_PING_SECONDS:  # noqa: ASYNC110
                 await trio.sleep(0.05)
             liveness.listen([peer])  # of one ring
             liveness.listen([peer, ID(b"another")])  # and of the next one
