@@ -63,17 +63,11 @@ class Permit:
 class DialGuard:
     """Gives permits, and knows the addresses that the owner typed."""
 
-    def __init__(
-        self,
-        neighbourhood: Callable[[], Neighbourhood],
-        clock: Callable[[], float],
-        typed: Iterable[tuple[str, int]] = (),
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], typed: Iterable[tuple[str, int]] = ()) -> None:
         """
         Args:
             typed: hosts and ports that the owner of this machine gave.
         """
-        self._neighbourhood = neighbourhood
         self._clock = clock
         self._typed: set[tuple[str, int]] = set()
         self._elsewhere = DialBudget(ELSEWHERE)
@@ -91,15 +85,14 @@ class DialGuard:
         """Returns whether the owner gave this address."""
         return (host, port) in self._typed
 
-    def permit(self) -> Permit:
-        """For addresses that a peer announced."""
-        neighbourhood = self._neighbourhood()
+    def permit(self, neighbourhood: Neighbourhood) -> Permit:
+        """For addresses that a peer announced. `neighbourhood`: of this machine, as it is now."""
 
         def budget_of(host: str) -> DialBudget:
             return self._near if neighbourhood.is_near(host) else self._elsewhere
 
         return Permit(neighbourhood, budget_of, self._clock)
 
-    def permit_to_cross(self) -> Permit:
-        """For addresses that a peer named for a crossing of both routers."""
-        return Permit(self._neighbourhood(), lambda _host: self._crossing, self._clock)
+    def permit_to_cross(self, neighbourhood: Neighbourhood) -> Permit:
+        """For addresses that a peer named for a crossing of both routers. See `permit`."""
+        return Permit(neighbourhood, lambda _host: self._crossing, self._clock)

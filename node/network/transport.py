@@ -233,8 +233,12 @@ class Transport(Protocol):
         """Returns the connection to a peer, the best one if there are several. None means that
         there is no connection."""
 
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+    async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
         """A new stream to a connected peer.
+
+        Args:
+            at_once: does not wait for the peer's answer, which takes a round trip. A peer that
+                refuses shows when the stream is read or written: it is closed.
 
         Raises:
             ProtocolRefused: the peer does not speak `protocol`.

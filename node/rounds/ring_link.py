@@ -236,7 +236,9 @@ class RingLink:
             LinkFailed: the member cannot be reached, refused, or does not acknowledge.
         """
         try:
-            stream = await self._transport.open_stream(self._target.peer, RING_PROTOCOL)
+            stream = await self._transport.open_stream(
+                self._target.peer, RING_PROTOCOL, at_once=True
+            )
         except TransportError as error:
             raise LinkFailed(f"reset: {error}") from error
         failures: list[LinkFailed] = []  # raised below: inside `except*` they would come in a group

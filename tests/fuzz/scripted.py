@@ -94,7 +94,7 @@ class ScriptedTransport:
     def reach(self) -> ReachReport:
         return ReachReport("open")
 
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+    async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
         return ScriptedStream(self.fixed.get(protocol, self.answer), protocol)
 
     def admit(self, admits: PeerTest) -> None:

@@ -305,7 +305,7 @@ class MemoryPeer:
 
     # -- streams
 
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+    async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
         """See `Transport.open_stream`."""
         connection = self.connections.get(peer_id)
         if connection is None:
@@ -318,6 +318,8 @@ class MemoryPeer:
         def answer(yes: bool) -> None:
             nonlocal accepted
             accepted = yes
+            if at_once and not yes:
+                ours.break_off("the peer does not speak it")
             ours.wake()
 
         def ask() -> None:
@@ -325,6 +327,9 @@ class MemoryPeer:
             self.network.post(peer_id, self._peer_id, lambda: answer(yes))
 
         self.network.post(self._peer_id, peer_id, ask)
+        if at_once:
+            await trio.lowlevel.checkpoint()
+            return ours
         try:
             with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
                 while accepted is None and not ours.broken:

@@ -109,9 +109,7 @@ class MemoryStream:
             await self.wait_for_change()
         self._under_way += len(piece)
         self.owner.count(self._protocol, sent=len(piece))
-        other = self.other
-        assert other is not None
-        left_at = self._post(lambda: other.arrive(piece), len(piece))
+        left_at = self._post(lambda: self._reach(lambda other: other.arrive(piece)), len(piece))
         if left_at > trio.current_time():
             await trio.sleep_until(left_at)
         else:  # the same turn of the event loop, without a timer
@@ -155,6 +153,11 @@ class MemoryStream:
 
         self._post(credit)
 
+    def _reach(self, effect: Callable[[MemoryStream], None]) -> None:
+        """Something has come to the other end, if the peer has taken the stream."""
+        if self.other is not None:
+            effect(self.other)
+
     def arrive(self, piece: memoryview) -> None:
         """Bytes reach this end."""
         if self._broken is None:
@@ -170,9 +173,7 @@ class MemoryStream:
         await trio.lowlevel.checkpoint()
         if not self._closed and self._broken is None:
             self._closed = True
-            other = self.other
-            assert other is not None
-            self._post(other.end)
+            self._post(lambda: self._reach(MemoryStream.end))
         self._pieces.clear()
         self.wake()
 
@@ -189,9 +190,7 @@ class MemoryStream:
         """`reset` for places that cannot wait."""
         if self._broken is None:
             self.break_off("reset here")
-            other = self.other
-            if other is not None:
-                self._post(lambda: other.break_off("reset by the peer"))
+            self._post(lambda: self._reach(lambda other: other.break_off("reset by the peer")))
 
     def break_off(self, reason: str) -> None:
         """End both directions of this end. What has arrived stays readable."""

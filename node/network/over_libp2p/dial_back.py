@@ -195,7 +195,7 @@ class DialBacks:
         return True
 
     async def _dial(self, peer: PeerId, host: str, ports: tuple[int, ...]) -> int:
-        permit = self._guard.permit()
+        permit = self._guard.permit(self._own.neighbourhood())
         for port in ports:
             with trio.move_on_after(DIAL_SECONDS_MAX), suppress(OSError):
                 permit.take(host)

@@ -339,7 +339,8 @@ class GuardedGossipSub(GossipSub):
         """Our newest message on each topic that new peers are sent it of; None before the first."""
 
     async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
-        """Send our own message to all subscribers, and one of another author to a few of them.
+        """Send our own message to all subscribers, and one of another author to a few of them. A
+        peer that has yet to name its topics gets our own by `send_recent_messages`.
 
         No IDONTWANT is sent: `num_passed_on` repetitions cost less than telling everybody. Those
         of other implementations count.
@@ -366,14 +367,6 @@ class GuardedGossipSub(GossipSub):
             wanting = self._random.sample(wanting, num_copies)
         for peer in wanting:
             self.send_rpc(peer, rpc)
-        if is_own:
-            self._send_later(rpc, pubsub.peers.keys() - subscribers - known_by)
-
-    def _send_later(self, rpc: rpc_pb2.RPC, peers: Iterable[ID]) -> None:
-        """Keep a message for peers that are connected and have yet to name their topics."""
-        for peer in peers:
-            self._prune_pending_messages(peer)
-            self._pending_messages[peer].append((time.time(), rpc))
 
     async def send_recent_messages(self, peer_id: ID, topic: str) -> None:
         """Send a peer that has just named a topic our own messages of the last seconds on it, or

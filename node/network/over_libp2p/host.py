@@ -101,7 +101,7 @@ async def open_libp2p_transport(
                 nursery.start_soon(liveness.run)
                 await pubsub.wait_until_ready()
                 own = OwnAddresses(host, announced, networks)
-                guard = DialGuard(own.neighbourhood, trio.current_time, _endpoints(typed))
+                guard = DialGuard(trio.current_time, _endpoints(typed))
                 try:
                     yield Libp2pTransport(host, swarm, pubsub, nursery, own, guard, liveness)
                 except Exception as error:

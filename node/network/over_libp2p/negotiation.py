@@ -227,11 +227,18 @@ _GREETING = MULTISELECT_PROTOCOL_ID
 async def _ask_for(protocol: str, communicator: MultiselectCommunicator) -> str:
     """Returns the answer of the other side, or what it says in the place of a greeting."""
     try:
-        await communicator.read_writer.write(_delimited(_GREETING) + _delimited(protocol))
+        await communicator.read_writer.write(b"".join(agreement_on(protocol)))
         greeting = await communicator.read()
         return await communicator.read() if greeting == _GREETING else greeting
     except (IOException, MultiselectCommunicatorError) as error:
         raise MultiselectClientError(f"no agreement on {protocol}: {error}") from error
+
+
+def agreement_on(protocol: str) -> tuple[bytes, bytes, bytes]:
+    """What asks for a protocol, and what the other side answers if it speaks it: the same words.
+    The second piece is one byte, in which a refusal differs."""
+    asked = _delimited(protocol)
+    return _delimited(_GREETING), asked[:1], asked[1:]
 
 
 def _delimited(message: str) -> bytes:

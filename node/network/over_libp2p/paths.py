@@ -195,10 +195,11 @@ class Paths:
     async def _dial(self, peer: PeerId, endpoints: list[Endpoint], seconds: float) -> bool:
         """Dials a peer's outer addresses from the listening port, until one side's dial succeeds;
         says whether it did."""
-        worth = self._own.neighbourhood().worth_dialling([each.host for each in endpoints])
+        neighbourhood = self._own.neighbourhood()
+        worth = neighbourhood.worth_dialling([each.host for each in endpoints])
         ways = [each for each, is_worth in zip(endpoints, worth, strict=True) if is_worth]
 
-        permit = self._guard.permit_to_cross()
+        permit = self._guard.permit_to_cross(neighbourhood)
 
         async def attempt(endpoint: Endpoint) -> None:
             permit.take(endpoint.host)

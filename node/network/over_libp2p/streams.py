@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Iterable
 
 import trio
 from libp2p.abc import INetConn
@@ -14,7 +16,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of, why
 from gossamer.node.network.over_libp2p.gossip import GOSSIP_PREFIX
-from gossamer.node.network.over_libp2p.negotiation import GuardedHost
+from gossamer.node.network.over_libp2p.negotiation import GuardedHost, agreement_on
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
@@ -33,8 +35,17 @@ from gossamer.protocol.ids import PeerId
 class Libp2pStream:
     """One stream of py-libp2p as a `gossamer.node.network.transport.Stream`."""
 
-    def __init__(self, net_stream: NetStream, muxed: YamuxStream, protocol: str) -> None:
+    def __init__(
+        self,
+        net_stream: NetStream,
+        muxed: YamuxStream,
+        protocol: str,
+        agreement: Iterable[bytes] = (),
+    ) -> None:
+        """`agreement`: what the peer says before anything else, piece by piece, if it speaks the
+        protocol."""
         self._net_stream = net_stream
+        self._agreement = deque(agreement)
         self._muxed = muxed
         self._protocol = protocol
         self._peer_id = peer_id_of(muxed.conn.peer_id)
@@ -59,6 +70,12 @@ class Libp2pStream:
     async def receive_exactly(self, num_bytes: int) -> bytearray:
         """See `Stream.receive_exactly`."""
         try:
+            while self._agreement:
+                piece = self._agreement[0]
+                if await self._muxed.receive_exactly(len(piece)) != piece:
+                    self._muxed.abort()
+                    raise MuxedStreamError("the peer does not speak it")
+                self._agreement.popleft()
             return await self._muxed.receive_exactly(num_bytes)
         except MuxedStreamError as error:
             raise self._closed(error) from None
@@ -94,19 +111,26 @@ class Streams:
         self._traffic: dict[str, list[int]] = {}
         host.count_stream = self._count
 
-    async def open_on(self, connection: INetConn, peer_id: PeerId, protocol: str) -> Stream:
+    async def open_on(
+        self, connection: INetConn, peer_id: PeerId, protocol: str, *, at_once: bool = False
+    ) -> Stream:
         """Opens a stream on a connection, see `Transport.open_stream`."""
         what = f"stream {protocol} to {peer_id}"
+        agreement: tuple[bytes, ...] = ()
         stream: NetStream | None = None
         try:
             with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
                 stream = await connection.new_stream()  # type: ignore[assignment]
                 assert stream is not None
-                await self._host.multiselect_client.select_one_of(
-                    [TProtocol(protocol)],
-                    MultiselectCommunicator(stream),
-                    int(OPEN_STREAM_SECONDS_MAX * 2),  # the deadline above is the one that counts
-                )
+                if at_once:
+                    agreement = agreement_on(protocol)
+                    await stream.write(b"".join(agreement))  # the same words ask and agree
+                else:
+                    await self._host.multiselect_client.select_one_of(
+                        [TProtocol(protocol)],
+                        MultiselectCommunicator(stream),
+                        int(OPEN_STREAM_SECONDS_MAX * 2),  # the deadline above counts
+                    )
         except BaseException as error:
             if stream is not None:
                 with trio.CancelScope(shield=True):
@@ -122,7 +146,7 @@ class Streams:
         stream.set_protocol(TProtocol(protocol))
         self._host.count(stream)
         assert isinstance(stream.muxed_stream, YamuxStream)
-        return Libp2pStream(stream, stream.muxed_stream, protocol)
+        return Libp2pStream(stream, stream.muxed_stream, protocol, agreement)
 
     def handle(self, protocol: str, handler: StreamHandler, streams_per_peer_max: int) -> None:
         """See `Transport.handle`."""

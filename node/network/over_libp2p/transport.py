@@ -35,6 +35,7 @@ from gossamer.node.network.over_libp2p.paths import Paths
 from gossamer.node.network.over_libp2p.streams import Streams
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.reachability import Neighbourhood
 from gossamer.node.network.relay import RelayTerms
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
@@ -152,17 +153,18 @@ class Libp2pTransport:
 
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         """See `Transport.connect_any`."""
+        neighbourhood = self.own.neighbourhood()
 
         async def attempt(address: str) -> None:
             maddr, expected = parse_address(address)
             if expected is not None and peer_id_of(expected) != peer_id:
                 raise ConnectError(f"{address} belongs to another peer")
             is_typed = self._guard.is_typed(host_of(maddr), port_of(maddr))
-            permit = None if is_typed else self._guard.permit()
+            permit = None if is_typed else self._guard.permit(neighbourhood)
             whole = address if expected is not None else f"{address}/p2p/{peer_id}"
             await self._connect(whole, permit)
 
-        ways = self._worth_dialling(addresses)[:ADDRESSES_TRIED_MAX]
+        ways = self._worth_dialling(addresses, neighbourhood)[:ADDRESSES_TRIED_MAX]
         try:
             address, _ = await race(attempt, ways, RACE_SECONDS, ConnectError)
         except RaceLost as lost:
@@ -176,7 +178,7 @@ class Libp2pTransport:
         """See `Transport.is_answering`."""
         return libp2p_id(peer_id) in self._swarm.handshakes
 
-    def _worth_dialling(self, addresses: Sequence[str]) -> list[str]:
+    def _worth_dialling(self, addresses: Sequence[str], neighbourhood: Neighbourhood) -> list[str]:
         """Addresses of one peer without those of networks that this machine is not in. One that
         the owner typed is always worth it."""
         hosts, typed = [], []
@@ -189,7 +191,7 @@ class Libp2pTransport:
             else:
                 hosts.append(host_of(maddr))
                 typed.append(self._guard.is_typed(hosts[-1], port_of(maddr)))
-        worth = self.own.neighbourhood().worth_dialling(hosts)
+        worth = neighbourhood.worth_dialling(hosts)
         ways = zip(addresses, worth, typed, strict=True)
         return [address for address, is_worth, is_typed in ways if is_worth or is_typed]
 
@@ -288,14 +290,14 @@ class Libp2pTransport:
 
     # -- streams
 
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+    async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
         """See `Transport.open_stream`."""
         connections = self.paths.connections(libp2p_id(peer_id))
         if not connections:
             raise ConnectError(f"not connected to {peer_id}")
         connection, muxed = connections[-1]
         muxed.search.begin()
-        return await self._streams.open_on(connection, peer_id, protocol)
+        return await self._streams.open_on(connection, peer_id, protocol, at_once=at_once)
 
     def handle(
         self,

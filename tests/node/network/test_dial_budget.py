@@ -94,18 +94,20 @@ def test_buckets_are_bounded(rates: DialRates) -> None:
             assert len(budget) <= BUCKETS_MAX + 2
 
 
+HOME = Neighbourhood(frozenset(), (ipaddress.ip_network("192.168.1.0/24"),))
+
+
 class _World:
-    """A guard in a home, with a clock that stands still."""
+    """A guard with a clock that stands still."""
 
     def __init__(self) -> None:
-        lan = (ipaddress.ip_network("192.168.1.0/24"),)
-        self.guard = DialGuard(lambda: Neighbourhood(frozenset(), lan), lambda: 0.0)
+        self.guard = DialGuard(lambda: 0.0)
 
     def fill(self, host: str, num_dials: int = 1000) -> int:
         """Dials until there is no permission; says how many there were."""
         for count in range(num_dials):
             try:
-                self.guard.permit().take(host)
+                self.guard.permit(HOME).take(host)
             except DialRefusedError:
                 return count
         return num_dials
@@ -114,7 +116,7 @@ class _World:
 def test_a_dial_that_leads_to_its_peer_costs_nothing() -> None:
     world = _World()
     for _ in range(1000):
-        permit = world.guard.permit()
+        permit = world.guard.permit(HOME)
         permit.take(VICTIM)
         permit.proven(VICTIM)
     assert world.fill(VICTIM) == ELSEWHERE.host.burst
@@ -125,7 +127,7 @@ def test_an_attacker_that_answers_itself_does_not_pay_for_the_third_party_that_i
 
     world, num_refused = _World(), 0
     for _ in range(100):
-        permit = world.guard.permit()
+        permit = world.guard.permit(HOME)
         permit.take("attacker.example")
         try:
             permit.take(VICTIM)
@@ -139,7 +141,7 @@ def test_an_attacker_that_answers_itself_does_not_pay_for_the_third_party_that_i
 def test_a_dial_that_never_left_this_machine_costs_nothing() -> None:
     world = _World()
     for _ in range(1000):
-        permit = world.guard.permit()
+        permit = world.guard.permit(HOME)
         permit.take(VICTIM)
         permit.unused(VICTIM)
     assert world.fill(VICTIM) == ELSEWHERE.host.burst
@@ -149,7 +151,7 @@ def test_own_networks_crossings_and_others_have_budgets_of_their_own() -> None:
     world = _World()
     assert world.fill("192.168.1.7") == NEAR.host.burst
     assert world.fill(VICTIM) == ELSEWHERE.host.burst
-    permit = world.guard.permit_to_cross()
+    permit = world.guard.permit_to_cross(HOME)
     for _ in range(int(CROSSING.host.burst)):
         permit.take(VICTIM)
     with pytest.raises(DialRefusedError, match="later"):
@@ -158,7 +160,7 @@ def test_own_networks_crossings_and_others_have_budgets_of_their_own() -> None:
 
 def test_no_permit_covers_an_address_that_the_rules_exclude() -> None:
     guard = _World().guard
-    for permit in (guard.permit(), guard.permit_to_cross()):
+    for permit in (guard.permit(HOME), guard.permit_to_cross(HOME)):
         for host in ("127.0.0.1", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1"):
             with pytest.raises(DialRefusedError, match="a peer may not make this node dial it"):
                 permit.take(host)

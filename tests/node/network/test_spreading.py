@@ -67,6 +67,39 @@ def test_a_message_comes_once_in_a_large_swarm(
     run_simulated(main)
 
 
+def test_a_peer_that_names_a_topic_later_gets_its_messages_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It got each one twice: what had waited for it, and the messages of the last seconds."""
+    taken: list[bytes] = []
+    take = GuardedPubsub._take_rpc
+
+    async def took(pubsub: GuardedPubsub, peer: ID, rpc: rpc_pb2.RPC, num_bytes: int) -> None:
+        taken.extend(message.data for message in rpc.publish)
+        await take(pubsub, peer, rpc, num_bytes)
+
+    monkeypatch.setattr(GuardedPubsub, "_take_rpc", took)
+    heard: list[bytes] = []
+
+    async def main() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as author,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as late,
+        ):
+            author.subscribe(TOPIC, lambda _author, _data: True)
+            await late.connect(author.addresses()[0])
+            await trio.sleep(1)  # each end has the other's stream of gossip
+            await author.publish(TOPIC, b"news")
+            late.subscribe(TOPIC, lambda _author, data: heard.append(data))
+            with trio.fail_after(20):
+                while not heard:  # noqa: ASYNC110 (no event)
+                    await trio.sleep(0.1)
+            await trio.sleep(1)
+        assert (heard, taken) == ([b"news"], [b"news"])
+
+    trio.run(main)
+
+
 def test_a_message_over_libp2p_comes_with_nothing_around_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -382,6 +382,46 @@ def test_reset_is_seen_by_reader_and_writer(run: Run) -> None:
     run(case)
 
 
+def test_a_stream_that_is_used_at_once(run: Run) -> None:
+    """What is sent before the peer has agreed arrives, and the answers come as ever."""
+
+    async def case(open_transport: Open) -> None:
+        async with pair(open_transport) as (client, server):
+            stream = await client.open_stream(server.peer_id, ECHO, at_once=True)
+            for data in (b"", b"one", bytes(3 * MIB)):
+                assert await call(stream, data) == data
+            await stream.close()
+
+    run(case)
+
+
+def test_cancelled_receive_of_a_stream_that_is_used_at_once_loses_nothing(run: Run) -> None:
+    async def case(open_transport: Open) -> None:
+        async with pair(open_transport) as (client, server):
+            stream = await client.open_stream(server.peer_id, ECHO, at_once=True)
+            with trio.move_on_after(0):
+                await stream.receive_exactly(1)
+            with trio.move_on_after(0.2):
+                await stream.receive_exactly(1)
+            assert await call(stream, b"one") == b"one"
+
+    run(case)
+
+
+def test_a_stream_that_is_used_at_once_ends_if_the_peer_refuses(run: Run) -> None:
+    async def case(open_transport: Open) -> None:
+        async with pair(open_transport) as (client, server):
+            stream = await client.open_stream(server.peer_id, "/gossamer-test/none/1", at_once=True)
+            with pytest.raises(StreamClosed), trio.fail_after(2):
+                await call(stream, b"one")
+            with pytest.raises(StreamClosed):
+                await stream.send(b"two")
+            # The connection lives on.
+            assert await call(await client.open_stream(server.peer_id, ECHO), b"one") == b"one"
+
+    run(case)
+
+
 def test_protocol_that_is_not_spoken(run: Run) -> None:
     async def case(open_transport: Open) -> None:
         async with pair(open_transport) as (client, server):

@@ -79,9 +79,9 @@ class World:
         self.store, self.service = self.node(self.transport)
         open_stream = self.transport.open_stream
 
-        async def note_and_open(peer_id: PeerId, protocol: str) -> Stream:
+        async def note_and_open(peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
             self.asked.append(peer_id)
-            return await open_stream(peer_id, protocol)
+            return await open_stream(peer_id, protocol, at_once=at_once)
 
         self.transport.open_stream = note_and_open  # type: ignore[method-assign]
 

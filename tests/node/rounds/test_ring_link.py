@@ -8,6 +8,7 @@ import trio
 import trio.testing
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Bytes, Stream
 from gossamer.node.rounds.effects import LinkTarget
@@ -18,7 +19,7 @@ from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack
 from gossamer.protocol.wire.statements import Signed
 from tests.support.builders import peers, ring_of
-from tests.support.memory_transport import MemoryNetwork
+from tests.support.memory_transport import MemoryNetwork, run_simulated
 
 RECEIVER = peers(1)[0]
 
@@ -63,8 +64,8 @@ def test_finishing_with_chunks_in_the_queue_loses_none(monkeypatch: pytest.Monke
     async def case() -> None:
         stream = PromptReceiver()
 
-        async def open_stream(peer_id: PeerId, protocol: str) -> Stream:
-            assert (peer_id, protocol) == (RECEIVER, RING_PROTOCOL)
+        async def open_stream(peer_id: PeerId, protocol: str, *, at_once: bool) -> Stream:
+            assert (peer_id, protocol, at_once) == (RECEIVER, RING_PROTOCOL, True)
             return stream
 
         async with MemoryNetwork().transport(Identity.generate()) as transport:
@@ -94,7 +95,7 @@ def test_a_link_that_is_closed_before_it_runs_opens_no_stream(
     opened: list[PeerId] = []
 
     async def case() -> None:
-        async def open_stream(peer_id: PeerId, _protocol: str) -> Stream:
+        async def open_stream(peer_id: PeerId, _protocol: str, *, at_once: bool) -> Stream:
             opened.append(peer_id)
             await trio.sleep_forever()
             raise AssertionError
@@ -117,6 +118,42 @@ def test_a_link_that_is_closed_before_it_runs_opens_no_stream(
 
     trio.run(case, clock=trio.testing.MockClock(autojump_threshold=0))
     assert opened == [RECEIVER]
+
+
+def test_the_first_chunk_arrives_after_one_way() -> None:
+    """The member was asked first whether it speaks the protocol, which took a round trip."""
+    one_way_seconds = 0.05
+    arrived: list[float] = []
+
+    async def case() -> None:
+        network = MemoryNetwork(latency_seconds=one_way_seconds)
+        async with (
+            network.transport(Identity.generate()) as sender,
+            network.transport(Identity.generate()) as receiver,
+        ):
+
+            async def receive(stream: Stream) -> None:
+                await receive_frame(stream)  # the hello
+                await receive_frame(stream)
+                arrived.append(trio.current_time())
+                await trio.sleep_forever()
+
+            receiver.handle(RING_PROTOCOL, receive)
+            await sender.connect(receiver.addresses()[0])
+            target = LinkTarget(
+                receiver.peer_id,
+                ring_of([sender.peer_id, receiver.peer_id]),
+                Signed("", b"", b""),
+                waits_for_inventory=False,
+            )
+            link = RingLink(sender, target, 5, AwakeClock().awake_since)
+            link.send(Send(receiver.peer_id, 0, 1, 0, b"chunk"))
+            begun = trio.current_time()
+            with trio.move_on_after(1), link.scope:
+                await link.run()
+            assert [time - begun for time in arrived] == pytest.approx([one_way_seconds])
+
+    run_simulated(case)
 
 
 def test_a_receipt_ends_the_busy_time_and_silence_fails_the_link() -> None:

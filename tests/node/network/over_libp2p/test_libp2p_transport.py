@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p import negotiation
 from gossamer.node.network.over_libp2p import transport as libp2p_transport
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -120,6 +121,35 @@ def test_to_serve_a_stream_takes_few_turns() -> None:
 
     run(case)
     assert turns.num_serving <= 14 * num_streams
+
+
+def test_a_stream_may_be_used_before_the_peer_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring sent its first chunk a round trip later than it could."""
+    may_agree = trio.Event()
+    agree = negotiation._DoorKeeper.negotiate
+
+    async def agree_later(self: Any, *args: Any) -> Any:
+        await may_agree.wait()
+        return await agree(self, *args)
+
+    async def answer(stream: Stream) -> None:
+        await stream.send(await stream.receive_exactly(1))
+
+    async def case() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as client,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as server,
+        ):
+            server.handle(SINK, answer)
+            await client.connect(server.addresses()[0])
+            monkeypatch.setattr(negotiation._DoorKeeper, "negotiate", agree_later)
+            with trio.fail_after(5):
+                stream = await client.open_stream(server.peer_id, SINK, at_once=True)
+                await stream.send(b"!")
+            may_agree.set()
+            assert await stream.receive_exactly(1) == b"!"
+
+    run(case)
 
 
 def test_several_listeners() -> None:
