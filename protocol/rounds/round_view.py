@@ -14,8 +14,17 @@ from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, SumStep
+from gossamer.protocol.rounds.mending import (
+    Mending,
+    waited_in_vain,
+)
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.rounds.roster import NO_HINTS, Mending, Ring, RoundHints, RoundRules
+from gossamer.protocol.rounds.roster import (
+    NO_HINTS,
+    Ring,
+    RoundHints,
+    RoundRules,
+)
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
@@ -78,6 +87,8 @@ class RoundView:
         self._void_rings: set[Digest] = set()
         self._mending: Mending | None = None
         """A ring that leaves out others, if this peer is about to mend it."""
+        self._in_vain: frozenset[PeerId] = frozenset()
+        """Peers for which this peer waited in vain before it followed a ring."""
         self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
 
     @property
@@ -161,6 +172,12 @@ class RoundView:
             frozenset() if attempt is None else attempt.link_rate.found_slow,
             came_late=self.state != "committed",
             replay_seconds=replay_seconds,
+            in_vain=waited_in_vain(
+                self._hints.in_vain,
+                self._in_vain,
+                () if attempt is None else attempt.ring.members,
+                self.number,
+            ),
         )
 
     @property
