@@ -7,8 +7,8 @@ nothing. Nor is anything taken from its author, for members that refuse a ring s
 Rules
 -----
 - A roster *leaves out* the peers that this peer expects in the round, whose `Ready` it holds when
-  the roster comes, and with which the ring has more members. An organiser may leave
-  out a peer where verdicts of audits say why (`policy.sum_audits`, `policy.audits`).
+  the roster comes, and with which the ring has more members. An organiser may leave out a peer
+  where verdicts of audits say why (`policy.sum_audits`, `policy.audits`).
 - An honest organiser waits for the peers that it expects until its gathering ends. So a roster that
   leaves out others is *early* if it comes more than `HURRY_SECONDS` before this peer's own
   gathering ends. This peer publishes a roster of the same attempt with those peers in it. All

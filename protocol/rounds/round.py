@@ -276,21 +276,6 @@ class Round(RoundView):
                 return []
         return self._follow(now, ring) if ring.organiser == self._me else self._weigh(now, ring)
 
-    def _excused(self, ring: Ring) -> set[PeerId]:
-        """The peers that the organiser of a ring may leave out."""
-        return {peer for organiser, peer in self._hints.excused if organiser == ring.organiser}
-
-    def _left_out_by(self, ring: Ring) -> list[PeerId]:
-        """The peers without which a ring of this peer has fewer members than it could have."""
-        left_out = sorted(self._gatherer.left_out_by(ring) - self._excused(ring))
-        roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
-        return left_out if roster is not None else []
-
-    def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:
-        """The peers that are waited for before a ring is followed."""
-        in_vain = {each.peer for each in self._hints.in_vain if self.number <= each.until}
-        return self._gatherer.missing_beside(ring) - in_vain - self._excused(ring)
-
     def _weigh(self, now: float, ring: Ring) -> list[Action]:
         """Another peer's ring: follows it, or mends it if it leaves out peers."""
         earlier, gatherer, hints = self._mending, self._gatherer, self._hints

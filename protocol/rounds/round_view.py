@@ -14,10 +14,7 @@ from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, SumStep
-from gossamer.protocol.rounds.mending import (
-    Mending,
-    waited_in_vain,
-)
+from gossamer.protocol.rounds.mending import Mending, waited_in_vain, with_more
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -224,6 +221,23 @@ class RoundView:
         """Returns what this peer holds of the ring's chunks; None if the ring is not followed."""
         attempt = self._working(ring_id)
         return None if attempt is None else attempt.reduce.inventory()
+
+    # Whom a ring leaves out
+
+    def _excused(self, ring: Ring) -> set[PeerId]:
+        """The peers that the organiser of a ring may leave out."""
+        return {peer for organiser, peer in self._hints.excused if organiser == ring.organiser}
+
+    def _left_out_by(self, ring: Ring) -> list[PeerId]:
+        """The peers without which a ring of this peer has fewer members than it could have."""
+        left_out = sorted(self._gatherer.left_out_by(ring) - self._excused(ring))
+        roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
+        return left_out if roster is not None else []
+
+    def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:
+        """The peers that are waited for before a ring is followed."""
+        in_vain = {each.peer for each in self._hints.in_vain if self.number <= each.until}
+        return self._gatherer.missing_beside(ring) - in_vain - self._excused(ring)
 
     # Which ring an event belongs to
 
