@@ -84,9 +84,9 @@ class VerdictListener(Protocol):
     def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
         """A verdict, news or not."""
 
-    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
-        """Returns whether an organiser has found a member's work poor, or that it does not open its
-        sums, as others have."""
+    def leave_outs(self) -> frozenset[tuple[PeerId, PeerId]]:
+        """Returns pairs of an organiser and a member that it may leave out of its rings: it found
+        that its work is poor, or that it does not open its sums, as others have."""
 
 
 class Swarm:

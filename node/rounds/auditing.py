@@ -137,9 +137,9 @@ class Auditing:
                 round=audit.round,
             )  # fmt: skip
 
-    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
+    def leave_outs(self) -> frozenset[tuple[PeerId, PeerId]]:
         """See `VerdictListener`."""
-        return self._verdicts.num_poor(organiser, member) >= MARKS_MAX
+        return self._verdicts.leave_outs(MARKS_MAX)
 
     def _audit_of(self, verdict: Verdict) -> Audit | None:
         """The audit that a verdict is about, if it is one of the newest rounds that are known."""

@@ -214,13 +214,10 @@ class NodeHost:
         )
 
     def left_out(self, left_out: LeftOut) -> None:
-        """See `RoundHost`. An organiser leaves out whom it has found to do poor work."""
-        swarm, organiser = self._context.swarm, left_out.organiser
-        verdicts = swarm.verdicts
-        if verdicts is None or not all(
-            verdicts.may_leave_out(organiser, peer) for peer in left_out.peers
-        ):
-            swarm.admission.conduct.left_out(self._parent.round + 1, organiser)
+        """See `RoundHost`."""
+        self._context.swarm.admission.conduct.left_out(
+            self._parent.round + 1, left_out.organiser, left_out.peers
+        )
 
 
 class RoundOpener:
@@ -247,6 +244,7 @@ class RoundOpener:
         if since_seconds is None:
             since_seconds = trio.current_time()
         conduct, number = context.swarm.admission.conduct, committed.entry.round + 1
+        verdicts = context.swarm.verdicts
         machine = Round(
             me=context.me,
             run_id=context.manifest.run_id,
@@ -255,7 +253,12 @@ class RoundOpener:
             sign=context.identity.sign,
             verify=verify,
             now=since_seconds,
-            hints=hints._replace(doubted=conduct.doubted(number), unfair=conduct.unfair(number)),
+            hints=hints._replace(
+                doubted=conduct.doubted(number),
+                unfair=conduct.unfair(number),
+                wronged=conduct.wronged(number),
+                excused=frozenset() if verdicts is None else verdicts.leave_outs(),
+            ),
         )
         round_work = self._mode.new_round(machine, sync_set, self._spawn)
         driver = self._driver(machine, round_work, sync_set.plan)

@@ -155,9 +155,9 @@ class SumAuditing:
                 round=number,
             )  # fmt: skip
 
-    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
+    def leave_outs(self) -> frozenset[tuple[PeerId, PeerId]]:
         """See `VerdictListener`."""
-        return self._verdicts.may_leave_out(organiser, member)
+        return self._verdicts.leave_outs()
 
     # The audits of this node
 

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -331,12 +331,16 @@ class Verdicts:
         case.is_confirmed = self._me in case.poor and len(case.poor) > 1
         return case.is_confirmed
 
-    def num_poor(self, auditor: PeerId, member: PeerId) -> int:
-        """Returns the audits in which an auditor and another one found a member's work poor."""
-        return sum(
-            case.audit.member == member and auditor in case.poor and len(case.poor) > 1
+    def leave_outs(self, times: int) -> frozenset[tuple[PeerId, PeerId]]:
+        """Returns pairs of an organiser and a member that it may let sit out: it found poor work
+        of that member so many times, as another auditor did."""
+        pairs = Counter(
+            (auditor, case.audit.member)
             for case in self._cases.values()
+            if len(case.poor) > 1
+            for auditor in case.poor
         )
+        return frozenset(pair for pair, found in pairs.items() if found >= times)
 
     def _find_contradicted(self, case: _Case) -> PeerId | None:
         said = {

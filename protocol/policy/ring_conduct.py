@@ -34,7 +34,8 @@ Rules
   that one out of the rings that it organises.
 - An organiser whose rosters leave out ready peers in `UNFAIR_MAX` of `MEMORY_ROUNDS` rounds is
   unfair for `FORGET_ROUNDS` rounds, and again from each further one on: this peer mends its rosters
-  (`rounds.roster`). Nothing else follows, because gossip may be late.
+  (`rounds.mending`). A peer that was left out as often, by several organisers, is wronged for as
+  long: this peer mends all rosters without it. Nothing else follows, because gossip may be late.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
@@ -46,7 +47,7 @@ train on: its work is carried until it is back.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,8 +63,8 @@ MARKS_MAX = 4
 
 WRONG_MAX = 2
 UNFAIR_MAX = 2
-"""Rounds in which an organiser left out others. One is what late gossip does now and then; a mended
-ring costs a start, so nothing is lost where it does so twice."""
+"""Rounds in which an organiser left out others, or a peer was left out. One is what late gossip
+does now and then; a mended ring costs a start, so nothing is lost where it does so twice."""
 
 SITS_OUT_ROUNDS = 4
 """Rounds that a peer sits out the first time: its work is not stale when it is back."""
@@ -124,6 +125,10 @@ class _Record:
     """Rounds in which it left out others from its ring."""
     unfair_until: int = 0
     """The last round in which this peer mends its rosters."""
+    missed: deque[int] = field(default_factory=lambda: deque(maxlen=UNFAIR_MAX))
+    """Rounds in which others left it out of their rings."""
+    wronged_until: int = 0
+    """The last round in which this peer mends rosters without it."""
     sit_out: SitOut = field(default_factory=SitOut)
 
 
@@ -203,19 +208,26 @@ class RingConduct:
         if num_members >= MEMBERS_MIN and accuser != self._me:
             self._record(accuser).contested.append(_Mark(round_number, accused))
 
-    def left_out(self, round_number: int, organiser: PeerId) -> None:
+    def left_out(self, round_number: int, organiser: PeerId, peers: Collection[PeerId]) -> None:
         """A roster of a round leaves out peers that are ready."""
         record = self._record(organiser)
-        if round_number not in record.left_out:
-            record.left_out.append(round_number)
-        recent = sum(_counts(number, round_number) for number in record.left_out)
-        if recent >= UNFAIR_MAX or round_number <= record.unfair_until:
+        if _is_often(record.left_out, round_number) or round_number <= record.unfair_until:
             record.unfair_until = round_number + FORGET_ROUNDS
+        for peer in peers:
+            record = self._record(peer)
+            if _is_often(record.missed, round_number) or round_number <= record.wronged_until:
+                record.wronged_until = round_number + FORGET_ROUNDS
 
     def unfair(self, round_number: int) -> frozenset[PeerId]:
         """Returns the organisers whose rosters this peer mends in a round."""
         return frozenset(
             peer for peer, record in self._records.items() if round_number <= record.unfair_until
+        )
+
+    def wronged(self, round_number: int) -> frozenset[PeerId]:
+        """Returns the peers without which this peer mends all rosters of a round."""
+        return frozenset(
+            peer for peer, record in self._records.items() if round_number <= record.wronged_until
         )
 
     def doubted(self, round_number: int) -> frozenset[PeerId]:
@@ -291,6 +303,13 @@ class RingConduct:
 
 def _counts(marked: int, now: int) -> bool:
     return now - MEMORY_ROUNDS < marked
+
+
+def _is_often(rounds: deque[int], round_number: int) -> bool:
+    """Notes a round, and returns whether there were `UNFAIR_MAX` within `MEMORY_ROUNDS`."""
+    if round_number not in rounds:
+        rounds.append(round_number)
+    return sum(_counts(number, round_number) for number in rounds) >= UNFAIR_MAX
 
 
 def _are_neighbours(order: Sequence[PeerId], one: PeerId, other: PeerId) -> bool:

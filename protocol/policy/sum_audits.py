@@ -42,7 +42,7 @@ This module has no I/O, no clock and no randomness.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -100,11 +100,15 @@ class SumVerdicts:
         found something against it as well."""
         return any(auditor != self._me for auditor in self._auditors_of(verdict.member))
 
-    def may_leave_out(self, organiser: PeerId, member: PeerId) -> bool:
-        """Returns whether an organiser has found so much against a member, and another one has
-        found something, that it may let it sit out."""
-        found = self._auditors_of(member)
-        return found.count(organiser) >= MARKS_MAX and len({*found}) > 1
+    def leave_outs(self) -> frozenset[tuple[PeerId, PeerId]]:
+        """Returns pairs of an organiser and a member against which it has found so much, and
+        another one has found something, that it may let it sit out."""
+        pairs = Counter((auditor, PeerId(each.member)) for auditor, each in self._heard.values())
+        return frozenset(
+            (auditor, member)
+            for (auditor, member), times in pairs.items()
+            if times >= MARKS_MAX and len({*self._auditors_of(member)}) > 1
+        )
 
     def _auditors_of(self, member: str) -> list[PeerId]:
         """The auditors of all that was found against a member."""

@@ -222,6 +222,12 @@ class Gatherer:
         return min(wait_seconds_max, max(GATHER_SECONDS_MIN, part, self._replay_seconds))
 
     @property
+    def due_seconds(self) -> float:
+        """Local time at which this peer, which is ready, waits for the others no longer."""
+        assert self._began_seconds is not None, "I am ready, so a Ready was seen"
+        return self._began_seconds + self.gather_seconds
+
+    @property
     def last_ready_seconds(self) -> float:
         """Local time of the newest `Ready` of a peer; that of the beginning, if there is none."""
         return self._last_ready_seconds
@@ -233,13 +239,13 @@ class Gatherer:
             return 0.0
         return self._last_ready_seconds - self.first_ready_seconds
 
-    def left_out_by(self, ring: Ring) -> list[PeerId]:
+    def left_out_by(self, ring: Ring) -> frozenset[PeerId]:
         """The peers that this peer expects and knows to be ready, and that a ring does not name."""
-        return sorted((self.ready.keys() & self._expected) - set(ring.members))
+        return self._expected & self.ready.keys() - {*ring.members}
 
-    def misses_beside(self, ring: Ring) -> bool:
-        """Returns whether a peer is expected that is neither ready nor in a ring."""
-        return not self._expected <= self._ready.keys() | set(ring.members)
+    def missing_beside(self, ring: Ring) -> frozenset[PeerId]:
+        """The peers that are expected and are neither ready nor in a ring."""
+        return self._expected - self._ready.keys() - {*ring.members}
 
     def note_ready(self, now: float, signed: Signed) -> None:
         """A checked `Ready` for this head arrived."""

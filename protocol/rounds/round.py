@@ -39,14 +39,18 @@ from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.inventory import NO_DIGEST
 from gossamer.protocol.rounds.link_rates import RingLinkRates
+from gossamer.protocol.rounds.mending import (
+    hold_until,
+    is_early,
+    mend_later,
+    with_more,
+)
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import (
     Ring,
     make_roster,
-    mend_later,
     open_roster,
     preference,
-    with_more,
 )
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
@@ -272,22 +276,20 @@ class Round(RoundView):
                 return []
         return self._follow(now, ring) if ring.organiser == self._me else self._weigh(now, ring)
 
-    def _left_out_by(self, ring: Ring) -> list[PeerId]:
-        """The peers without which a ring of this peer has fewer members than it could have."""
-        left_out = self._gatherer.left_out_by(ring)
-        roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
-        return left_out if roster is not None else []
-
     def _weigh(self, now: float, ring: Ring) -> list[Action]:
-        """Another peer's ring: follows it, or mends it if it leaves out peers that are ready."""
-        if self._mending is not None and self._mending.ring.ring_id == ring.ring_id:
+        """Another peer's ring: follows it, or mends it if it leaves out peers."""
+        earlier, gatherer, hints = self._mending, self._gatherer, self._hints
+        if earlier is not None and preference(earlier.ring) <= preference(ring):
             return []
-        is_unfair = ring.organiser in self._hints.unfair
-        left_out = self._left_out_by(ring)
-        noted = [LeftOut(ring.organiser, tuple(left_out), is_unfair)] if left_out else []
-        if not is_unfair or not (left_out or self._gatherer.misses_beside(ring)):
+        left_out, is_unfair = self._left_out_by(ring), ring.organiser in hints.unfair
+        is_known = is_unfair or not hints.wronged.isdisjoint(left_out)
+        is_mended = bool(left_out) and (is_known or is_early(now, gatherer.due_seconds))
+        noted = [LeftOut(ring.organiser, tuple(left_out), is_mended)] if left_out else []
+        until = hold_until(now, gatherer.due_seconds, is_unfair=is_unfair)
+        if not is_mended and not (until > now and self._missing_beside(ring)):
             return [*noted, *self._follow(now, ring)]
-        self._mending = mend_later(now, ring, self._me)
+        is_sure = is_known or not left_out
+        self._mending = mend_later(now, ring, self._me, until, earlier, is_sure=is_sure)
         return [*noted, *self._mend(now)]
 
     def _mend(self, now: float) -> list[Action]:
@@ -295,12 +297,16 @@ class Round(RoundView):
         gatherer, mending = self._gatherer, self._mending
         if mending is None or self.state == "committed":
             return []
-        ring = mending.ring
-        is_one_missing = gatherer.misses_beside(ring)
-        if not mending.is_due(now, gatherer.last_ready_seconds, is_one_missing=is_one_missing):
+        ring, missing = mending.ring, self._missing_beside(mending.ring)
+        left_out = self._left_out_by(ring)
+        if (left_out or missing) and not mending.is_due(
+            now, gatherer.last_ready_seconds, is_one_missing=bool(missing)
+        ):
             return []
         self._mending = None
-        roster = with_more(ring, gatherer.left_out_by(ring), gatherer.ready, self._rules)
+        if mending.hold_seconds > mending.since_seconds:
+            self._in_vain |= missing
+        roster = with_more(ring, left_out, gatherer.ready, self._rules)
         if roster is None or self._me not in {member.author for member in roster.members}:
             return self._follow(now, ring)
         publish = self._self.seal(roster)

@@ -14,8 +14,14 @@ from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, SumStep
+from gossamer.protocol.rounds.mending import Mending, waited_in_vain, with_more
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.rounds.roster import NO_HINTS, Mending, Ring, RoundHints, RoundRules
+from gossamer.protocol.rounds.roster import (
+    NO_HINTS,
+    Ring,
+    RoundHints,
+    RoundRules,
+)
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
@@ -78,6 +84,8 @@ class RoundView:
         self._void_rings: set[Digest] = set()
         self._mending: Mending | None = None
         """A ring that leaves out others, if this peer is about to mend it."""
+        self._in_vain: frozenset[PeerId] = frozenset()
+        """Peers for which this peer waited in vain before it followed a ring."""
         self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
 
     @property
@@ -161,6 +169,12 @@ class RoundView:
             frozenset() if attempt is None else attempt.link_rate.found_slow,
             came_late=self.state != "committed",
             replay_seconds=replay_seconds,
+            in_vain=waited_in_vain(
+                self._hints.in_vain,
+                self._in_vain,
+                () if attempt is None else attempt.ring.members,
+                self.number,
+            ),
         )
 
     @property
@@ -207,6 +221,23 @@ class RoundView:
         """Returns what this peer holds of the ring's chunks; None if the ring is not followed."""
         attempt = self._working(ring_id)
         return None if attempt is None else attempt.reduce.inventory()
+
+    # Whom a ring leaves out
+
+    def _excused(self, ring: Ring) -> set[PeerId]:
+        """The peers that the organiser of a ring may leave out."""
+        return {peer for organiser, peer in self._hints.excused if organiser == ring.organiser}
+
+    def _left_out_by(self, ring: Ring) -> list[PeerId]:
+        """The peers without which a ring of this peer has fewer members than it could have."""
+        left_out = sorted(self._gatherer.left_out_by(ring) - self._excused(ring))
+        roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
+        return left_out if roster is not None else []
+
+    def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:
+        """The peers that are waited for before a ring is followed."""
+        in_vain = {each.peer for each in self._hints.in_vain if self.number <= each.until}
+        return self._gatherer.missing_beside(ring) - in_vain - self._excused(ring)
 
     # Which ring an event belongs to
 

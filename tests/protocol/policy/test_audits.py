@@ -259,14 +259,14 @@ def test_an_auditor_has_found_poor_work_only_where_another_one_has_too() -> None
     verdicts, audit = Verdicts(), audit_of()
     one, other, third = audit.auditors
     hear(verdicts, audit, True)
-    assert verdicts.num_poor(one, audit.member) == 0
+    assert verdicts.leave_outs(1) == frozenset()
     hear(verdicts, audit, True, False, True)
-    found = [verdicts.num_poor(each, audit.member) for each in (one, other, third)]
-    assert found == [1, 0, 1]
-    assert verdicts.num_poor(one, other) == 0
+    assert verdicts.leave_outs(1) == {(one, audit.member), (third, audit.member)}
+    assert verdicts.leave_outs(2) == frozenset()
     again = audit_of(2)._replace(member=audit.member, auditors=audit.auditors)
     hear(verdicts, again, True, True, False)
-    assert verdicts.num_poor(one, audit.member) == 2
+    assert verdicts.leave_outs(2) == {(one, audit.member)}
+    assert (other, audit.member) in verdicts.leave_outs(1)
 
 
 def test_contradictions_are_forgotten() -> None:

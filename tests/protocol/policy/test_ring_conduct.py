@@ -271,17 +271,28 @@ def test_of_three_members_one_may_be_left_alone() -> None:
 def test_an_organiser_that_leaves_out_others_again_and_again_is_unfair_for_a_while() -> None:
     mine = conduct()
     for _ in range(3):  # rosters of one round
-        mine.left_out(1, A)
+        mine.left_out(1, A, [B])
     assert UNFAIR_MAX == 2
     assert mine.unfair(2) == frozenset()
-    mine.left_out(1 + MEMORY_ROUNDS, A)
+    mine.left_out(1 + MEMORY_ROUNDS, A, [B])
     assert mine.unfair(2 + MEMORY_ROUNDS) == frozenset(), "the first one is long ago"
     now = 2 * MEMORY_ROUNDS
-    mine.left_out(now, A)
+    mine.left_out(now, A, [B])
     assert mine.unfair(now + 1) == mine.unfair(now + FORGET_ROUNDS) == {A}
     assert mine.unfair(now + 1 + FORGET_ROUNDS) == frozenset()
     again = now + FORGET_ROUNDS
-    mine.left_out(again, A)  # one more is enough while it is remembered
+    mine.left_out(again, A, [B])  # one more is enough while it is remembered
     assert mine.unfair(again + FORGET_ROUNDS) == {A}
     assert not mine.sits_out(again, A)
     assert mine.doubted(again) == frozenset()
+
+
+def test_a_peer_that_several_organisers_left_out_is_wronged_for_a_while() -> None:
+    mine = conduct()
+    mine.left_out(1, A, [B])
+    mine.left_out(1, C, [B])  # another roster of the same round
+    assert mine.wronged(2) == frozenset()
+    mine.left_out(2, C, [B, D])
+    assert mine.wronged(3) == mine.wronged(2 + FORGET_ROUNDS) == {B}
+    assert mine.unfair(3) == {C}
+    assert mine.wronged(3 + FORGET_ROUNDS) == frozenset()

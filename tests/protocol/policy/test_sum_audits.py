@@ -54,14 +54,12 @@ def test_one_auditor_alone_marks_nobody() -> None:
     for number in range(1, 9):
         assert verdicts.heard(ME, verdict_on(LIAR, number))
         assert not verdicts.marks(verdict_on(LIAR, number))
-    assert not verdicts.may_leave_out(ME, LIAR)
+    assert verdicts.leave_outs() == frozenset()
     verdicts.heard(OTHER, verdict_on(THIRD, 9))
     assert not verdicts.marks(verdict_on(LIAR, 8)), "another one found somebody else"
     verdicts.heard(OTHER, verdict_on(LIAR, 10))
     assert verdicts.marks(verdict_on(LIAR, 8))
-    assert verdicts.may_leave_out(ME, LIAR)
-    assert not verdicts.may_leave_out(OTHER, LIAR), "it has found it once"
-    assert not verdicts.may_leave_out(THIRD, LIAR)
+    assert verdicts.leave_outs() == {(ME, LIAR)}, "the other one has found it once"
 
 
 def test_one_verdict_of_a_head_counts_and_is_forgotten_in_the_end() -> None:

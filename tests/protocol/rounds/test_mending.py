@@ -1,6 +1,9 @@
-"""Rosters that leave out a ready peer: noted, and mended where their organiser does so again."""
+"""Rosters that leave out a peer. One that is ready: noted, and mended from the second time on. One
+that is not ready yet: it is waited for."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 
@@ -10,12 +13,18 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Action, LeftOut, Publish
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.ring_order import encode_links, rank_order
-from gossamer.protocol.rounds.roster import (
+from gossamer.protocol.rounds.mending import (
+    HURRY_SECONDS,
+    IN_VAIN_ROUNDS_MAX,
     MEND_HOLD_SECONDS,
     MEND_STEP_SECONDS,
+    waited_in_vain,
+)
+from gossamer.protocol.rounds.ring_order import encode_links, rank_order
+from gossamer.protocol.rounds.roster import (
     RoundHints,
     RoundRules,
+    Vain,
     make_roster,
     preference,
 )
@@ -24,6 +33,7 @@ from gossamer.protocol.wire.statements import Ready, Roster, Signed
 from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
 ORGANISER, FIRST, SECOND, VICTIM = MEMBERS = rank_order(HEAD, 0, peers(4))
+GATHER_SECONDS = 20.0
 UNFAIR = RoundHints(unfair=frozenset({ORGANISER}))
 
 
@@ -40,7 +50,7 @@ def at_work(
         me=me,
         run_id=RUN_ID,
         parent=Parent(HEAD, 4, 1000, Ledger()),
-        rules=RoundRules(SumPayloads(codec("fp32")), 1024, 1, 20.0, 0.3, 5.0),
+        rules=RoundRules(SumPayloads(codec("fp32")), 1024, 1, GATHER_SECONDS, 0.3, 5.0),
         sign=sign_as(me),
         verify=verify,
         now=-100.0,
@@ -53,9 +63,9 @@ def at_work(
     return machine
 
 
-def without_victim() -> tuple[Signed, Roster]:
+def without_victim(attempt: int = 0) -> tuple[Signed, Roster]:
     envelopes = {peer: said(peer)[0] for peer in MEMBERS if peer != VICTIM}
-    made = make_roster(HEAD, 5, 0, envelopes, "fp32", 1024)
+    made = make_roster(HEAD, 5, attempt, envelopes, "fp32", 1024)
     return sealed(ORGANISER, made), made
 
 
@@ -72,9 +82,13 @@ def num_members(machine: Round) -> int:
     return 0 if machine.ring is None else len(machine.ring.members)
 
 
+LATE = GATHER_SECONDS - HURRY_SECONDS
+"""Time at which honest organisers publish rosters without peers that they have not heard."""
+
+
 def test_one_such_roster_is_noted_and_followed() -> None:
     machine = at_work(FIRST, RoundHints(), [SECOND, VICTIM])
-    actions = machine.statement(1.0, *without_victim())
+    actions = machine.statement(LATE, *without_victim())
     assert noted(actions) == [LeftOut(ORGANISER, (VICTIM,), is_mended=False)]
     assert rosters(actions) == []
     assert num_members(machine) == 3
@@ -89,15 +103,15 @@ def test_a_roster_of_an_unfair_organiser_is_mended_and_all_prefer_the_new_one() 
     assert num_members(machine) == 4
     # One that believes the organiser, whichever of the two it hears first.
     other = at_work(SECOND, RoundHints(), [FIRST, VICTIM])
-    other.statement(1.0, *without_victim())
+    other.statement(LATE, *without_victim())
     assert num_members(other) == 3
     old = other.ring
-    other.statement(1.1, sealed(FIRST, mended), mended)
+    other.statement(LATE + 0.1, sealed(FIRST, mended), mended)
     assert num_members(other) == 4
     assert old is not None
     assert other.ring is not None
     assert preference(other.ring) < preference(old)
-    other.statement(1.2, *without_victim())
+    other.statement(LATE + 0.2, *without_victim())
     assert num_members(other) == 4
     # And the victim, which waits for the ring that it is not in.
     victim = at_work(VICTIM, RoundHints(), [FIRST, SECOND])
@@ -105,6 +119,35 @@ def test_a_roster_of_an_unfair_organiser_is_mended_and_all_prefer_the_new_one() 
     assert num_members(victim) == 0
     victim.statement(1.1, sealed(FIRST, mended), mended)
     assert num_members(victim) == 4
+
+
+def test_an_early_roster_is_mended_when_a_death_would_have_shown() -> None:
+    machine = at_work(FIRST, RoundHints(), [SECOND, VICTIM])
+    actions = machine.statement(1.0, *without_victim())
+    assert actions == [LeftOut(ORGANISER, (VICTIM,), is_mended=True)]
+    assert machine.tick(1.0 + 0.9 * MEND_STEP_SECONDS) == []
+    actions = machine.tick(1.0 + MEND_STEP_SECONDS)
+    assert [len(each.members) for each in rosters(actions)] == [4]
+    assert num_members(machine) == 4
+    dead = at_work(FIRST, RoundHints(), [SECOND, VICTIM])
+    dead.statement(1.0, *without_victim())
+    assert rosters(dead.expect(1.1, [ORGANISER, SECOND])) == []
+    assert num_members(dead) == 3, "there is nothing to wait for any more"
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_an_organiser_may_leave_out_whom_verdicts_name(is_ready: bool) -> None:
+    hints = UNFAIR._replace(excused=frozenset({(ORGANISER, VICTIM)}))
+    machine = at_work(FIRST, hints, [SECOND, VICTIM] if is_ready else [SECOND])
+    actions = machine.statement(1.0, *without_victim())
+    assert noted(actions) == []
+    assert rosters(actions) == []
+    assert num_members(machine) == 3
+    others = UNFAIR._replace(excused=frozenset({(SECOND, VICTIM)}))
+    machine = at_work(FIRST, others, [SECOND, VICTIM] if is_ready else [SECOND])
+    machine.statement(1.0, *without_victim())
+    machine.statement(1.1, *said(VICTIM))
+    assert num_members(machine) == 4
 
 
 def test_the_next_member_by_rank_mends_it_where_the_first_one_does_not() -> None:
@@ -118,17 +161,98 @@ def test_the_next_member_by_rank_mends_it_where_the_first_one_does_not() -> None
     assert rosters(machine.tick(1.0 + 2 * MEND_STEP_SECONDS)) == []
 
 
-def test_a_peer_that_is_not_ready_yet_is_waited_for_shortly() -> None:
-    machine = at_work(FIRST, UNFAIR, [SECOND])
+def test_a_roster_without_a_wronged_peer_is_mended_whoever_made_it() -> None:
+    machine = at_work(FIRST, RoundHints(wronged=frozenset({VICTIM})), [SECOND, VICTIM])
+    actions = machine.statement(1.0, *without_victim())
+    assert noted(actions) == [LeftOut(ORGANISER, (VICTIM,), is_mended=True)]
+    assert len(rosters(actions)) == 1
+    assert num_members(machine) == 4
+
+
+@pytest.mark.parametrize("hints", [RoundHints(), UNFAIR])
+def test_a_peer_that_is_not_ready_yet_is_waited_for_shortly(hints: RoundHints) -> None:
+    machine = at_work(FIRST, hints, [SECOND])
     actions = machine.statement(1.0, *without_victim())
     assert noted(actions) == [], "it may have come too late"
     assert num_members(machine) == 0
-    machine.statement(1.0 + MEND_HOLD_SECONDS / 2, *said(VICTIM))
-    assert len(rosters(machine.tick(1.0 + MEND_HOLD_SECONDS / 2))) == 1 or num_members(machine) == 4
-    late = at_work(FIRST, UNFAIR, [SECOND])
+    half = 1.0 + MEND_HOLD_SECONDS / 2
+    actions = machine.statement(half, *said(VICTIM))
+    assert [len(each.members) for each in rosters(actions)] == [4]
+    assert num_members(machine) == 4
+    late = at_work(FIRST, hints, [SECOND])
     late.statement(1.0, *without_victim())
+    almost = 1.0 + 0.99 * MEND_HOLD_SECONDS
+    assert late.tick(almost) == []
+    assert num_members(late) == 0
     assert rosters(late.tick(1.0 + MEND_HOLD_SECONDS)) == []
     assert num_members(late) == 3
+
+
+def test_a_roster_that_comes_when_the_gathering_ends_is_followed_at_once() -> None:
+    for seconds, num in ((LATE, 3), (GATHER_SECONDS - 1.0, 0)):
+        machine = at_work(FIRST, RoundHints(), [SECOND])
+        machine.statement(seconds, *without_victim())
+        assert num_members(machine) == num
+    machine.tick(GATHER_SECONDS)
+    assert num_members(machine) == 3, "nobody waits for longer than an honest organiser"
+
+
+def test_a_peer_that_dies_meanwhile_is_not_waited_for() -> None:
+    machine = at_work(FIRST, RoundHints(), [SECOND])
+    machine.statement(1.0, *without_victim())
+    machine.expect(1.1, [ORGANISER, SECOND])
+    assert num_members(machine) == 3
+    assert machine.hints.in_vain == ()
+
+
+def test_further_rosters_do_not_make_the_wait_longer() -> None:
+    machine = at_work(FIRST, UNFAIR, [SECOND])
+    machine.statement(1.0, *without_victim(attempt=3))
+    machine.statement(0.9 + MEND_HOLD_SECONDS, *without_victim(attempt=2))
+    assert num_members(machine) == 0
+    machine.tick(1.0 + MEND_HOLD_SECONDS)
+    assert machine.ring is not None
+    assert machine.ring.roster.attempt == 2
+
+
+def test_a_member_that_waits_follows_no_ring_that_is_less_preferred() -> None:
+    """The others go to the preferred ring, which this one would not hear of again."""
+    machine = at_work(FIRST, RoundHints(), [SECOND])
+    machine.statement(1.0, *without_victim())
+    machine.statement(1.1, *without_victim(attempt=1))
+    assert num_members(machine) == 0
+    machine.tick(1.0 + MEND_HOLD_SECONDS)
+    assert machine.ring is not None
+    assert machine.ring.roster.attempt == 0
+
+
+def test_a_peer_that_made_others_wait_in_vain_is_not_waited_for_in_the_next_rounds() -> None:
+    machine = at_work(FIRST, RoundHints(), [SECOND])
+    machine.statement(1.0, *without_victim())
+    machine.tick(1.0 + MEND_HOLD_SECONDS)
+    known = machine.hints.in_vain
+    assert known == (Vain(VICTIM, until=6, times=1),)
+    again = at_work(FIRST, RoundHints(in_vain=(Vain(VICTIM, until=5, times=1),)), [SECOND])
+    again.statement(1.0, *without_victim())
+    assert num_members(again) == 3
+    later = at_work(FIRST, RoundHints(in_vain=(Vain(VICTIM, until=4, times=1),)), [SECOND])
+    later.statement(1.0, *without_victim())
+    assert num_members(later) == 0
+    later.tick(1.0 + MEND_HOLD_SECONDS)
+    assert later.hints.in_vain == (Vain(VICTIM, until=7, times=2),)
+
+
+def test_waits_in_vain_become_rare_and_are_forgotten() -> None:
+    known: tuple[Vain, ...] = ()
+    waited = []
+    for number in range(200):
+        is_waited_for = all(each.until < number for each in known)
+        waited += [number] * is_waited_for
+        known = waited_in_vain(known, [VICTIM] * is_waited_for, [FIRST], number)
+    assert waited[:6] == [0, 2, 5, 10, 19, 36]
+    assert {after - before for before, after in pairwise(waited[5:])} == {IN_VAIN_ROUNDS_MAX + 1}
+    assert waited_in_vain(known, [], [VICTIM], 200) == ()
+    assert waited_in_vain(known, [], [], known[0].until + IN_VAIN_ROUNDS_MAX + 1) == ()
 
 
 @pytest.mark.parametrize("hints", [RoundHints(), UNFAIR])

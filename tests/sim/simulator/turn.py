@@ -89,6 +89,7 @@ class Turn:
         """The next round's."""
         scenario, checks = world.scenario, world.checks
         number = checks.round_of(head) + 1
+        wronged = world.wronged_of(peer, number)
         doubted, unfair = world.doubted_by(peer, number), world.unfair_to(peer, number)
         self._peer = peer
         self._world = world
@@ -110,7 +111,7 @@ class Turn:
             sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
-            hints=hints._replace(doubted=doubted, unfair=unfair),
+            hints=hints._replace(doubted=doubted, unfair=unfair, wronged=wronged),
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False

@@ -119,6 +119,10 @@ class World:
         """The others whose rosters a peer mends in a round."""
         return self._some_others(f"mends {self.scenario.seed} {peer.index} {round_number}", peer)
 
+    def wronged_of(self, peer: Peer, round_number: int) -> frozenset[PeerId]:
+        """The others without which a peer mends all rosters in a round."""
+        return self._some_others(f"wronged {self.scenario.seed} {peer.index} {round_number}", peer)
+
     def _some_others(self, seed: str, peer: Peer) -> frozenset[PeerId]:
         random = Random(seed)
         others = sorted(other for other in self.peers if other != peer.peer_id)
