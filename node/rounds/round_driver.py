@@ -7,6 +7,8 @@ to commit: they get `linger_seconds`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import structlog
 import trio
 
@@ -75,6 +77,8 @@ class RoundDriver:
         self._work_closed = trio.Event()
         """Set when no thread reads this peer's work any more."""
         self._changed = trio.Event()
+        self._end_listening: Callable[[], None] = lambda: None
+        """Ends that the members of the newest ring are asked for signs of life often."""
 
     # Life
 
@@ -104,6 +108,7 @@ class RoundDriver:
         finally:
             self._nursery = None
             dispatcher.close()
+            self._listen(())
             # The host refers to its turn. Without this cycle the vectors of a round are freed when
             # the round is forgotten, not when the garbage collector runs.
             self._host = None
@@ -198,6 +203,7 @@ class RoundDriver:
     def begin_ring(self, ring: Ring) -> None:
         """See `Effects`."""
         self.contribution = self._node.contribution_to(ring)
+        self._listen(set(ring.members) - {self._transport.peer_id})
         log.debug(
             "ring",
             round=self.machine.number,
@@ -205,6 +211,11 @@ class RoundDriver:
             members=len(ring.members),
             attempt=ring.roster.attempt,
         )
+
+    def _listen(self, members: Collection[PeerId]) -> None:
+        """Hears these members often from now on, and no others: their silence is noticed early."""
+        self._end_listening()
+        self._end_listening = self._transport.listen(members)
 
     def open_link(self, target: LinkTarget) -> OutgoingLink:
         """See `Effects`."""
