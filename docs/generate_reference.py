@@ -24,7 +24,7 @@ from prometheus_client.samples import Sample
 from rich.console import Console
 from starlette.routing import Route
 
-from gossamer.node import cli
+from gossamer.node import command_table
 from gossamer.node.app import http
 from gossamer.node.base import settings as config
 from gossamer.node.commands import node_options, options
@@ -56,9 +56,9 @@ def pages() -> dict[str, str]:
 
 def command_names() -> list[str]:
     """The names of all commands, sorted, without `--help` and its like: `config show` is one."""
-    groups = {group: commands for group, _, commands in cli.GROUPS}
+    groups = {group: commands for group, _, commands in command_table.GROUPS}
     names = []
-    for name in cli.app:
+    for name in command_table.app:
         if not name.startswith("-"):
             names.append(name)
         names += [f"{name} {command}" for command, _, _ in groups.get(name, ())]
@@ -81,7 +81,7 @@ def commands_page() -> str:
 def _help(*command: str) -> str:
     text = io.StringIO()
     console = Console(file=text, width=HELP_COLUMNS, color_system=None, legacy_windows=False)
-    app: App = cli.app
+    app: App = command_table.app
     app.help_print(list(command), console=console)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip()
 

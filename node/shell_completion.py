@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from cyclopts.completion.install import create_install_completion_command
 
-from gossamer.node.cli import app
+from gossamer.node.command_table import app
 
 install = create_install_completion_command(app.install_completion, add_to_startup=True)

@@ -15,7 +15,7 @@ import yaml
 
 from gossamer.node.app import http
 from gossamer.node.base.settings import Settings
-from gossamer.node.cli import app
+from gossamer.node.command_table import app
 from gossamer.node.runs.manifest_keys import HINTS
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.rounds.states import TABLES

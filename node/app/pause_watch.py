@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import tzinfo
 from typing import Protocol, TypeVar
 
+import msgspec
 import structlog
 import trio
 
@@ -94,7 +94,9 @@ class PauseWatch:
             time.tzset()  # the zone of a machine that travels changes
         now = self._unix_seconds()
         reading = await self._read_in_time(now)
-        reading = replace(reading, was_hot=self._is_hot, disk_problem=self.disk_problem())
+        reading = msgspec.structs.replace(
+            reading, was_hot=self._is_hot, disk_problem=self.disk_problem()
+        )
         holds = self._rules.holds(reading)
         self._is_hot = any(hold.reason == "temperature" for hold in holds)
         self._tell(holds)

@@ -7,7 +7,8 @@ one that only asks a node should not load trio for it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 LIMIT_MBIT_MIN = 0.5
 """A ring with a slower member is no faster than without it, and control messages need some."""
@@ -20,8 +21,7 @@ PERIODS_MAX = 8
 _PERIOD = re.compile(r"(\d+(?:\.\d+)?)(?:@(\d\d):(\d\d)-(\d\d):(\d\d))?")
 
 
-@dataclass(frozen=True)
-class Period:
+class Period(msgspec.Struct, frozen=True):
     """A limit, and the part of the day for which it holds."""
 
     mbit: float

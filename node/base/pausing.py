@@ -7,9 +7,10 @@ ends by itself. These functions read no clock and no machine: they get a `Readin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Literal, get_args
+
+import msgspec
 
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.work_hours import WorkHours
@@ -43,8 +44,7 @@ PROGRAM_CHARACTERS_MAX = 64
 """Longer than a file's name that a person types."""
 
 
-@dataclass(frozen=True)
-class UserPause:
+class UserPause(msgspec.Struct, frozen=True):
     """The owner's order to pause."""
 
     until_unix_seconds: float | None = None
@@ -55,8 +55,7 @@ class UserPause:
     """Whether the present round is finished first."""
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """A cause that keeps the node from training."""
 
     reason: PauseReason
@@ -68,8 +67,7 @@ class Hold:
     """Whether it begins when the present round ends."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What the machine does at one moment. None: nothing can tell."""
 
     unix_seconds: float
@@ -88,8 +86,7 @@ class Reading:
     """Why the owner's limit of the disk leaves no room for the run; empty if it does."""
 
 
-@dataclass(frozen=True)
-class PauseRules:
+class PauseRules(msgspec.Struct, frozen=True):
     """When the owner lets the node train, apart from orders."""
 
     hours: WorkHours | None = None

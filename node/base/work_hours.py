@@ -11,8 +11,9 @@ is set, a period may be an hour shorter or longer.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
+
+import msgspec
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES = 24 * 60
@@ -33,8 +34,7 @@ _SEARCH_SECONDS = 16 * 24 * 3600
 more cover every setting of the clock."""
 
 
-@dataclass(frozen=True)
-class WorkHours:
+class WorkHours(msgspec.Struct, frozen=True):
     """The minutes of a week in which the node may train."""
 
     minutes: bytes

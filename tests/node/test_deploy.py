@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from gossamer.node.base.address_text import parse_host_port
 from gossamer.node.base.settings import DEFAULT_API, ConfigError, load_settings
-from gossamer.node.cli import app
+from gossamer.node.command_table import app
 from gossamer.node.commands.user_errors import exit_status
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS

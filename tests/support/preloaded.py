@@ -57,6 +57,7 @@ MODULES = (
 
 LOADED = (
     "gossamer.node.app.daemon",
+    "gossamer.node.command_table",
     "gossamer.node.runs.preparing_process",
     "gossamer.trainer.generation.generate",
     "gossamer.trainer.worker_loop",

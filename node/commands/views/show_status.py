@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
-from gossamer.node.app.client import StartingError, fetch_status, page_link
-from gossamer.node.base.printable import printable
-from gossamer.node.base.terminal import open_console
+from gossamer.node.app.client import page_link
 from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.views.status_line import StatusLine, show_status
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.status import encode_status
 
 
 def status(*, json: bool = False, options: State = None) -> int:
@@ -22,22 +18,9 @@ def status(*, json: bool = False, options: State = None) -> int:
     json
         Print the whole status as JSON.
     """
-    try:
-        answer = fetch_status(StateDir(settings_of(options).state_dir))
-    except StartingError as error:
-        if json:
-            raise
-        print(printable(str(error)))
-        return 0
-    if json:
-        print(msgspec.json.format(encode_status(answer), indent=2).decode())
-    else:
-        from gossamer.node.commands.views.status_view import (
-            print_status,  # with rich, for its tables
-        )
-
-        print_status(answer, open_console())
-    return 0
+    if options is None:
+        return show_status(StatusLine(json))
+    return show_status(StatusLine(json, options.state_dir, options.config))
 
 
 def page(*, options: State = None) -> int:

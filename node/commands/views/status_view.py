@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
-
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Mapping
+from typing import Literal, Protocol
 
 from gossamer.node.base.printable import printable
+from gossamer.node.base.text_table import Look, Style, Styled, named_lines, table_lines
 from gossamer.node.base.units import format_bytes
 from gossamer.node.telemetry.pause_text import pause_text, pauses_text, unix_moment, zone_of
 from gossamer.node.telemetry.status import (
@@ -21,7 +19,7 @@ from gossamer.node.telemetry.status import (
 )
 from gossamer.trainer.ipc.measures import StepTimes
 
-_PHASE_STYLES = {
+_PHASE_STYLES: Mapping[str, Style] = {
     "training": "green",
     "averaging": "green",
     "finished": "green",
@@ -30,52 +28,51 @@ _PHASE_STYLES = {
     "failed": "bold red",
 }
 _DASH = "-"
+_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("peer", "left"),
+    ("phase", "left"),
+    ("round", "right"),
+    ("tokens/s", "right"),
+    ("device", "left"),
+    ("memory", "right"),
+    ("path", "left"),
+)
 
 
 class _AddRow(Protocol):
     """Adds a row of a name and the parts of one line."""
 
-    def __call__(self, name: str, *parts: str | Text) -> None: ...
+    def __call__(self, name: str, *parts: str | Styled) -> None: ...
 
 
-def print_status(status: Status, console: Console) -> None:
-    """Prints the whole status: node, swarm, last round, peers."""
-    console.print(render_status(status))
+def status_lines(status: Status, look: Look) -> list[str]:
+    """Returns the lines of the whole status: the node, and its peers."""
+    lines = [*named_lines(_node_rows(status), look), ""]
+    if not status.peers:
+        return [*lines, *named_lines([("No other peers at present.", ())], look)]
+    peers = sorted(status.peers, key=lambda peer: peer.peer_id)
+    return [*lines, *table_lines(_COLUMNS, [_peer_cells(peer) for peer in peers], look)]
 
 
-def render_status(status: Status) -> RenderableType:
-    """Returns the status as two tables: the node, and its peers."""
-    parts: list[RenderableType] = [_render_node(status)]
-    if status.peers:
-        parts += [Text(), _render_peers(status)]
-    else:
-        parts += [Text(), Text("No other peers at present.", style="dim")]
-    return Group(*parts)
+def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
+    rows: list[tuple[str, list[Styled]]] = []
 
+    def row(name: str, *parts: str | Styled) -> None:
+        pieces = [part if isinstance(part, Styled) else Styled(printable(part)) for part in parts]
+        rows.append((name, pieces))
 
-def _render_node(status: Status) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def row(name: str, *parts: str | Text) -> None:
-        line = Text()
-        for part in parts:
-            line.append_text(part if isinstance(part, Text) else Text(printable(part)))
-        table.add_row(name, line)
-
-    doing = Text()
+    doing = ""
     if status.phase == "training" and status.inner_steps:
-        doing = Text(f"  step {status.inner_step} of {status.inner_steps}")
+        doing = f"  step {status.inner_step} of {status.inner_steps}"
     elif status.paused_reason:
-        doing = Text(f"  ({printable(_pause(status))})")
+        doing = f"  ({_pause(status)})"
     if status.leaves_after_round:
-        doing.append("  (leaves when this round ends)")
+        doing += "  (leaves when this round ends)"
     row("phase", _phase(status.phase), doing)
     if status.pauses and (status.phase != "paused" or len(status.pauses) > 1):
         row("pauses", pauses_text(status, time.time()))
     if status.problem:
-        table.add_row("problem", Text(printable(status.problem), style="red"))
+        row("problem", Styled(printable(status.problem), "red"))
     name = f" ({status.run_name})" if status.run_name else ""
     row("run", f"{status.run_id or _DASH}{name}")
     row("peer", f"{status.peer_id}{f' ({status.name})' if status.name else ''}")
@@ -117,7 +114,7 @@ def _render_node(status: Status) -> Table:
     if status.confinement:
         row("trainer", status.confinement)
     _add_network_rows(status, row)
-    return table
+    return rows
 
 
 def _add_network_rows(status: Status, row: _AddRow) -> None:
@@ -138,23 +135,6 @@ def _add_network_rows(status: Status, row: _AddRow) -> None:
         row("outer step", f"momentum {outer.momentum:.2f}, learning rate {outer.learning_rate:.2f}")
 
 
-def _render_peers(status: Status) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, right in (
-        ("peer", False),
-        ("phase", False),
-        ("round", True),
-        ("tokens/s", True),
-        ("device", False),
-        ("memory", True),
-        ("path", False),
-    ):
-        table.add_column(name, justify="right" if right else "left")
-    for peer in sorted(status.peers, key=lambda peer: peer.peer_id):
-        table.add_row(*_peer_cells(peer))
-    return table
-
-
 def shown_peer(peer_id: str, name: str) -> str:
     """Returns the end of a peer id, and before it the name that the peer's owner chose. A name
     alone tells nothing: any peer may have it."""
@@ -162,17 +142,17 @@ def shown_peer(peer_id: str, name: str) -> str:
     return f"{printable(name)} {end}" if name else end
 
 
-def _peer_cells(peer: PeerStatus) -> list[Text]:
+def _peer_cells(peer: PeerStatus) -> list[Styled]:
     speed = _DASH if peer.tokens_per_second is None else f"{peer.tokens_per_second:,.0f}"
     memory = format_bytes(peer.device_memory_bytes) if peer.device_memory_bytes else _DASH
     return [
-        Text(shown_peer(peer.peer_id, peer.name)),
+        Styled(shown_peer(peer.peer_id, peer.name)),
         _phase(peer.phase),
-        Text(str(peer.round)),
-        Text(speed),
-        Text(printable(peer.device or _DASH)),
-        Text(memory),
-        Text(_path(peer)),
+        Styled(str(peer.round)),
+        Styled(speed),
+        Styled(printable(peer.device or _DASH)),
+        Styled(memory),
+        Styled(_path(peer)),
     ]
 
 
@@ -242,8 +222,8 @@ def _step_times(times: StepTimes) -> str:
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
 
 
-def _phase(phase: str) -> Text:
-    return Text(printable(phase), style=_PHASE_STYLES.get(phase, ""))
+def _phase(phase: str) -> Styled:
+    return Styled(printable(phase), _PHASE_STYLES.get(phase, ""))
 
 
 def _digest(digest: str | None) -> str:

@@ -19,9 +19,10 @@ from gossamer.node.app.client import ClientError, Order, change_limits, fetch_st
 from gossamer.node.base.owner_limits import OFF, changes_of
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.terminal import open_console, wants_plain_text
+from gossamer.node.base.text_table import Look
 from gossamer.node.commands.options import State, settings_of
-from gossamer.node.commands.views.status_view import render_status
+from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LossPoint, Status
 
@@ -71,7 +72,8 @@ def top(*, options: State = None) -> int:
         Live(console=open_console(), screen=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(_screen(status, line.shown or said), refresh=True)
+            look = Look(live.console.width, styles=not wants_plain_text())
+            live.update(_screen(status, line.shown or said, look), refresh=True)
             key = _key(descriptor)
             if line.is_open:
                 if (typed := line.take(key)) is not None:
@@ -172,11 +174,12 @@ def _give(state_dir: StateDir, key: str) -> str:
     return taken
 
 
-def _screen(status: Status, said: str) -> RenderableType:
+def _screen(status: Status, said: str, look: Look) -> RenderableType:
     # What a low terminal cuts off is below.
     top_lines = [Text(_KEYS, style="dim"), Text(printable(said)), Text()]
     curve_lines, owner = _curve_lines(status.loss_history), _owner_line(status)
-    return Group(*top_lines, *curve_lines, *owner, render_status(status))
+    status_part = (Text.from_ansi(line) for line in status_lines(status, look))
+    return Group(*top_lines, *curve_lines, *owner, *status_part)
 
 
 def _owner_line(status: Status) -> list[Text]:

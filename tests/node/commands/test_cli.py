@@ -8,15 +8,16 @@ from types import ModuleType
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
+from gossamer.node.base.text_table import Look
 from gossamer.node.base.units import format_bytes
-from gossamer.node.cli import COMMANDS, GROUPS, app, run_command
+from gossamer.node.cli import run_command
+from gossamer.node.command_table import COMMANDS, GROUPS, app
 from gossamer.node.commands.daemon import orders, running
 from gossamer.node.commands.model import export_model
-from gossamer.node.commands.views import show_status
-from gossamer.node.commands.views.status_view import render_status
+from gossamer.node.commands.views import status_line
+from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import (
@@ -248,7 +249,7 @@ def test_init_writes_a_manifest_once(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(show_status, "fetch_status", lambda _state_dir: STATUS)
+    monkeypatch.setattr(status_line, "fetch_status", lambda _state_dir: STATUS)
     assert run_command(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run_name"] == "kitchen"
     assert run_command(["status"]) == 0
@@ -303,10 +304,7 @@ def test_a_run_begins_with_no_fewer_bytes_than_can_be_used(
 
 
 def test_the_table_shows_what_peers_say_without_believing_it() -> None:
-    console = Console(width=120, record=True, file=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(render_status(STATUS))
-    text = capture.get()
+    text = shown(STATUS)
     assert "step 3 of 20" in text
     assert "9,000 tokens trained: 7,000 on time, 800 late, 1,000 carried, 200 lost" in text
     assert "epoch 2, 25.0% of it: 3 of 16 shards consumed" in text
@@ -413,10 +411,7 @@ def test_pause_does_not_wait_for_ever(
 
 
 def shown(status: Status) -> str:
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(render_status(status))
-    return capture.get()
+    return "\n".join(status_lines(status, Look()))
 
 
 def test_status_says_when_the_node_goes_on() -> None:

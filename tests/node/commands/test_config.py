@@ -19,7 +19,8 @@ from gossamer.node.base.settings import (
     read_config_file,
     source_settings,
 )
-from gossamer.node.cli import app, run_command
+from gossamer.node.cli import run_command
+from gossamer.node.command_table import app
 from gossamer.node.storage.limits_file import write_limits
 from gossamer.node.storage.state_dir import StateDir
 

@@ -1,4 +1,3 @@
-import io
 import json
 from itertools import pairwise
 from types import UnionType
@@ -6,9 +5,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from gossamer.node.commands.views.status_view import print_status
+from gossamer.node.base.text_table import Look
+from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.telemetry.status import (
     LOSS_POINTS_MAX,
     CapacityStatus,
@@ -166,8 +165,6 @@ def test_no_text_of_a_peer_reaches_the_terminal_as_it_is() -> None:
 
 
 def test_no_text_of_a_peer_reaches_the_table_as_it_is() -> None:
-    stream = io.StringIO()
-    print_status(hostile(Status), Console(file=stream, width=1000))
-    lines = stream.getvalue().split("\n")
+    lines = status_lines(hostile(Status), Look())
     assert len(lines) > 10
     assert all(line.isprintable() for line in lines)
