@@ -41,7 +41,7 @@ that have gone from one host share its rate."""
 
 NEAR = DialRates(Rate(2.0, 64.0), Rate(4.0, 256.0), Rate(8.0, 256.0))
 """In this machine's own networks, where one host may have a daemon for each of its devices, and a
-laboratory may lose its switch: all are to be back within `discovery.REUNION_SECONDS`."""
+laboratory may lose its switch: all are to be back within 20 s."""
 
 CROSSING = DialRates(Rate(0.5, 48.0), Rate(1.0, 96.0), Rate(4.0, 192.0))
 """For the crossing of routers, which dials one address ten times a second for five seconds where a
