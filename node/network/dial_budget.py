@@ -4,7 +4,7 @@ A peer can name the address of somebody who has nothing to do with the run. Each
 dials, and identities cost nothing. So dials to addresses that come from peers are paid out of
 buckets: one of the host, one of its network, and one of all. A dial that leads to the peer gives
 its token back. So a swarm whose members answer is not slowed down, and dials that lead nowhere are
-few, whoever names the addresses, and however often.
+few in all, however many peers name the addresses, and however often.
 
 This module does no I/O and has no clock.
 """

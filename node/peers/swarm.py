@@ -294,7 +294,7 @@ class Swarm:
         return self.admission.is_welcome(author)
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
-        if isinstance(statement, Equivocation):  # whoever carries it
+        if isinstance(statement, Equivocation):  # any peer may carry it
             return self.equivocations.admits(statement)
         if isinstance(statement, AnyVerdict):
             return (

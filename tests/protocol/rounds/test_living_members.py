@@ -1,4 +1,4 @@
-"""Each chunk has one finisher, whoever is out, and an average of an earlier one stays good."""
+"""Each chunk has one finisher, with any members out, and the average of an earlier one stays good."""
 
 from __future__ import annotations
 
