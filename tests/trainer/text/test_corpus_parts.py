@@ -19,9 +19,9 @@ import zstandard
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import DATA_PARTS_MAX, KIB, MIB
-from gossamer.trainer.text import corpus_parts
 from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part, plan_parts
 from gossamer.trainer.text.shards import cut_corpus
+from gossamer.trainer.text.sources import estimates
 from gossamer.trainer.text.sources.corpus import Section, scan_corpus
 from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.sources.documents import StreamWindow, line_start
@@ -186,7 +186,7 @@ def test_a_long_compressed_file_is_unpacked_a_few_times_at_most(
 ) -> None:
     path = tmp_path / "huge.jsonl.zst"
     path.write_bytes(b"x")
-    monkeypatch.setattr(corpus_parts, "planned_bytes", lambda *_: 10**11)
+    monkeypatch.setattr(estimates, "planned_bytes", lambda *_: 10**11)
     plan = plan_parts([path], 1, 256 * MIB)
     assert plan is not None
     read = [section.stop for n in range(plan.num_parts - 1) for section in plan.part(n)]
