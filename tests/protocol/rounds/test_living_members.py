@@ -1,4 +1,4 @@
-"""Each chunk has one finisher, with any members out, and the average of an earlier one stays good."""
+"""Each chunk has one finisher, with any members out, and an average of an earlier one is good."""
 
 from __future__ import annotations
 
