@@ -27,14 +27,16 @@ from gossamer.node.base.owner_limits import (
 from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, rate_limit_of
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.storage.limits_file import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
-LOOK_SECONDS = 2.0
-"""Time between two looks at the use: a person who has set a limit waits for the next one."""
+LOOK_SECONDS = 5.0
+"""Time between two looks at the use: a person who has set a limit waits for the next one. A look
+asks the system and the driver of the card, in a thread."""
 
 READ_SECONDS_MAX = 10.0
 """Limit of the wait for what the machine says; a driver may hang."""
@@ -169,7 +171,7 @@ class OwnerLimits:
             show_limits(self.settings)
             moved_now = self._moved()
             metrics.uses.set_moved(moved_now["upload"], moved_now["download"])
-            await trio.sleep(LOOK_SECONDS)
+            await sleep_to_tick(LOOK_SECONDS)
             before, since = moved, at_seconds
             moved, at_seconds = self._moved(), trio.current_time()
             for name, num_bytes in moved.items():

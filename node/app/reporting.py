@@ -43,8 +43,8 @@ from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 
-GAUGE_SECONDS = 5.0
-"""Three times as often as gauges are asked for. Some of them look at each peer."""
+GAUGE_SECONDS = 10.0
+"""More often than gauges are asked for (`deploy/`: every 15 s). Some of them look at each peer."""
 
 DISK_SECONDS = 30.0
 """Time between two looks at the sizes of the state directory's files. They change with a round, and

@@ -25,6 +25,10 @@ from gossamer.protocol.wire.statements import Announce
 LOOK_SECONDS = 1.0
 """Interval of the looks without a new announcement: a peer may be due to be asked again."""
 
+REST_SECONDS = 5.0
+"""The same while no peer announces a head that is not known here. Such a head comes with an
+announcement, which begins a look, or when a peer that announced it is connected."""
+
 ASKED_MAX = 8
 """Peers that are asked at a time: enough that a few silent ones do not delay an honest one."""
 
@@ -131,7 +135,8 @@ class HeadProver:
         """Returns the local time of the next look without news."""
         now = trio.current_time()
         dues = [since + NEXT_SECONDS for since in self._wanted_seconds.values()]
-        return min([tick_after(LOOK_SECONDS), *(due for due in dues if due > now)])
+        rest_seconds = LOOK_SECONDS if self._wanted_seconds else REST_SECONDS
+        return min([tick_after(rest_seconds), *(due for due in dues if due > now)])
 
     def _failures_of(self, peer: PeerId) -> tuple[int, Digest]:
         """Returns the order in which peers are asked: another one for each that asks, so that not

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import psutil
 
@@ -37,15 +37,16 @@ class LimitUses:
         self._disk_bytes = disk_bytes
         self._trainers: dict[int, _Trainer] = {}
         """The daemon's children by process id: their processor time counts from the look before."""
+        self._me = psutil.Process(os.getpid())
 
     def __call__(self, settings: Settings) -> NodeUses:
         """Returns what the node uses now, with these settings."""
         uses: dict[str, float] = {"disk": float(self._disk_bytes())}
         sizes: dict[str, float] = {}
-        me = psutil.Process(os.getpid())
+        me = self._me
         trainer_bytes = trainer_seconds = cores = 0.0
         found = {}
-        for child in me.children(recursive=True):  # also the processes of further devices
+        for child in self._children():
             known = self._trainers.get(child.pid)
             trainer = known if known is not None and known.process == child else _Trainer(child)
             try:
@@ -67,6 +68,23 @@ class LimitUses:
                 size = gpu_memory_bytes(settings.gpu_memory, gpu.memory_total_bytes)
                 sizes["gpu_memory"] = min(sizes.get("gpu_memory", math.inf), float(size))
         return NodeUses(uses, sizes, trainer_bytes, trainer_seconds)
+
+    def _children(self) -> Sequence[psutil.Process]:
+        """Returns the processes below this one, those of further devices too.
+
+        The system is asked for all its processes to find them, which takes a waiting node longer
+        than all else that it reads. So a node without a child does not look.
+        """
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return self._all_children()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return ()
+        return self._all_children()
+
+    def _all_children(self) -> Sequence[psutil.Process]:
+        return cast(Sequence[psutil.Process], self._me.children(recursive=True))
 
 
 def _take_most(uses: dict[str, float], name: str, value: float | None) -> None:

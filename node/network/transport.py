@@ -10,7 +10,7 @@ Errors a caller has to expect are all `TransportError`; their text is fit to be 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,9 +23,16 @@ from gossamer.protocol.wire.statements import Reach
 
 Bytes = bytes | bytearray | memoryview
 
-PING_SECONDS = 2.0
-"""A connection on which nothing comes is asked for a sign of life this often: cheap (some 0.2 ms of
-CPU), and short against every time after which a peer is held to be dead."""
+PING_SECONDS = 5.5
+"""A connection on which nothing comes is asked for a sign of life this often: two of them come in
+the shortest time after which a silent peer counts as gone (`membership.MEMBER_SECONDS`), and a peer
+has six seconds for its answer, as in a ring. Signs of life are most of what a node among many does
+while it waits. The kernel notices a dead link by itself (`tcp.KEEPALIVE_IDLE_SECONDS`): these find
+a process that hangs."""
+
+RING_PING_SECONDS = 2.0
+"""The same of a peer that is in a ring with this node, which gives up a silent one earlier
+(`dispatcher.SILENT_SECONDS`)."""
 
 STREAMS_PER_PEER_MAX = 4
 """Streams of one protocol that a peer may have open to us, where the protocol does not say more:
@@ -323,6 +330,8 @@ class Transport(Protocol):
         """Returns the time at which anything last came from a peer (`trio.current_time`). None
         means that the peer is not connected. A living peer is heard every `PING_SECONDS` at least,
         also when there is nothing to say.
-
-        A living peer is heard every `PING_SECONDS` at least, also when there is nothing to say.
         """
+
+    def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
+        """From now on hear these peers every `RING_PING_SECONDS` at least, while they live. Returns
+        a function that ends this; call it once."""

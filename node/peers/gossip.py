@@ -1,9 +1,10 @@
 """Gossip and anti-entropy: signed statements go out to all peers and come in from them.
 
 Gossipsub carries statements quickly and may lose them. The `StatementStore` keeps those that still
-matter. Every `RECONCILE_SECONDS` this node compares its store with that of one random peer and
-takes what it lacks. So nothing depends on a single gossip message. What is no news goes this way
-alone (`Gossip.keep`): a comparison brings each statement once, and gossip may repeat it.
+matter. Every second, and more seldom while there is no news (`comparison_pace`), this node compares
+its store with that of one random peer and takes what it lacks. So nothing depends on a single
+gossip message. What is no news goes this way alone (`Gossip.keep`): a comparison brings each
+statement once, and gossip may repeat it.
 
 Topics:   gossamer/<start of the run id>/members   Signed(Announce)
           gossamer/<start of the run id>/rounds    Signed(Ready | Accusation | Vote), rosters
@@ -27,6 +28,7 @@ from gossamer.node.network.frames import answering, asked, receive_frame, send_f
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
+from gossamer.node.peers.comparison_pace import ComparisonPace
 from gossamer.node.peers.listeners import GossipListener
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
@@ -66,17 +68,9 @@ from gossamer.protocol.wire.statements import (
 
 STATEMENTS_PROTOCOL = "/gossamer/board/2"
 
-RECONCILE_SECONDS = 1.0
-"""A statement that gossip lost arrives after about this time. One exchange costs some 300 bytes and
-8 for each statement held."""
-
 DROPPED_SECONDS = 5.0
 """Time for which this node does not take again what it dropped at a new head. Others drop it when
 they get there; meanwhile they would send back a whole round's statements, the roster among them."""
-
-APART_SECONDS = 0.5
-"""The same while a living member is not connected to this node: its statements come through others,
-and in a large swarm by comparisons alone."""
 
 TOPIC_RUN_BYTES = 8
 """Bytes of the run id in a topic. Each message carries its topic, and each statement is signed for
@@ -145,6 +139,7 @@ class Gossip:
         self._listener = listener
         self._random = randomness
         self._newest_own: Announce | None = None
+        self._pace = ComparisonPace(listener.is_apart, randomness)
         self._dropped: dict[bytes, float] = {}
         """Tags of statements that were dropped lately, and the local time until which they count.
         The oldest first."""
@@ -206,6 +201,7 @@ class Gossip:
             self._enqueue(self._rounds_topic, _COMMIT + encode_commit(commit))
 
     def _enqueue(self, topic: str, data: bytes) -> None:
+        self._pace.note_news()
         try:
             self._send_outbox.send_nowait((topic, data))
         except trio.WouldBlock:
@@ -226,18 +222,24 @@ class Gossip:
     def _received(self, author: PeerId, data: bytes) -> bool:
         """Takes a gossip message and returns whether it is news."""
         try:
-            if data[:1] == _OWN:
-                return self._take(author, decode_own(author, data[1:]))
-            if data[:1] == _STATEMENT:
-                return self._take(author, decode_signed(data[1:]))
-            if data[:1] == _COMMIT:
-                return self._listener.heard_commit(decode_commit(data[1:]))
-            if data[:1] == _ROSTER:
-                return self._take_roster(author, decode_compact(data[1:]))
-            raise MalformedError("gossip message of an unknown kind")
+            is_news = self._take_message(author, data)
         except RemoteProtocolError as error:
             self._listener.offence(author, error)
             return False
+        if is_news:
+            self._pace.note_news()
+        return is_news
+
+    def _take_message(self, author: PeerId, data: bytes) -> bool:
+        if data[:1] == _OWN:
+            return self._take(author, decode_own(author, data[1:]))
+        if data[:1] == _STATEMENT:
+            return self._take(author, decode_signed(data[1:]))
+        if data[:1] == _COMMIT:
+            return self._listener.heard_commit(decode_commit(data[1:]))
+        if data[:1] == _ROSTER:
+            return self._take_roster(author, decode_compact(data[1:]))
+        raise MalformedError("gossip message of an unknown kind")
 
     def _take(self, bringer: PeerId, signed: Signed) -> bool:
         """Takes a statement that `bringer` made or passed on, and returns whether it is news.
@@ -273,6 +275,8 @@ class Gossip:
         if not self.statement_store.post(signed, statement):
             return False
         self._listener.heard_statement(signed, statement)
+        if not isinstance(statement, Announce):
+            self._pace.note_news()
         if isinstance(statement, Ready):
             for roster in self._rosters.completed():
                 self._take(PeerId(roster.author), roster)
@@ -329,8 +333,7 @@ class Gossip:
     async def _reconcile_forever(self) -> None:
         compared: set[PeerId] = set()  # since they were connected
         while True:
-            seconds = APART_SECONDS if self._listener.is_apart() else RECONCILE_SECONDS
-            await trio.sleep(seconds * self._random.uniform(0.8, 1.2))
+            await self._pace.until_next()
             peers = self._transport.peers()
             compared &= {*peers}
             if not peers:

@@ -42,7 +42,7 @@ WATCH_SECONDS = 0.1
 """Least interval of the looks for broken connections and news of this node. There is none while
 nothing has happened."""
 
-SIGNS_SECONDS = 1.0
+SIGNS_SECONDS = 2.0
 """Interval of the looks for signs of life: half of the time in which a living peer gives one."""
 
 GREET_SECONDS = 0.5

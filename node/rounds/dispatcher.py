@@ -69,8 +69,8 @@ this time over a line of 4 Mbit/s, and are kept in memory meanwhile."""
 
 SILENT_SECONDS = 6.0
 """A connected successor from which nothing at all came for so long has failed: three signs of life
-that a living peer gives (`transport.PING_SECONDS`), and less than the 12 s after which a round has
-to continue."""
+that a living member gives (`transport.RING_PING_SECONDS`), and less than the 12 s after which a
+round has to continue."""
 
 ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
 """The use of a chunk that arrives: it is taken; it is dropped, because the round is committed here;

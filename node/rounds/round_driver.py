@@ -7,6 +7,8 @@ to commit: they get `linger_seconds`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import structlog
 import trio
 
@@ -15,12 +17,7 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
-from gossamer.node.rounds.effects import (
-    LinkTarget,
-    OuterStepOrder,
-    OutgoingLink,
-    RoundHost,
-)
+from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder, OutgoingLink, RoundHost
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
@@ -82,6 +79,8 @@ class RoundDriver:
         self._work_closed = trio.Event()
         """Set when no thread reads this peer's work any more."""
         self._changed = trio.Event()
+        self._end_listening: Callable[[], None] = lambda: None
+        """Ends that the members of the newest ring are asked for signs of life often."""
 
     # Life
 
@@ -111,6 +110,7 @@ class RoundDriver:
         finally:
             self._nursery = None
             dispatcher.close()
+            self._listen(())
             # The host refers to its turn. Without this cycle the vectors of a round are freed when
             # the round is forgotten, not when the garbage collector runs.
             self._host = None
@@ -205,6 +205,7 @@ class RoundDriver:
     def begin_ring(self, ring: Ring) -> None:
         """See `Effects`."""
         self.contribution = self._node.contribution_to(ring)
+        self._listen(set(ring.members) - {self._transport.peer_id})
         log.debug(
             "ring",
             round=self.machine.number,
@@ -212,6 +213,11 @@ class RoundDriver:
             members=len(ring.members),
             attempt=ring.roster.attempt,
         )
+
+    def _listen(self, members: Collection[PeerId]) -> None:
+        """Hears these members often from now on, and no others: their silence is noticed early."""
+        self._end_listening()
+        self._end_listening = self._transport.listen(members)
 
     def open_link(self, target: LinkTarget) -> OutgoingLink:
         """See `Effects`."""

@@ -39,8 +39,8 @@ ANNOUNCE_SECONDS = 10.0
 are not connected to it, and for what is no news, such as its speed."""
 
 MEMBER_SECONDS = 12.0
-"""Silence on a connection after which a peer counts as gone: six signs of life, and longer than the
-10 s in which the transport notices a dead link."""
+"""Silence on a connection after which a peer counts as gone: two signs of life, and longer than
+the 10 s in which the transport notices a dead link."""
 
 FAR_SECONDS = 3 * ANNOUNCE_SECONDS + 5.0
 """Silence after which a peer without a connection counts as gone: three announcements, and some

@@ -11,6 +11,7 @@ Columns, over the daemons:
     median, largest   share of one core that a daemon takes
     threads           median number of threads of a daemon
     memory            median resident memory of a daemon, in MB
+    met after         seconds from the first start until all knew all and were paused
     load              of the machine, the daemons included, at the end
 """
 
@@ -37,13 +38,13 @@ START_SECONDS = 600.0
 """Time for all daemons to start and to meet, on two cores."""
 
 JOINING_AT_ONCE = 8
-"""Daemons that start at the same time."""
+"""Daemons that start at the same time, if not said otherwise."""
 
 SETTLE_SECONDS = 15.0
 """Time after all have met, in which what the rounds left to do is done."""
 
 
-def _start(swarm: LocalSwarm, root: Path, num_peers: int) -> None:
+def _start(swarm: LocalSwarm, root: Path, num_peers: int, at_once: int = JOINING_AT_ONCE) -> None:
     """Starts daemons that are in one run, know each other and are paused."""
     manifest = root / "run.toml"
     manifest.write_text(MANIFEST)
@@ -54,8 +55,8 @@ def _start(swarm: LocalSwarm, root: Path, num_peers: int) -> None:
     address = seed.address()
     seed.wait_for(lambda status: status.round >= 2, START_SECONDS, "two rounds")
     give_order(StateDir(seed.root), "pause")
-    for first in range(1, num_peers, JOINING_AT_ONCE):
-        joining = [swarm.add() for _ in range(first, min(first + JOINING_AT_ONCE, num_peers))]
+    for first in range(1, num_peers, at_once):
+        joining = [swarm.add() for _ in range(first, min(first + at_once, num_peers))]
         for node in joining:
             node.root.mkdir()
             write_pause(StateDir(node.root).paused_path, UserPause())
@@ -83,13 +84,15 @@ def _shares(nodes: Sequence[LocalNode], seconds: float) -> tuple[list[float], li
     return shares, processes
 
 
-def measure(num_peers: int, seconds: float) -> str:
+def measure(num_peers: int, seconds: float, at_once: int) -> str:
     """Returns a row of the table."""
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as root,
         LocalSwarm(Path(root), OPTIONS) as swarm,
     ):
-        _start(swarm, Path(root), num_peers)
+        began = time.monotonic()
+        _start(swarm, Path(root), num_peers, at_once)
+        met_seconds = time.monotonic() - began
         time.sleep(SETTLE_SECONDS)
         shares, processes = _shares(swarm.nodes, seconds)
         threads = statistics.median(process.num_threads() for process in processes)
@@ -97,19 +100,22 @@ def measure(num_peers: int, seconds: float) -> str:
         load = os.getloadavg()[0]
     return (
         f"| {num_peers} | {100 * statistics.median(shares):.2f} % | {100 * max(shares):.2f} % "
-        f"| {threads:.0f} | {memory / 1e6:.0f} | {load:.1f} |"
+        f"| {threads:.0f} | {memory / 1e6:.0f} | {met_seconds:.0f} | {load:.1f} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a daemon that waits costs.")
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument(
+        "--at-once", type=int, default=JOINING_AT_ONCE, help="daemons that join at the same time"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
     options = parser.parse_args()
-    print("| peers | median | largest | threads | memory, MB | load |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| peers | median | largest | threads | memory, MB | met after, s | load |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for num_peers in options.peers:
-        print(measure(num_peers, options.seconds), flush=True)
+        print(measure(num_peers, options.seconds, options.at_once), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import trio
 
@@ -145,6 +145,9 @@ class ScriptedTransport:
 
     def heard_seconds(self, peer_id: PeerId) -> float | None:
         return None
+
+    def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
+        return lambda: None
 
 
 class Offences:

@@ -6,7 +6,7 @@ import heapq
 import logging
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -79,6 +79,8 @@ class MemoryPeer:
         """Newest message and its number of each topic that new peers are sent it of."""
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._banned: dict[PeerId, float] = {}
+        self.listened: Counter[PeerId] = Counter()
+        """Peers that `listen` names, and how often."""
         self._traffic: dict[str, list[int]] = {}
         self._answering: Counter[PeerId] = Counter()
         """Dials under way that will be answered, by peer."""
@@ -291,6 +293,15 @@ class MemoryPeer:
         return min(
             link.silent_at if link.silent else now, now if stopped_at is None else stopped_at
         )
+
+    def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
+        """See `Transport.listen`. Every peer is heard all the time."""
+        self.listened.update(peers)
+
+        def end() -> None:
+            self.listened -= Counter(peers)
+
+        return end
 
     # -- streams
 

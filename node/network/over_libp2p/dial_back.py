@@ -52,6 +52,11 @@ ANSWER_SECONDS_MAX = PORTS_MAX * DIAL_SECONDS_MAX + 10.0
 LOOK_SECONDS = 5.0
 """Interval of the looks whether another member should be asked."""
 
+REST_SECONDS = 60.0
+"""The same after a look among the same peers in which nobody was to be asked: a look asks the
+system for each connection's address. The move of this machine to another network is noticed so
+late."""
+
 ASK_AGAIN_SECONDS = 900.0
 """The same member is asked again after this time: the owner may have opened a port."""
 
@@ -86,6 +91,9 @@ class DialBacks:
         self._guard = guard
         self._peers = peers
         self._asked: dict[PeerId, float] = {}
+        self._rests_among: list[PeerId] = []
+        self._rests_until = -math.inf
+        """Local time until which nobody is asked among just these peers."""
         self._helped: OrderedDict[PeerId, float] = OrderedDict()
         self._num_helping = 0
         doors.handle(DIAL_BACK_PROTOCOL, self._answer, streams_per_peer_max=1)
@@ -105,11 +113,16 @@ class DialBacks:
 
     def _next(self) -> PeerId | None:
         now, peers = trio.current_time(), self._peers()
-        self._asked = {peer: at for peer, at in self._asked.items() if peer in peers}
+        if peers == self._rests_among and now < self._rests_until:
+            return None
+        self._rests_among, self._rests_until = peers, now + REST_SECONDS
+        there = set(peers)
+        self._asked = {peer: at for peer, at in self._asked.items() if peer in there}
         for peer in peers:
             host = self._host_of(peer)
             is_due = now >= self._asked.get(peer, -math.inf) + ASK_AGAIN_SECONDS
             if is_due and host is not None and self._is_in_another_network(host):
+                self._rests_until = now
                 return peer
         return None
 

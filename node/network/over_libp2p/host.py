@@ -103,7 +103,7 @@ async def open_libp2p_transport(
                 own = OwnAddresses(host, announced, networks)
                 guard = DialGuard(own.neighbourhood, trio.current_time, _endpoints(typed))
                 try:
-                    yield Libp2pTransport(host, swarm, pubsub, nursery, own, guard)
+                    yield Libp2pTransport(host, swarm, pubsub, nursery, own, guard, liveness)
                 except Exception as error:
                     failure = error
                 nursery.cancel_scope.cancel()

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Collection
 from typing import Protocol
 
 import trio
+from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.ticks import TICK_SECONDS
 
 logger = logging.getLogger(__name__)
 
-ASK_SECONDS, ASK_BACK_SECONDS = 1.5, 1.75
+ASK_SECONDS, ASK_BACK_SECONDS = 5.0, 5.25
 """Silence after which a peer is asked for a sign of life: by the end that dialled, and by the other
-end only where that does not do it. So one question serves both ends, which hear something every two
-seconds (`transport.PING_SECONDS`)."""
+end only where that does not do it. So one question serves both ends, which hear something every
+five and a half seconds (`transport.PING_SECONDS`)."""
+
+RING_ASK_SECONDS, RING_ASK_BACK_SECONDS = 1.5, 1.75
+"""The same for a peer that is in a ring with this node: both ends hear something every two seconds
+(`transport.RING_PING_SECONDS`)."""
 
 RTT_SECONDS = 10.0
 """A connection in use is still asked this often, to know its round trip."""
@@ -58,6 +65,31 @@ class Liveness:
         self._awake = awake
         self._look_at: dict[Watched, float] = {}
         self._added = trio.Event()
+        self._listened: Counter[ID] = Counter()
+        """Peers of which a sign of life is wanted more often, and the number of those who want
+        it."""
+
+    def listen(self, peers: Collection[ID]) -> None:
+        """Asks these peers more often (`RING_ASK_SECONDS`), from now on and until `end_listening`
+        was called as often."""
+        self._listened.update(peers)
+        for connection in self._look_at:
+            self._look_at[connection] = -math.inf
+        self._added.set()
+
+    def end_listening(self, peers: Collection[ID]) -> None:
+        """Ends what `listen` began with the same peers."""
+        self._listened -= Counter(peers)
+
+    def ask_after_seconds(self, peer: ID, *, was_dialled: bool) -> float:
+        """Returns the silence after which a peer is asked for a sign of life.
+
+        Args:
+            was_dialled: whether this node dialled the connection.
+        """
+        if peer in self._listened:
+            return RING_ASK_SECONDS if was_dialled else RING_ASK_BACK_SECONDS
+        return ASK_SECONDS if was_dialled else ASK_BACK_SECONDS
 
     def awake_since(self, seconds: float) -> float:
         """Seconds since a local time for which this process has run."""

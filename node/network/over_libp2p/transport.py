@@ -7,7 +7,7 @@ sees of it is `gossamer.node.network.transport`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import trio
 from libp2p.abc import INetConn
@@ -28,6 +28,7 @@ from gossamer.node.network.over_libp2p.addresses import (
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
+from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.paths import Paths
@@ -75,8 +76,10 @@ class Libp2pTransport:
         nursery: trio.Nursery,
         own: OwnAddresses,
         guard: DialGuard,
+        liveness: Liveness,
     ) -> None:
         self.own = own
+        self._liveness = liveness
         self._guard = guard
         self._host = host
         self._swarm = swarm
@@ -262,6 +265,12 @@ class Libp2pTransport:
         multiplexers = [connection.muxed_conn for connection in connections]
         heard = [m.heard_seconds for m in multiplexers if isinstance(m, YamuxConnection)]
         return max(heard, default=None)
+
+    def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
+        """See `Transport.listen`."""
+        listened = [libp2p_id(peer) for peer in peers]
+        self._liveness.listen(listened)
+        return lambda: self._liveness.end_listening(listened)
 
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
         """See `Transport.connect_through`."""

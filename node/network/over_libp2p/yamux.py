@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -31,8 +32,6 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
-    ASK_BACK_SECONDS,
-    ASK_SECONDS,
     RTT_SECONDS,
     SILENCE_SECONDS_MAX,
     Liveness,
@@ -378,8 +377,10 @@ class YamuxConnection(IMuxedConn):
 
     def _ask_at(self) -> float:
         """Local time at which the peer is to be asked for a sign of life."""
+        if self._liveness is None:
+            return math.inf
         asked = self._pings.sent_at
-        silence = ASK_SECONDS if self.was_dialled else ASK_BACK_SECONDS
+        silence = self._liveness.ask_after_seconds(self.peer_id, was_dialled=self.was_dialled)
         return min(max(self.heard_seconds, asked) + silence, asked + RTT_SECONDS)
 
     def _send_ping(self) -> Ping:

@@ -10,15 +10,15 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers import gossip as gossip_module
+from gossamer.node.peers import comparison_pace
 from gossamer.node.peers.compact_rosters import LACKING_MAX, LACKING_SECONDS
-from gossamer.node.peers.gossip import (
+from gossamer.node.peers.comparison_pace import (
     APART_SECONDS,
-    DROPPED_SECONDS,
-    PUBLISHING_RING_MAX,
+    NEWS_SECONDS,
+    QUIET_RECONCILE_SECONDS,
     RECONCILE_SECONDS,
-    Gossip,
 )
+from gossamer.node.peers.gossip import DROPPED_SECONDS, PUBLISHING_RING_MAX, Gossip
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit
@@ -91,25 +91,63 @@ def test_what_is_kept_comes_with_a_comparison_and_what_is_said_at_once() -> None
     with_two(story)
 
 
-@pytest.mark.parametrize(("apart", "seconds"), [(False, RECONCILE_SECONDS), (True, APART_SECONDS)])
-def test_stores_are_compared_more_often_by_a_peer_that_lacks_a_connection(
-    monkeypatch: pytest.MonkeyPatch, apart: bool, seconds: float
-) -> None:
-    monkeypatch.setattr(Listener, "apart", apart)
-    asked: list[PeerId] = []
+def counted_comparisons(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The local times at which any node compares stores from now on."""
+    asked: list[float] = []
     reconcile = Gossip.reconcile
 
     async def counted(gossip: Gossip, peer: PeerId) -> None:
-        asked.append(peer)
+        asked.append(trio.current_time())
         await reconcile(gossip, peer)
 
     monkeypatch.setattr(Gossip, "reconcile", counted)
+    return asked
 
-    async def story(_gossips: list[Gossip], _listeners: list[Listener]) -> None:
-        await trio.sleep(100)
+
+@pytest.mark.parametrize(
+    ("apart", "has_news", "seconds"),
+    [
+        (False, False, QUIET_RECONCILE_SECONDS),
+        (False, True, RECONCILE_SECONDS),
+        (True, False, APART_SECONDS),
+        (True, True, APART_SECONDS),
+    ],
+)
+def test_stores_are_compared_more_often_after_news_and_by_a_peer_that_lacks_a_connection(
+    monkeypatch: pytest.MonkeyPatch, apart: bool, has_news: bool, seconds: float
+) -> None:
+    monkeypatch.setattr(Listener, "apart", apart)
+    asked = counted_comparisons(monkeypatch)
+
+    async def story(gossips: list[Gossip], _listeners: list[Listener]) -> None:
+        for sequence in range(20):
+            said = announce(sequence=sequence)
+            # What is kept is no news, neither here nor where a comparison brings it.
+            gossips[0].say(said) if has_news else gossips[0].keep(said)
+            await trio.sleep(NEWS_SECONDS / 3)
 
     with_two(story)
-    assert len(asked) == pytest.approx(2 * 100 / seconds, rel=0.15)
+    expected = 2 * 20 * NEWS_SECONDS / 3 / seconds
+    assert len(asked) == pytest.approx(expected, rel=0.15)
+
+
+def test_news_after_a_quiet_time_is_followed_by_a_comparison_within_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = counted_comparisons(monkeypatch)
+    waits: list[float] = []
+
+    async def story(gossips: list[Gossip], _listeners: list[Listener]) -> None:
+        for sequence in range(10):
+            await trio.sleep(NEWS_SECONDS + 10.1)
+            gossips[0].say(announce(sequence=sequence))
+            now = trio.current_time()
+            num_before = len(asked)
+            await trio.sleep(1.5 * RECONCILE_SECONDS)
+            waits.append(asked[num_before] - now)
+
+    with_two(story)
+    assert max(waits) <= 1.2 * RECONCILE_SECONDS + 0.1
 
 
 @pytest.mark.parametrize("num_members", [PUBLISHING_RING_MAX, PUBLISHING_RING_MAX + 1])
@@ -172,7 +210,8 @@ def rosters_in(heard: list[Statement]) -> list[Statement]:
 @pytest.fixture
 def no_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores are compared only when something is missing."""
-    monkeypatch.setattr(gossip_module, "RECONCILE_SECONDS", 1e6)
+    monkeypatch.setattr(comparison_pace, "RECONCILE_SECONDS", 1e6)
+    monkeypatch.setattr(comparison_pace, "QUIET_RECONCILE_SECONDS", 1e6)
 
 
 @pytest.mark.usefixtures("no_comparisons")

@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.heads.prover import NEXT_SECONDS, HeadProver
+from gossamer.node.heads.prover import LOOK_SECONDS, NEXT_SECONDS, REST_SECONDS, HeadProver
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.wire.statements import Announce
 from tests.support.builders import announce, peer, peers
 from tests.support.memory_transport import run_simulated
 
@@ -60,3 +61,30 @@ def test_the_head_after_the_own_one_is_asked_for_a_little_later(
 
 def test_not_all_ask_the_same_peer() -> None:
     assert len({first_asked(peer(number), ROUND + 2)[1] for number in range(20, 30)}) > 1
+
+
+@pytest.mark.parametrize(("is_known", "seconds"), [(True, REST_SECONDS), (False, LOOK_SECONDS)])
+def test_heads_are_looked_at_often_only_while_one_of_them_is_not_known(
+    is_known: bool, seconds: float
+) -> None:
+    looked: list[float] = []
+    said = announce(round=ROUND, head=HEAD)
+
+    def living() -> dict[PeerId, Announce]:
+        looked.append(trio.current_time())
+        return dict.fromkeys(peers(9)[1:], said)
+
+    async def learn(_head: Digest, _holder: PeerId) -> None:
+        await trio.sleep_forever()
+
+    chain = SimpleNamespace(is_whole=lambda _head: is_known)
+    committed: Any = SimpleNamespace(chain=chain, entry=SimpleNamespace(round=ROUND))
+    swarm: Any = SimpleNamespace(me=peer(0), living=living)
+
+    async def main() -> None:
+        prover = HeadProver(committed, SimpleNamespace(learn=learn), swarm, Orders())  # type: ignore[arg-type]
+        with trio.move_on_after(100):
+            await prover.run()
+
+    run_simulated(main)
+    assert len(looked) == pytest.approx(100 / seconds, rel=0.3)

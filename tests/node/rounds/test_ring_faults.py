@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Equivocation, Ready, Roster, Signed, Statement
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
+from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
 
@@ -300,6 +302,23 @@ def test_undisturbed() -> None:
         assert await lab.all_committed() < UNDISTURBED_SECONDS
         assert all(len(members) == 4 for members in lab.contributors())
         assert not lab.reasons()
+
+    run_ring(story)
+
+
+def test_members_listen_to_all_of_their_ring_while_it_lasts() -> None:
+    """The silence of a member counts from 6 s on, so signs of life have to come often."""
+
+    def listened(lab: Lab) -> dict[PeerId, Counter[PeerId]]:
+        peers = {peer: member.transport for peer, member in lab.members.items()}
+        return {peer: each.listened for peer, each in peers.items() if isinstance(each, MemoryPeer)}
+
+    async def story(lab: Lab) -> None:
+        assert listened(lab) == {
+            peer: Counter(other for other in lab.order if other != peer) for peer in lab.members
+        }
+        await lab.all_committed()
+        await lab.until(lambda: not any(listened(lab).values()))
 
     run_ring(story)
 

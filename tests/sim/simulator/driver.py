@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gossamer.node.modes.sync_mode import Contribution
-from gossamer.node.network.transport import PING_SECONDS
+from gossamer.node.network.transport import RING_PING_SECONDS
 from gossamer.node.rounds.dispatcher import TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder
 from gossamer.node.rounds.ring_link import WATCH_SECONDS
@@ -266,14 +266,14 @@ class Driver:
         self._answer(answer, not_before_seconds=self._world.scenario.hold_seconds)
 
     def heard_seconds(self, peer: PeerId) -> float | None:
-        """See `Effects`: a peer that can be heard gives a sign of life every `PING_SECONDS`."""
+        """See `Effects`: a member that is heard gives a sign of life every `RING_PING_SECONDS`."""
         if peer not in self.peer.connections:
             return None
         world, other = self._world, self._world.peers[peer]
         quiet_since = world.network.quiet_since(self.peer, other)
         until_seconds = world.now if quiet_since is None else quiet_since
-        signs = math.floor((until_seconds - other.ping_phase_seconds) / PING_SECONDS)
-        heard_seconds = other.ping_phase_seconds + signs * PING_SECONDS
+        signs = math.floor((until_seconds - other.ping_phase_seconds) / RING_PING_SECONDS)
+        heard_seconds = other.ping_phase_seconds + signs * RING_PING_SECONDS
         return heard_seconds + self.peer.machine.clock_ahead_seconds
 
     def awake_since(self, seconds: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gossamer.node.network.transport import PING_SECONDS
+from gossamer.node.network.transport import RING_PING_SECONDS
 from gossamer.node.rounds.decisions import goes_straight_on
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.node.rounds.following import FIRST_CONTACT_SECONDS
@@ -56,8 +56,8 @@ class Peer:
         self.name = f"P{index}"
         self.machine = world.scenario.machines[index]
         self.sign = sign_as(peer_id)
-        self.ping_phase_seconds = world.uniform((0.0, PING_SECONDS))
-        """When it gives signs of life: then and every `PING_SECONDS`."""
+        self.ping_phase_seconds = world.uniform((0.0, RING_PING_SECONDS))
+        """When it gives signs of life: then and every `RING_PING_SECONDS`."""
         self.line_free_seconds = 0.0
         self.line_part = 1.0
         """What it has of its line's rate now."""

@@ -15,6 +15,7 @@ from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.dial_back_messages import (
     DIAL_BACK_BYTES_MAX,
     DIAL_BACK_PROTOCOL,
@@ -70,6 +71,29 @@ def test_a_peer_that_dialled_first_learns_that_its_port_is_open(
         assert asker.reach().num_confirmed == 1
         # No connection has come of it.
         assert len(asker._swarm.get_connections()) == len(helper._swarm.get_connections()) == 1
+
+    _run(story, monkeypatch)
+
+
+def test_a_look_among_the_same_peers_asks_the_system_for_no_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dial_back, "LOOK_SECONDS", 0.02)
+    looked: list[PeerId] = []
+
+    def is_nowhere(_backs: DialBacks, peer: PeerId) -> None:
+        looked.append(peer)
+
+    monkeypatch.setattr(DialBacks, "_host_of", is_nowhere)
+
+    async def story(asker: Libp2pTransport, helper: Libp2pTransport) -> None:
+        await trio.sleep(0.5)
+        assert looked.count(helper.peer_id) == 1
+        async with open_libp2p_transport(Identity.generate(), HELPER) as another:
+            await asker.connect(another.addresses()[0])
+            await trio.sleep(0.5)
+            assert looked.count(another.peer_id) == 1
+            assert looked.count(helper.peer_id) == 2
 
     _run(story, monkeypatch)
 

@@ -30,6 +30,7 @@ from multiaddr import Multiaddr
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network import doorstep
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p import liveness as liveness_module
 from gossamer.node.network.over_libp2p import newcomers, tcp, yamux, yamux_stream
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -443,7 +444,7 @@ def test_both_ends_detect_dead_links() -> None:
 
 
 def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(liveness_module, "ASK_SECONDS", 0.1)
     monkeypatch.setattr(yamux, "SILENCE_SECONDS_MAX", 0.3)
 
     async def case() -> None:

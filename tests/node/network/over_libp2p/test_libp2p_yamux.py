@@ -26,7 +26,7 @@ from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import ACK, HEADER, PING, SYN
 from gossamer.node.network.pings import PINGS_MAX
-from gossamer.node.network.transport import PING_SECONDS
+from gossamer.node.network.transport import PING_SECONDS, RING_PING_SECONDS
 
 
 class Channel:
@@ -346,6 +346,62 @@ def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
     seconds = 40 * ASK_SECONDS / 2
     assert num_pings[True] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
     assert num_pings[False] >= seconds / (2 * PING_SECONDS)
+
+
+@pytest.mark.parametrize("was_dialled", [True, False])
+def test_a_peer_in_a_ring_is_heard_more_often_for_as_long_as_that_is_wanted(
+    was_dialled: bool,
+) -> None:
+    """The silence between two signs of life of a peer that only answers."""
+    silences: dict[str, float] = {}
+
+    async def main() -> None:
+        channel = Channel()
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
+        connection.was_dialled = was_dialled
+        peer = connection.peer_id
+
+        async def answer() -> None:
+            num_answered = 0
+            while True:
+                await trio.sleep(0.01)
+                if len(channel.pings) > num_answered:
+                    num_answered = len(channel.pings)
+                    channel.answer_ping()
+
+        async def longest_silence(seconds: float) -> float:
+            longest = 0.0
+            for _ in range(round(seconds / 0.05)):
+                await trio.sleep(0.05)
+                longest = max(longest, trio.current_time() - connection.heard_seconds)
+            return longest
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
+            nursery.start_soon(connection.start)
+            nursery.start_soon(answer)
+            silences["idle"] = await longest_silence(30)
+            while trio.current_time() < connection.heard_seconds + RING_PING_SECONDS:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+            liveness.listen([peer])  # of one ring
+            liveness.listen([peer, ID(b"another")])  # and of the next one
+            await trio.sleep(2 * LOOK_SECONDS)  # it is asked at once
+            silences["begun"] = trio.current_time() - connection.heard_seconds
+            silences["ring"] = await longest_silence(30)
+            liveness.end_listening([peer])
+            silences["one of two"] = await longest_silence(30)
+            liveness.end_listening([peer, ID(b"another")])
+            await trio.sleep(PING_SECONDS)
+            silences["ended"] = await longest_silence(30)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert RING_PING_SECONDS < silences["idle"] <= PING_SECONDS
+    assert silences["begun"] <= 2 * LOOK_SECONDS
+    assert silences["ring"] <= RING_PING_SECONDS
+    assert silences["one of two"] <= RING_PING_SECONDS
+    assert RING_PING_SECONDS < silences["ended"] <= PING_SECONDS
 
 
 class FullLine(Channel):
