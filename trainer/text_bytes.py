@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.pretrained.model_files import unpack_model_files
-from gossamer.trainer.text.token_lengths import TokenLengths, lengths_of_bytes, lengths_of_file
+from gossamer.trainer.text.tokenizers.token_lengths import (
+    TokenLengths,
+    lengths_of_bytes,
+    lengths_of_file,
+)
 from gossamer.trainer.trainer_config import TrainerConfig
 
 log = logging.getLogger(__name__)

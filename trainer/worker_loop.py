@@ -282,7 +282,6 @@ class Worker:
                 device_name=names_together([device.name for device in devices]),
                 precision=trainer.device.precision,
                 moments=trainer.moments,
-                optimizer_steps=trainer.optimizer_steps,
                 momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,
                 confinement=self._confinement.text if self._confinement else NOT_ASKED_FOR,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.trainer.text.corpus_files import expanded
+from gossamer.trainer.text.sources.corpus_files import expanded
 
 
 def texts_of(given: Sequence[str | Path] | None) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 _WITH_PROBLEMS = (
     "gossamer.node.base.settings:ConfigError",
-    "gossamer.trainer.text.corpus_errors:CorpusError",
+    "gossamer.trainer.text.sources.corpus_errors:CorpusError",
     "gossamer.trainer.pretrained.errors:FolderError",
     "gossamer.protocol.errors:ManifestError",
 )

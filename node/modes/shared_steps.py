@@ -43,7 +43,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import tokens_taken

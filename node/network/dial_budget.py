@@ -4,7 +4,7 @@ A peer can name the address of somebody who has nothing to do with the run. Each
 dials, and identities cost nothing. So dials to addresses that come from peers are paid out of
 buckets: one of the host, one of its network, and one of all. A dial that leads to the peer gives
 its token back. So a swarm whose members answer is not slowed down, and dials that lead nowhere are
-few, whoever names the addresses, and however often.
+few in all, however many peers name the addresses, and however often.
 
 This module does no I/O and has no clock.
 """
@@ -41,7 +41,7 @@ that have gone from one host share its rate."""
 
 NEAR = DialRates(Rate(2.0, 64.0), Rate(4.0, 256.0), Rate(8.0, 256.0))
 """In this machine's own networks, where one host may have a daemon for each of its devices, and a
-laboratory may lose its switch: all are to be back within `discovery.REUNION_SECONDS`."""
+laboratory may lose its switch: all are to be back within 20 s."""
 
 CROSSING = DialRates(Rate(0.5, 48.0), Rate(1.0, 96.0), Rate(4.0, 192.0))
 """For the crossing of routers, which dials one address ten times a second for five seconds where a

@@ -4,7 +4,7 @@ A handshake costs this node a key exchange and a signature, some 0.9 ms, and a s
 nothing: it can send a key that it made up, and leave. Nobody knows who it is before the end. So a
 handshake that is begun takes a token from three buckets: one of its host, one of its network, and
 one of all networks. A handshake that comes to its end gives the tokens back. So a laboratory that
-starts at once is not slowed down, and unfinished handshakes are few, whoever begins them.
+starts at once is not slowed down, and unfinished handshakes are few in all.
 
 Rules
 -----

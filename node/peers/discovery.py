@@ -47,10 +47,6 @@ RELAYS_TRIED_MAX = 3
 """Peers that are asked for a circuit. One that is connected to both ends is nearly always among
 the first: peers that can be reached are connected to everybody."""
 
-REUNION_SECONDS = 20.0
-"""Limit of the time after which peers that were cut off from each other for minutes are connected
-again: a back-off (6 s), and a dial that was begun before (10 s), if they have one address each."""
-
 log = structlog.get_logger("peers")
 
 

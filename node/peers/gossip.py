@@ -29,7 +29,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
 from gossamer.node.peers.comparison_pace import ComparisonPace
-from gossamer.node.peers.gossip_listener import GossipListener
+from gossamer.node.peers.listeners import GossipListener
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 import structlog
 import trio
@@ -23,6 +22,7 @@ from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.announcer import Announcer, Standing
 from gossamer.node.peers.equivocations import Equivocations
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.listeners import SwarmListener, VerdictListener
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
@@ -54,39 +54,6 @@ READY_HEADS_MAX = 64
 time since a head was seen counts instead."""
 
 log = structlog.get_logger("swarm")
-
-
-class SwarmListener(Protocol):
-    """The part of the node that takes part in rounds, as the swarm sees it."""
-
-    def heard(self, signed: Signed, statement: Statement) -> None:
-        """A peer made a statement about some round."""
-
-    def heard_commit(self, commit: Commit, header: Header) -> None:
-        """A commit record came whose votes are checked, of a head that is not known here."""
-
-    def disconnected(self, peer: PeerId) -> None:
-        """The connection to a peer broke."""
-
-    def members_changed(self) -> None:
-        """An announcement changed what is known of the members."""
-
-
-class VerdictListener(Protocol):
-    """The audits, as the swarm tells them of verdicts whose signatures are good."""
-
-    def admits(self, author: PeerId, verdict: AnyVerdict) -> bool:
-        """Returns whether the author was picked for this audit."""
-
-    def is_kept(self, verdict: AnyVerdict) -> bool:
-        """Returns whether a verdict is kept for others."""
-
-    def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
-        """A verdict, news or not."""
-
-    def leave_outs(self) -> frozenset[tuple[PeerId, PeerId]]:
-        """Returns pairs of an organiser and a member that it may leave out of its rings: it found
-        that its work is poor, or that it does not open its sums, as others have."""
 
 
 class Swarm:
@@ -327,7 +294,7 @@ class Swarm:
         return self.admission.is_welcome(author)
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
-        if isinstance(statement, Equivocation):  # whoever carries it
+        if isinstance(statement, Equivocation):  # any peer may carry it
             return self.equivocations.admits(statement)
         if isinstance(statement, AnyVerdict):
             return (

@@ -17,7 +17,6 @@ Every event takes the local time in seconds, from a clock that never goes back.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
@@ -38,19 +37,17 @@ from gossamer.protocol.rounds.actions import (
     Committed,
     Compute,
     Contested,
-    LeftOut,
-    Publish,
-    Removed,
-)
-from gossamer.protocol.rounds.commit import members_of
-from gossamer.protocol.rounds.inventory import NO_DIGEST, Inventory
-from gossamer.protocol.rounds.ring import (
     Contradicted,
     Contribute,
     FinishAverage,
-    Payload,
+    LeftOut,
+    Publish,
+    Removed,
     Send,
 )
+from gossamer.protocol.rounds.commit import members_of
+from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory, Payload
+from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
@@ -80,6 +77,7 @@ ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
 its stream is refused, because another ring is followed here."""
 
 Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"]
+"""The life of a round here. Once it is delivered, nothing more is queued for others."""
 
 
 def linger_seconds(ring_seconds: float) -> float:
@@ -105,7 +103,7 @@ class RoundDispatcher:
         self._me = me
         self._payloads = payloads
         self._effects: Effects | None = effects
-        self._phase: Phase = "new"
+        self.phase: Phase = "new"
         self._position = 0
         """This peer's position in the ring that is followed."""
         self._envelope: Signed | None = None
@@ -120,9 +118,9 @@ class RoundDispatcher:
 
     def begin(self, now: float, statements: Iterable[tuple[Signed, Statement]]) -> None:
         """The round begins here; faster peers may have spoken of it before."""
-        if self._phase != "new":
+        if self.phase != "new":
             return
-        self._phase = "running"
+        self.phase = "running"
         self._began_seconds = now
         for signed, statement in statements:
             self.heard(now, signed, statement)
@@ -135,11 +133,9 @@ class RoundDispatcher:
 
     def close(self) -> None:
         """Ends the round here. No effect is called any more."""
-        self._phase = "closed"
+        self.phase = "closed"
         self._wanted_step = None
-        links, self._links = self._links, {}
-        for peer in sorted(links):
-            links[peer].close()
+        self._close_links()
         # Effects hold the dispatcher as well. Without this cycle the vectors of a round are freed
         # when the round is forgotten, not when the garbage collector runs.
         self._effects = None
@@ -147,22 +143,13 @@ class RoundDispatcher:
     @property
     def is_running(self) -> bool:
         """Returns whether the round is on its way to a commit here."""
-        return self._phase == "running"
+        return self.phase == "running"
 
     @property
     def is_open(self) -> bool:
         """Returns whether the round runs here, or other members may need something for their
         commit."""
-        return self._phase in ("running", "delivering")
-
-    @property
-    def is_delivered(self) -> bool:
-        """Returns whether nothing more is queued for others."""
-        return self._phase == "delivered"
-
-    @property
-    def is_closed(self) -> bool:
-        return self._phase == "closed"
+        return self.phase in ("running", "delivering")
 
     @property
     def ring_id(self) -> Digest | None:
@@ -204,7 +191,7 @@ class RoundDispatcher:
 
     def ready(self, now: float, ready: Ready) -> None:
         """This peer's own work is done."""
-        assert self._phase != "new", "the round has not begun"
+        assert self.phase != "new", "the round has not begun"
         self.apply(now, self.machine.ready(now, ready))
 
     def heard(self, now: float, signed: Signed, statement: Statement) -> None:
@@ -228,19 +215,11 @@ class RoundDispatcher:
             self.apply(now, self.machine.link_failed(now, ring_id, peer, reason))
 
     def link_measured(
-        self,
-        now: float,
-        ring_id: Digest,
-        peer: PeerId,
-        acked_bytes: int,
-        busy_seconds: float,
-        waiting_bytes: int,
-        limit_bytes_per_second: float = math.inf,
+        self, now: float, ring_id: Digest, peer: PeerId, measure: LinkMeasure
     ) -> None:
         """See `Round.link_measured`."""
         if self.is_running:
-            measured = acked_bytes, busy_seconds, waiting_bytes, limit_bytes_per_second
-            self.apply(now, self.machine.link_measured(now, ring_id, peer, *measured))
+            self.apply(now, self.machine.link_measured(now, ring_id, peer, measure))
 
     # Events: chunks that arrive
 
@@ -271,41 +250,16 @@ class RoundDispatcher:
         return bool(mask >> self._position & 1)
 
     def partial_sum_received(
-        self,
-        now: float,
-        ring_id: Digest,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        payload: Payload,
-        digest: Digest = NO_DIGEST,
-        signature: bytes = b"",
+        self, now: float, ring_id: Digest, chunk: int, arrived: ArrivedSum
     ) -> None:
-        """A partial sum came that is of use, and is checked if it has to be. `digest`, `signature`:
-        where sums are audited, and checked."""
-        actions = self.machine.partial_sum_received(
-            now, ring_id, sender, chunk, mask, payload, digest, signature
-        )
-        self.apply(now, actions)
+        """A partial sum came that is of use, and is checked if it has to be."""
+        self.apply(now, self.machine.partial_sum_received(now, ring_id, chunk, arrived))
 
     def average_received(
-        self,
-        now: float,
-        ring_id: Digest,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int,
-        payload: Payload,
-        digest: Digest,
-        signature: bytes,
+        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, average: Average
     ) -> None:
-        """An average came that is of use, and was checked, with its signature. `digest`: of its
-        payload."""
-        actions = self.machine.average_received(
-            now, ring_id, sender, chunk, mask, finisher, payload, digest, signature
-        )
-        self.apply(now, actions)
+        """An average came that is of use, and was checked, with its signature."""
+        self.apply(now, self.machine.average_received(now, ring_id, sender, chunk, average))
 
     # Events: arithmetic that was started is done
 
@@ -360,8 +314,8 @@ class RoundDispatcher:
         if successor is not None:
             # Whether or not there is something to send: only a link shows that its end died.
             self._link_to(successor)
-        if self._phase == "delivering" and self.machine.is_over:
-            self._phase = "delivered"
+        if self.phase == "delivering" and self.machine.is_over:
+            self.phase = "delivered"
             for peer in sorted(self._links):
                 self._links[peer].finish()
         self._do.notify_changed()
@@ -389,18 +343,21 @@ class RoundDispatcher:
             case Contradicted():
                 self._do.contradicted(self.machine.signed_averages.proof(action))
             case Committed():
-                self._phase, self.committed, self._wanted_step = "delivering", action, None
+                self.phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + linger_seconds(now - self._began_seconds)
 
     def _begin_ring(self, now: float, action: BeginRing) -> None:
-        links, self._links = self._links, {}
-        for peer in sorted(links):
-            links[peer].close()
+        self._close_links()
         self._wanted_step = None
         self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
         self._began_seconds = now
         self._do.begin_ring(action.ring)
+
+    def _close_links(self) -> None:
+        links, self._links = self._links, {}
+        for peer in sorted(links):
+            links[peer].close()
 
     def _link_to(self, peer: PeerId) -> OutgoingLink:
         if peer not in self._links:

@@ -11,8 +11,15 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
-from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
+from gossamer.protocol.rounds.actions import (
+    Contested,
+    Contribute,
+    FinishAverage,
+    LeftOut,
+    Removed,
+    Send,
+)
+from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.wire.statements import Equivocation, Signed, Statement

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import trio
 
@@ -20,11 +19,12 @@ from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
 from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
 from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.inventory import (
     Inventory,
     decode_inventory,
 )
-from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.state.chain import mask_bytes
 from gossamer.protocol.wire.ring_messages import (
     RING_MESSAGE_BYTES_MAX,
@@ -48,17 +48,6 @@ WATCH_SECONDS = 0.25
 
 class LinkFailed(Exception):
     """The member at the other end does not keep up; the text is the reason for `Accusation`."""
-
-
-class LinkMeasure(NamedTuple):
-    """The totals of a link so far."""
-
-    acked_bytes: int
-    """All bytes that the member has received."""
-    busy_seconds: float
-    """All seconds in which something was on its way."""
-    waiting_bytes: int
-    """Bytes that were queued and not received."""
 
 
 class SentChunks:

@@ -20,11 +20,13 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import (
     NO_DIGEST,
+    ArrivedSum,
+    Average,
     Held,
     Inventory,
+    Payload,
     encode_inventory,
 )
-from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.ring_messages import (
     RING_MESSAGE_BYTES_MAX,
@@ -124,21 +126,16 @@ class RingReceiver:
             return
         self._check_length(received)
         if self._payloads.are_audited or dispatcher.has_to_check(received.mask, received.finisher):
-            digest = await self._run_in_thread(lambda: self._checked(received))
+            checked = await self._run_in_thread(lambda: self._checked(received))
         else:
-            digest = self._checked(received)  # looks at no byte of the payload
+            checked = self._checked(received)  # looks at no byte of the payload
         if not self._is_of_use():  # much may have happened meanwhile
             return
-        now = trio.current_time()
-        sender, chunk, mask, finisher, payload, signature = received
-        if finisher is None:
-            dispatcher.partial_sum_received(
-                now, ring_id, sender, chunk, mask, payload, digest, signature
-            )
+        now, chunk = trio.current_time(), received.chunk
+        if isinstance(checked, ArrivedSum):
+            dispatcher.partial_sum_received(now, ring_id, chunk, checked)
         else:
-            dispatcher.average_received(
-                now, ring_id, sender, chunk, mask, finisher, payload, digest, signature
-            )
+            dispatcher.average_received(now, ring_id, received.sender, chunk, checked)
 
     def _is_of_use(self) -> bool:
         use = self._dispatcher.use_of(self._ring_id)
@@ -156,20 +153,22 @@ class RingReceiver:
         ):
             raise MalformedError(f"{num_bytes} bytes are no chunk of such members")
 
-    def _checked(self, received: ReceivedChunk) -> Digest:
-        """The digest of a payload that is what it has to be, with the signatures that it needs;
-        RemoteProtocolError for another."""
+    def _checked(self, received: ReceivedChunk) -> ArrivedSum | Average:
+        """A chunk that is what it has to be, with the signatures that it needs; RemoteProtocolError
+        for another."""
         sender, chunk, mask, finisher, payload, signature = received
-        is_average, is_audited = received.is_average, self._payloads.are_audited
-        digest = digest_of(payload) if is_average or is_audited else NO_DIGEST
-        if finisher is not None:
-            self._signed_averages.check(chunk, mask, finisher, digest, signature)
+        checked: ArrivedSum | Average
+        if finisher is None:
+            digest = digest_of(payload) if self._payloads.are_audited else NO_DIGEST
+            checked = ArrivedSum(sender, mask, payload, digest, signature)
+            self._signed_averages.check_sum(chunk, checked)
         else:
-            self._signed_averages.check_sum(chunk, mask, sender, digest, signature)
+            checked = Average(mask, digest_of(payload), finisher, payload, signature)
+            self._signed_averages.check(chunk, checked)
         if self._dispatcher.has_to_check(mask, finisher):
-            elements = self._plan.elements_of(chunk)
+            elements, is_average = self._plan.elements_of(chunk), received.is_average
             self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
-        return digest
+        return checked
 
 
 HelloHandler = Callable[[PeerId, Signed], Awaitable[Receiver | None]]

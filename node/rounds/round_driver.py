@@ -17,20 +17,22 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
-from gossamer.node.rounds.effects import (
-    LinkTarget,
-    OuterStepOrder,
-    OutgoingLink,
-    RoundHost,
-)
-from gossamer.node.rounds.ring_link import LinkFailed, LinkMeasure, RingLink
+from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder, OutgoingLink, RoundHost
+from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
-from gossamer.protocol.rounds.inventory import NO_DIGEST
-from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
+from gossamer.protocol.rounds.actions import (
+    Committed,
+    Contested,
+    Contribute,
+    FinishAverage,
+    LeftOut,
+    Removed,
+)
+from gossamer.protocol.rounds.inventory import NO_DIGEST, Payload
+from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
@@ -93,7 +95,7 @@ class RoundDriver:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                if dispatcher.is_closed:
+                if dispatcher.phase == "closed":
                     return
                 dispatcher.begin(trio.current_time(), self._gossip.statement_store.statements())
                 while dispatcher.committed is None:
@@ -103,7 +105,7 @@ class RoundDriver:
                 self.finished.set()
                 assert dispatcher.ends_seconds is not None
                 nursery.cancel_scope.deadline = dispatcher.ends_seconds
-                while not dispatcher.is_delivered:
+                while dispatcher.phase != "delivered":
                     await self._changed.wait()
         finally:
             self._nursery = None
@@ -237,7 +239,8 @@ class RoundDriver:
         path = self._transport.path(peer)
         if path is not None and path.kind != "relayed":
             limit = self._node.upload_limit()
-            self.dispatcher.link_measured(trio.current_time(), ring_id, peer, *measure, limit)
+            measure = measure._replace(limit_bytes_per_second=limit)
+            self.dispatcher.link_measured(trio.current_time(), ring_id, peer, measure)
 
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""

@@ -42,7 +42,7 @@ from gossamer.protocol.shard_index import ShardIndex, decode_index
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import MoreData
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 LOOK_SECONDS = 1.0
 """Interval of the looks whether a part that was signed is in the data, or the cache has room."""

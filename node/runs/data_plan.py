@@ -23,8 +23,9 @@ from pathlib import Path
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import files_of
 from gossamer.node.runs.planning import RoundPlan
-from gossamer.trainer.text.corpus_parts import measured, plan_parts
-from gossamer.trainer.text.tokens import BPE_TRAINING_BYTES_MAX, estimate_tokens
+from gossamer.trainer.text.corpus_parts import plan_parts
+from gossamer.trainer.text.sources.estimates import measured
+from gossamer.trainer.text.tokenizers.tokens import BPE_TRAINING_BYTES_MAX, estimate_tokens
 
 READ_SECONDS_PER_BYTE = 0.012e-6
 """Time of one core to read text twice, to shuffle, pack and digest its tokens. Plain bytes take no

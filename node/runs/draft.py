@@ -28,9 +28,9 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.protocol.sync_modes import SYNC_MODES, SyncMode
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
-from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD
 from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
-from gossamer.trainer.text.tokens import (
+from gossamer.trainer.text.sources.corpus import DEFAULT_TEXT_FIELD
+from gossamer.trainer.text.tokenizers.tokens import (
     BPE_VOCABULARY_MIN,
     BYTES_VOCABULARY,
     TokenizerKind,

@@ -23,7 +23,7 @@ from gossamer.trainer.export.hugging_face import (
 )
 from gossamer.trainer.export.weight_files import SHARD_BYTES, ExportType
 from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
-from gossamer.trainer.text.tokens import END_OF_DOCUMENT
+from gossamer.trainer.text.tokenizers.tokens import END_OF_DOCUMENT
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,18 @@ from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
-from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
-from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
 from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.sampling import sample_texts
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
-from gossamer.trainer.text.tokens import BPE_TRAINING_BYTES_MAX, Tokenizer, learn_bpe_from
+from gossamer.trainer.text.sources.corpus import Progress, no_progress, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import CorpusError, Skipped
+from gossamer.trainer.text.sources.corpus_files import default_files, find_files
+from gossamer.trainer.text.tokenizers.tokens import (
+    BPE_TRAINING_BYTES_MAX,
+    Tokenizer,
+    learn_bpe_from,
+)
 
 
 class Signer(Protocol):

@@ -42,7 +42,6 @@ class MemberRow:
     peer_id: PeerId
     sponsor: PeerId | None
     """None for a root."""
-    witness: PeerId | None
     unix_seconds: int
     invitation: PeerId | None
     """The one-time key of the certificate, in the form of a peer id."""
@@ -142,14 +141,13 @@ class InviteOnlyRun:
     def members(self) -> list[MemberRow]:
         """Returns the roots, and then all that came in, in the order in which they did."""
         roots = [
-            MemberRow(peer_of(key), None, None, 0, None, self.roll.levels_below(peer_of(key)), True)
+            MemberRow(peer_of(key), None, 0, None, self.roll.levels_below(peer_of(key)), True)
             for key in sorted(self.roll.roots)
         ]
         rows = [
             MemberRow(
                 peer_of(entry.newcomer),
                 peer_of(entry.certificate.sponsor),
-                peer_of(entry.witness),
                 entry.unix_seconds,
                 peer_of(entry.certificate.key),
                 entry.certificate.depth,

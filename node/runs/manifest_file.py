@@ -39,7 +39,7 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
-from gossamer.trainer.text.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
+from gossamer.trainer.text.tokenizers.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
 # A file of `init` has about 5 KB, and a list of a thousand allowed peers 60 KB more.
 MANIFEST_FILE_BYTES_MAX = limits.MIB

@@ -20,10 +20,15 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
-from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD, Progress, no_progress, scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.shards import Put, cut_corpus
-from gossamer.trainer.text.tokens import load_tokenizer
+from gossamer.trainer.text.sources.corpus import (
+    DEFAULT_TEXT_FIELD,
+    Progress,
+    no_progress,
+    scan_corpus,
+)
+from gossamer.trainer.text.sources.corpus_errors import CorpusError, Skipped
+from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 
 _KEY_CONTEXT = b"gossamer own text 1:"
 _SEED_CONTEXT = b"gossamer own order 1:"

@@ -27,8 +27,8 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import DataConfig, Manifest
 from gossamer.protocol.shard_index import decode_index
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.text.corpus import Progress
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus import Progress
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 LINE_BYTES_MAX = 1024 * 1024
 """Limit of a line. The longest one has a sentence for each source, `SOURCES_MAX` at most."""

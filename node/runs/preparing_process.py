@@ -39,9 +39,9 @@ from gossamer.protocol.errors import ManifestError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.text.corpus import Progress
-from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.shards import Put
+from gossamer.trainer.text.sources.corpus import Progress
+from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusError
 
 _NICE = 10
 """Niceness of the process that cuts a later part: training on the CPU comes first."""

@@ -23,11 +23,11 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardInfo
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
-from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
-from gossamer.trainer.text.corpus_errors import NoTextError, Skipped
 from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part
 from gossamer.trainer.text.shards import Put
-from gossamer.trainer.text.tokens import load_tokenizer
+from gossamer.trainer.text.sources.corpus import Progress, no_progress, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import NoTextError, Skipped
+from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 
 _FILE_BYTES_MAX = 256 * MIB
 """A path and some 10 bytes a section, for each of a million files: far more than a plan has."""

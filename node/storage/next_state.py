@@ -19,7 +19,7 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit_proof import RingRules
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan

@@ -21,7 +21,7 @@ from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, OuterConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.exact_transform import grids_of, pieces_of
 from gossamer.protocol.state.shared_step import Apply, shapes_of, shared_rate_at, shared_step

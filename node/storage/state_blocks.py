@@ -20,7 +20,7 @@ from gossamer.node.storage.chain_tree import Entry
 from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, short
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Header,

@@ -31,7 +31,7 @@ from gossamer.node.storage.state_blocks import (
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.state.chain import Header, UpdateIndex
 
 log = structlog.get_logger("state")

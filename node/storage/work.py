@@ -262,11 +262,8 @@ class Work:
         """
         self.close_offer()
         dropped = dict(self.account.state.dropped)
-        number = next(
-            (o.number for o in self.account.state.offers if o.taking and o.taking.head == head),
-            None,
-        )
-        vector = self._files.read_offer(number)
+        offer = self.account.offer_behind(head)
+        vector = self._files.read_offer(None if offer is None else offer.number)
         reclaim = self.account.abandoned(
             head, parent, tokens, next_round, has_vector=vector is not None
         )

@@ -111,12 +111,6 @@ class WorkAccount:
     def dropped(self) -> int:
         return sum(self.state.dropped.values())
 
-    @property
-    def is_balanced(self) -> bool:
-        """Returns whether every token that was trained has exactly one fate."""
-        state = self.state
-        return state.trained == self.committed + self.dropped + state.lost + self.carried
-
     # Training
 
     def stepped(self, tokens: int) -> None:
@@ -273,15 +267,15 @@ class WorkAccount:
         state = self.state
         state.head = parent
         if tokens == 0:
-            return Reclaim(None, 0, 0, 0, 0)
-        offer = next((o for o in state.offers if o.taking and o.taking.head == head), None)
+            return Reclaim(0, 0, 0, 0)
+        offer = self.offer_behind(head)
         if offer is None or offer.taking is None:
             # An earlier life's, or longer ago than offers are remembered.
             late = min(tokens, state.committed_late)
             state.committed_late -= late
             state.committed_on_time -= tokens - late
             state.lost += tokens
-            return Reclaim(None, 0, tokens - late, late, 0)
+            return Reclaim(0, tokens - late, late, 0)
 
         taking, offer.taking = offer.taking, None
         mask = int.from_bytes(taking.chunks)
@@ -302,7 +296,7 @@ class WorkAccount:
             for other in state.offers:
                 if not offer.lots.keys().isdisjoint(other.lots):
                     self.state.void(other, mask & ~other.chunks_taken)
-            return Reclaim(offer.number, 0, taking.on_time, tokens - taking.on_time, 0)
+            return Reclaim(0, taking.on_time, tokens - taking.on_time, 0)
         if taking.counts_spans:
             state.spans = merged([*state.spans, *offer.spans])
         state.has_grown = True
@@ -311,7 +305,12 @@ class WorkAccount:
             min(since or round_number, round_number) if mask >> chunk & 1 else since
             for chunk, since in enumerate(state.since)
         ]
-        return Reclaim(offer.number, mask, taking.on_time, tokens - taking.on_time, back)
+        return Reclaim(mask, taking.on_time, tokens - taking.on_time, back)
+
+    def offer_behind(self, head: bytes) -> Offer | None:
+        """The offer of which a header took work; None: it is an earlier life's, or longer ago than
+        offers are remembered."""
+        return next((o for o in self.state.offers if o.taking and o.taking.head == head), None)
 
     # Giving up
 

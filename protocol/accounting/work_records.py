@@ -353,12 +353,12 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Reclaim:
-    """The work that a lost header gave back: add the offer's vector in these chunks to `pending`.
+    """The work that a lost header gave back: add the vector of the offer behind it to `pending`, in
+    these chunks.
 
     `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
     """
 
-    offer: int | None
     chunks: int
     on_time: int
     late: int

@@ -103,10 +103,6 @@ class Roll:
         key = public_key_of(peer)
         return key in self.roots or key in self._counted.entries
 
-    def members(self) -> frozenset[PeerId]:
-        """All peers that are in now."""
-        return self._members
-
     def entry(self, peer: PeerId) -> Entry | None:
         """Returns the entry of a peer that is or was a member; a root has none."""
         return self._counted.entries.get(public_key_of(peer))

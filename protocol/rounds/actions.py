@@ -1,4 +1,4 @@
-"""The actions of a round: what the machines of `round` and `attempt` want done."""
+"""The actions of a round: what the machines of `ring`, `attempt` and `round` want done."""
 
 from __future__ import annotations
 
@@ -7,11 +7,66 @@ from typing import TypeAlias
 
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.commit import Proposal
-from gossamer.protocol.rounds.ring import Average, Contradicted, Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.inventory import Average, Payload, SignedDigest
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.envelopes import Sign, seal
 from gossamer.protocol.wire.statements import Signed, Statement
+
+
+@dataclass(frozen=True)
+class Contribute:
+    """Add this member's part to a payload, then call `contributed` or `rejected`.
+
+    A payload of None means that the sum begins with this part.
+    """
+
+    chunk: int
+    payload: Payload | None
+    sender: PeerId | None = None
+    """The member that sent the payload; None: this member starts the chunk."""
+    mask: int = 0
+    """The members that are in the payload; 0 without one."""
+
+
+@dataclass(frozen=True)
+class FinishAverage:
+    """Divide the sum by the weights of its contributors, then call `average_finished`."""
+
+    chunk: int
+    payload: Payload
+    mask: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a chunk to a member, unless its inventory says that it has no use for it."""
+
+    peer: PeerId
+    chunk: int
+    mask: int
+    finisher: int | None
+    """Ring position of the member that made the average; None: a partial sum."""
+    payload: Payload = field(repr=False)
+    digest: Digest | None = None
+    """Digest of the average's bytes; None: a partial sum."""
+    signature: bytes = field(default=b"", repr=False)
+    """The finisher's under the average, or this member's under a partial sum. Empty where records
+    are signed, and under the partial sums of sets."""
+
+
+@dataclass(frozen=True)
+class Contradicted:
+    """A member has signed two averages of one chunk."""
+
+    chunk: int
+    finisher: int
+    one: SignedDigest
+    other: SignedDigest
+
+
+RingAction: TypeAlias = Contribute | FinishAverage | Send | Contradicted
+"""What the ring wants done (`ring.RingReduce`)."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +156,5 @@ class LeftOut:
 
 
 Action: TypeAlias = (
-    Publish
-    | BeginRing
-    | Contribute
-    | FinishAverage
-    | Send
-    | Contradicted
-    | Compute
-    | Committed
-    | Removed
-    | Contested
-    | LeftOut
+    Publish | BeginRing | RingAction | Compute | Committed | Removed | Contested | LeftOut
 )

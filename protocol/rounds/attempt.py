@@ -52,8 +52,10 @@ from gossamer.protocol.rounds.actions import (
     Self,
 )
 from gossamer.protocol.rounds.commit import Commitment, Parent, Proposal, propose
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.ring import Average, RingReduce
+from gossamer.protocol.rounds.measured_link import LinkMeasure
+from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
@@ -183,18 +185,9 @@ class Attempt:
         found = self._accused(now, Heard(self._me, accused, reason), detail)
         return [self._accuse(accused, reason), *found]
 
-    def link_measured(
-        self,
-        now: float,
-        peer: PeerId,
-        acked_bytes: int,
-        busy_seconds: float,
-        waiting_bytes: int,
-        limit_bytes_per_second: float,
-    ) -> list[Action]:
-        """The totals of the link to a member, see `RingLinkRates.measured`."""
-        measured = acked_bytes, busy_seconds, waiting_bytes, limit_bytes_per_second
-        self.link_rate.measured(now, peer, *measured)
+    def link_measured(self, now: float, peer: PeerId, measure: LinkMeasure) -> list[Action]:
+        """The totals of the link to a member."""
+        self.link_rate.measured(now, peer, measure)
         # The rest of the ring may wait for this peer although it has all averages.
         if peer != self.successor or self.state == "committed":
             return []

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, newly_consumed
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.rounds.ring import Average
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.states import COMMIT, CommitState
 from gossamer.protocol.state.chain import (

@@ -184,6 +184,14 @@ class Chunk:
     signed: dict[int, SignedDigest] = field(default_factory=dict)
     """The first average that each member signed, by ring position."""
 
+    @property
+    def held(self) -> Held:
+        """What this member holds of the chunk."""
+        average = self.average
+        # A sum whose addition is under way may turn out to be malformed.
+        copy_mask = self.copy_mask if self.copy is not None else 0
+        return Held(copy_mask, None if average is None else (average.mask, average.digest))
+
     def add(self, arrived: ArrivedSum | None) -> None:
         """The addition of this member's part to a sum begins; None: this member begins the sum."""
         self._go("add")

@@ -57,7 +57,12 @@ from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.measured_link import PATIENCE_FRACTION, Mark, MeasuredLink
+from gossamer.protocol.rounds.measured_link import (
+    PATIENCE_FRACTION,
+    LinkMeasure,
+    Mark,
+    MeasuredLink,
+)
 from gossamer.protocol.wire.statements import LinkRate
 
 SAMPLE_SECONDS = 1.0
@@ -212,24 +217,9 @@ class RingLinkRates:
         rate = self._num_arrived * self._chunk_bytes / seconds
         self._arrived_bytes_per_second = max(self._arrived_bytes_per_second, rate)
 
-    def measured(
-        self,
-        now: float,
-        peer: PeerId,
-        acked_bytes: int,
-        busy_seconds: float,
-        waiting_bytes: int,
-        limit_bytes_per_second: float = math.inf,
-    ) -> None:
-        """The totals of the link to a member.
-
-        Args:
-            acked_bytes: bytes that the member has acknowledged.
-            busy_seconds: time in which the link had bytes to send.
-            waiting_bytes: bytes to send now that are not acknowledged.
-            limit_bytes_per_second: the owner's limit of all that this peer sends; inf for none.
-        """
-        self._limit_bytes_per_second = limit_bytes_per_second
+    def measured(self, now: float, peer: PeerId, measure: LinkMeasure) -> None:
+        """The totals of the link to a member."""
+        acked_bytes, busy_seconds, waiting_bytes, self._limit_bytes_per_second = measure
         if peer not in self._links:
             marks = deque([Mark(now - busy_seconds, 0.0, 0)])
             self._links[peer] = MeasuredLink(now, marks, self._is_in_steps)

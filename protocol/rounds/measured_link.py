@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,19 @@ second."""
 PATIENCE_FRACTION = 0.25
 """Part of the time that the round took until its ring began: with the time to notice it, a slow
 member makes a round take at most half as long again as without it."""
+
+
+class LinkMeasure(NamedTuple):
+    """The totals of a link so far."""
+
+    acked_bytes: int
+    """All bytes that the member has received."""
+    busy_seconds: float
+    """All seconds in which something was on its way."""
+    waiting_bytes: int
+    """Bytes that were queued and not received."""
+    limit_bytes_per_second: float = math.inf
+    """The owner's limit of all that this peer sends; inf for none."""
 
 
 class Mark(NamedTuple):

@@ -16,8 +16,8 @@ Rules
   own view, two members could refuse each other's sums for the sake of members that both then hear
   are out. Without a fault there is one sum of each chunk, and this rule never applies.
 - After adding, the contributors may cover all members that this one believes living. Then it
-  finishes, if it is the chunk's finisher (`finishers`): it divides and encodes. Otherwise it passes
-  the partial sum to its next living member and keeps a copy until it has the average.
+  finishes, if it is the chunk's finisher (`living_members`): it divides and encodes. Otherwise it
+  passes the partial sum to its next living member and keeps a copy until it has the average.
 - Averages walk the ring again. A member that receives a better average than its own takes it and
   passes it on. Otherwise the average stops there. Better means more contributors, then the lower
   digest. The average is passed neither to its finisher nor back to its sender.
@@ -49,29 +49,34 @@ here. The states of a partial sum are those of `states.CHUNK`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.finishers import Finishers
+from gossamer.protocol.rounds.actions import (
+    Contradicted,
+    Contribute,
+    FinishAverage,
+    RingAction,
+    Send,
+)
 from gossamer.protocol.rounds.inventory import (
     NO_DIGEST,
     ArrivedSum,
+    Average,
     Chunk,
-    Held,
     Inventory,
+    Payload,
     SignedDigest,
     SumStep,
     worth,
 )
-from gossamer.protocol.rounds.inventory import Average as Average
-from gossamer.protocol.rounds.inventory import Payload as Payload
-from gossamer.protocol.rounds.ring_actions import Action as Action
-from gossamer.protocol.rounds.ring_actions import Contradicted as Contradicted
-from gossamer.protocol.rounds.ring_actions import Contribute as Contribute
-from gossamer.protocol.rounds.ring_actions import FinishAverage as FinishAverage
-from gossamer.protocol.rounds.ring_actions import Send as Send
-from gossamer.protocol.rounds.ring_actions import SignChunk, unsigned
+from gossamer.protocol.rounds.living_members import LivingMembers
+
+SignChunk: TypeAlias = Callable[[int, int, Digest], bytes]
+"""(chunk, mask, digest) -> this member's signature under an average that it finished, or under a
+partial sum that it passes on."""
 
 
 class RingReduce:
@@ -82,46 +87,43 @@ class RingReduce:
         members: Sequence[PeerId],
         me: PeerId,
         num_chunks: int,
-        starters: Sequence[int] | None = None,
-        sign: SignChunk = unsigned,
-        sign_sum: SignChunk = unsigned,
+        starters: Sequence[int],
+        sign: SignChunk,
+        sign_sum: SignChunk,
     ) -> None:
         """
         Args:
             members: in ring order.
-            starters: positions of the members that start chunks, in turn; None: all of them.
+            starters: positions of the members that start chunks, in turn.
             sign: signs the averages that this member finishes.
             sign_sum: signs the partial sums that it passes on.
         """
-        if me not in members:
-            raise LocalProtocolError("not a member of this ring")
-        self.members = tuple(members)
-        starting = tuple(range(len(members)) if starters is None else starters)
-        self._finishers = Finishers(self.members, starting)
+        self._members = LivingMembers(members, me, starters)
         self._contradicted: set[int] = set()
         """Members of which it is known that they signed two averages of one chunk."""
         self._sign, self._sign_sum = sign, sign_sum
-        self._me = me
-        self._position = self.members.index(me)
+        self._position = self._members.position
         self._chunks = [Chunk() for _ in range(num_chunks)]
-        self._num_averages = 0
-        self.living = self.members
-        """Members that are not out, in ring order. `accusations` decides which members are out, and
-        `member_removed` tells it here."""
-        self._living_mask = (1 << len(self.members)) - 1
-        self.successor = self._next_living()
-        """The next living member; None: no other member is living."""
+        self.num_averages = 0
+        """Chunks whose average is here."""
 
     # Questions
 
     @property
-    def is_complete(self) -> bool:
-        """Returns whether every chunk has an average."""
-        return self._num_averages == len(self._chunks)
+    def living(self) -> tuple[PeerId, ...]:
+        """Members that are not out, in ring order. `accusations` decides which members are out, and
+        `member_removed` tells it here."""
+        return self._members.living
 
     @property
-    def num_averages(self) -> int:
-        return self._num_averages
+    def successor(self) -> PeerId | None:
+        """The next living member; None: no other member is living."""
+        return self._members.successor
+
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether every chunk has an average."""
+        return self.num_averages == len(self._chunks)
 
     @property
     def averages(self) -> list[Average]:
@@ -154,7 +156,7 @@ class RingReduce:
         """
         return min(
             (
-                (self._living_mask & ~state.copy_mask).bit_count() or self._hops_left(chunk)
+                self._members.num_missing(state.copy_mask) or self._members.hops_left(chunk)
                 for chunk, state in enumerate(self._chunks)
                 if state.average is None
                 and state.copy is not None
@@ -163,63 +165,43 @@ class RingReduce:
             default=None,
         )
 
-    def _hops_left(self, chunk: int) -> int:
-        """The living members behind this one up to the finisher of a chunk, 1 at least."""
-        num_members, hops = len(self.members), 0
-        for offset in range(1, num_members):
-            position = (self._position + offset) % num_members
-            hops += self.members[position] in self.living
-            if self._finishers.finishes(chunk, position, self.living):
-                break
-        return max(hops, 1)
-
     def inventory(self) -> Inventory:
         """Returns what this member holds of every chunk, for a member that becomes its
         predecessor."""
-        return Inventory(
-            tuple(
-                Held(
-                    # A sum whose addition is under way may turn out to be malformed.
-                    chunk.copy_mask if chunk.copy is not None else 0,
-                    (chunk.average.mask, chunk.average.digest)
-                    if chunk.average is not None
-                    else None,
-                )
-                for chunk in self._chunks
-            )
-        )
+        return Inventory(tuple(chunk.held for chunk in self._chunks))
 
     # Events
 
-    def start(self) -> list[Action]:
-        """The ring begins: this member starts its chunks."""
-        return self._start_chunks()
+    def start(self) -> list[RingAction]:
+        """The ring begins, or a member is out: this member starts the chunks that are its own to
+        start."""
+        actions: list[RingAction] = []
+        for chunk in range(len(self._chunks)):
+            actions += self._started(chunk)
+        return actions
 
-    def partial_sum_received(
-        self,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        payload: Payload,
-        digest: Digest = NO_DIGEST,
-        signature: bytes = b"",
-    ) -> list[Action]:
-        """A partial sum arrived, where sums are audited with its digest and with its sender's
-        signature, which the caller has checked.
+    def _started(self, chunk: int) -> list[RingAction]:
+        state = self._chunks[chunk]
+        if state.sum_state != "absent" or state.average is not None:
+            return []
+        return [self._contribute(chunk, None)] if self._members.starts(chunk) else []
+
+    def partial_sum_received(self, chunk: int, arrived: ArrivedSum) -> list[RingAction]:
+        """A partial sum arrived, and the caller has checked its sender's signature.
 
         Raises:
             MalformedError: an unknown chunk or member, or a mask with this member although it never
                 added its part.
         """
-        self._checked(sender, chunk, mask)
-        return self._arrived(chunk, ArrivedSum(sender, mask, payload, digest, signature))
+        self._check(arrived.sender, chunk, arrived.mask)
+        return self._arrived(chunk, arrived)
 
-    def _arrived(self, chunk: int, arrived: ArrivedSum) -> list[Action]:
+    def _arrived(self, chunk: int, arrived: ArrivedSum) -> list[RingAction]:
         state, mask = self._chunks[chunk], arrived.mask
         bit = 1 << self._position
         if mask & bit and not state.copy_mask:  # no sum with my part has left this member
             raise MalformedError(f"partial sum of chunk {chunk} claims a part that was never added")
-        if state.average is not None or state.sum_state == "finishing" or self._is_out:
+        if state.average is not None or state.sum_state == "finishing" or self._members.is_out:
             return []
         if state.sum_state == "adding":
             if state.waiting is None or worth(mask | bit) > worth(state.waiting.mask | bit):
@@ -232,7 +214,9 @@ class RingReduce:
         state.replace_copy(arrived)
         return self._advance(chunk)
 
-    def contributed(self, chunk: int, payload: Payload, digest: Digest = NO_DIGEST) -> list[Action]:
+    def contributed(
+        self, chunk: int, payload: Payload, digest: Digest = NO_DIGEST
+    ) -> list[RingAction]:
         """This member's part was added to a chunk: `payload` is the new partial sum. `digest`: its
         own, where sums are audited."""
         state = self._chunks[chunk]
@@ -242,7 +226,7 @@ class RingReduce:
         state.contributing_mask = None
         state.added(digest)
         state.copy_receiver = None
-        if state.average is None and not self._is_out:
+        if state.average is None and not self._members.is_out:
             state.copy = payload
         else:
             state.release()
@@ -252,7 +236,7 @@ class RingReduce:
             actions += self._arrived(chunk, waiting)
         return actions
 
-    def rejected(self, chunk: int) -> list[Action]:
+    def rejected(self, chunk: int) -> list[RingAction]:
         """The payload to add to was malformed: it counts as never received.
 
         The caller has to remove the sender. Then the member before the sender sends its copy again.
@@ -264,110 +248,72 @@ class RingReduce:
         state.reject()
         waiting, state.waiting = state.waiting, None
         if waiting is not None:
-            actions = self._arrived(chunk, waiting)
-            return actions or self._advance(chunk)
+            return self._arrived(chunk, waiting) or self._advance(chunk)
         if state.sum_state != "absent":
             return self._advance(chunk)
-        if state.average is None and not self._is_out and self._is_starter(chunk):
-            # The members before this one fell during the addition, so it did not start the chunk.
-            return [self._contribute(chunk, None)]
-        return []
+        # The members before this one may have fallen during the addition.
+        return [] if self._members.is_out else self._started(chunk)
 
-    def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
+    def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[RingAction]:
         """The average of a chunk was computed here."""
         state = self._chunks[chunk]
         if state.sum_state != "finishing":
             raise LocalProtocolError(f"chunk {chunk} is not being finished")
         state.release()  # not before: a removed member's mask belongs to this copy
-        if self._is_out:
+        if self._members.is_out:
             return []
         mask = state.copy_mask
         signature = self._sign(chunk, mask, digest)
         average = Average(mask, digest, self._position, payload, signature)
         return [*self._note_signed(chunk, average), *self._take(chunk, average, None)]
 
-    def average_received(
-        self,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int,
-        payload: Payload,
-        digest: Digest,
-        signature: bytes = b"",
-    ) -> list[Action]:
-        """An averaged chunk arrived, with its finisher's signature, which the caller has checked.
+    def average_received(self, sender: PeerId, chunk: int, average: Average) -> list[RingAction]:
+        """An averaged chunk arrived, and the caller has checked its finisher's signature.
 
         Raises:
             MalformedError: values out of range.
         """
-        self._checked(sender, chunk, mask)
-        if not 0 <= finisher < len(self.members):
-            raise MalformedError(f"average of chunk {chunk} by member {finisher}")
-        average = Average(mask, digest, finisher, payload, signature)
+        self._check(sender, chunk, average.mask)
+        if not 0 <= average.finisher < len(self._members.members):
+            raise MalformedError(f"average of chunk {chunk} by member {average.finisher}")
         return [*self._note_signed(chunk, average), *self._take(chunk, average, sender)]
 
-    def member_removed(self, peer: PeerId) -> list[Action]:
+    def member_removed(self, peer: PeerId) -> list[RingAction]:
         """A member is out of this ring for good."""
         if peer not in self.living:
             return []
         old_successor = self.successor
-        self.living = tuple(member for member in self.living if member != peer)
-        self._living_mask &= ~(1 << self.members.index(peer))
-        self.successor = self._next_living()
-        if self._is_out:
+        self._members.remove(peer)
+        if self._members.is_out:
             for chunk, state in enumerate(self._chunks):
                 state.drop_copy()
                 self._take_early(chunk)  # passes nothing on
             return []
-        actions: list[Action] = []
+        actions: list[RingAction] = []
         if self.successor is not None and self.successor != old_successor:
-            actions += self._averages_for(self.successor)
+            actions += self.averages_for(self.successor)
         for chunk in range(len(self._chunks)):
             actions += self._take_early(chunk) + self._advance(chunk)
-        return actions + self._start_chunks()
+        return actions + self.start()
 
-    def averages_for(self, peer: PeerId) -> list[Action]:
+    def averages_for(self, peer: PeerId) -> list[RingAction]:
         """All averages held here, for a member whose averages differ."""
-        return self._averages_for(peer)
+        actions: list[RingAction] = []
+        for chunk, state in enumerate(self._chunks):
+            if state.average is not None:
+                actions += self._pass_on(peer, chunk, state.average)
+        return actions
 
     # The rules
 
-    def _checked(self, sender: PeerId, chunk: int, mask: int) -> Chunk:
-        if sender not in self.members:
+    def _check(self, sender: PeerId, chunk: int, mask: int) -> None:
+        members = self._members.members
+        if sender not in members:
             raise MalformedError(f"{sender} is not a member of this ring")
         if not 0 <= chunk < len(self._chunks):
             raise MalformedError(f"chunk {chunk} of {len(self._chunks)}")
-        if not 0 < mask < 1 << len(self.members):
+        if not 0 < mask < 1 << len(members):
             raise MalformedError(f"contributors of chunk {chunk} out of range")
-        return self._chunks[chunk]
-
-    def _next_living(self) -> PeerId | None:
-        after_me = (*self.members[self._position + 1 :], *self.members[: self._position])
-        return next((member for member in after_me if member in self.living), None)
-
-    @property
-    def _is_out(self) -> bool:
-        return not self._living_mask >> self._position & 1
-
-    def _covers_living(self, mask: int) -> bool:
-        return not self._living_mask & ~mask
-
-    def _is_starter(self, chunk: int) -> bool:
-        num_members = len(self.members)
-        first = self._finishers.first(chunk)
-        for offset in range(num_members):
-            member = self.members[(first + offset) % num_members]
-            if member in self.living:
-                return member == self._me
-        return False
-
-    def _start_chunks(self) -> list[Action]:
-        return [
-            self._contribute(chunk, None)
-            for chunk, state in enumerate(self._chunks)
-            if state.sum_state == "absent" and state.average is None and self._is_starter(chunk)
-        ]
 
     def _contribute(self, chunk: int, arrived: ArrivedSum | None) -> Contribute:
         self._chunks[chunk].add(arrived)
@@ -375,27 +321,27 @@ class RingReduce:
             return Contribute(chunk, None)
         return Contribute(chunk, arrived.payload, arrived.sender, arrived.mask)
 
-    def _advance(self, chunk: int) -> list[Action]:
+    def _advance(self, chunk: int) -> list[RingAction]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""
-        state = self._chunks[chunk]
-        if state.copy is None or state.sum_state == "finishing" or self._is_out:
+        state, members = self._chunks[chunk], self._members
+        if state.copy is None or state.sum_state == "finishing" or members.is_out:
             return []
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
-        is_whole = self._covers_living(state.copy_mask)
-        if is_whole and self._finishers.finishes(chunk, self._position, self.living):
+        is_whole = not members.num_missing(state.copy_mask)
+        if is_whole and members.finishes(chunk, self._position):
             state.finish()
             return [FinishAverage(chunk, state.copy, state.copy_mask)]
-        if state.copy_receiver is not None and state.copy_receiver in self.living:
+        if state.copy_receiver is not None and state.copy_receiver in members.living:
             return []
-        successor = self.successor
+        successor = members.successor
         assert successor is not None, "another living member adds to the sum, or finishes it"
         state.pass_on(successor)
         digest = state.copy_digest
         signature = self._sign_sum(chunk, state.copy_mask, digest) if digest else b""
         return [Send(successor, chunk, state.copy_mask, None, state.copy, signature=signature)]
 
-    def _take(self, chunk: int, average: Average, sender: PeerId | None) -> list[Action]:
+    def _take(self, chunk: int, average: Average, sender: PeerId | None) -> list[RingAction]:
         state = self._chunks[chunk]
         if not average.is_better_than(state.average):
             return []
@@ -403,23 +349,24 @@ class RingReduce:
             state.early[sender] = average
             return []
         if state.average is None:
-            self._num_averages += 1
+            self.num_averages += 1
         state.average = average
         state.drop_copy()
         successor = self.successor
-        if self._is_out or successor is None or successor == sender:
+        if self._members.is_out or successor is None or successor == sender:
             return []
         return self._pass_on(successor, chunk, average)
 
     def _is_early(self, chunk: int, average: Average) -> bool:
         """Returns whether an average lacks a living member, or is none of the chunk's finisher;
         always false once this member is out."""
-        if self._is_out:
+        members = self._members
+        if members.is_out:
             return False
-        is_whole = self._covers_living(average.mask)
-        return not is_whole or not self._finishers.may_finish(chunk, average.finisher, self.living)
+        is_whole = not members.num_missing(average.mask)
+        return not is_whole or not members.may_finish(chunk, average.finisher)
 
-    def _note_signed(self, chunk: int, average: Average) -> list[Action]:
+    def _note_signed(self, chunk: int, average: Average) -> list[RingAction]:
         """Compares an average with the first one that its finisher signed for this chunk. One
         proof about a member is enough."""
         finisher = average.finisher
@@ -432,24 +379,17 @@ class RingReduce:
         self._contradicted.add(finisher)
         return [Contradicted(chunk, finisher, first, signed)]
 
-    def _take_early(self, chunk: int) -> list[Action]:
+    def _take_early(self, chunk: int) -> list[RingAction]:
         """Takes the early averages of a chunk that are not early any more."""
         state = self._chunks[chunk]
         early, state.early = state.early, {}
-        actions: list[Action] = []
+        actions: list[RingAction] = []
         for sender, average in early.items():
             actions += self._take(chunk, average, sender)
         return actions
 
-    def _pass_on(self, peer: PeerId, chunk: int, average: Average) -> list[Action]:
-        if self.members[average.finisher] == peer:
+    def _pass_on(self, peer: PeerId, chunk: int, average: Average) -> list[RingAction]:
+        if self._members.members[average.finisher] == peer:
             return []
         named = average.mask, average.finisher, average.payload, average.digest
         return [Send(peer, chunk, *named, average.signature)]
-
-    def _averages_for(self, peer: PeerId) -> list[Action]:
-        actions: list[Action] = []
-        for chunk, state in enumerate(self._chunks):
-            if state.average is not None:
-                actions += self._pass_on(peer, chunk, state.average)
-        return actions

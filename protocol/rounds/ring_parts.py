@@ -23,7 +23,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array, usable
-from gossamer.protocol.codecs.tensor_codecs import TensorCodec
+from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.token_caps import capped_tokens
 
@@ -185,3 +188,23 @@ class SumPart:
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`: the rounding errors that this member made."""
         return self._sums.error_of(chunk)
+
+
+def tree_of(
+    pending: Float32Array, plan: ChunkPlan, payloads: RecordPayloads | SumPayloads
+) -> RecordTree:
+    """The tree of a member's records; where sums travel, of the chunks of its work in fp32.
+
+    Args:
+        pending: (plan.num_elements,), the work that the member offers.
+
+    Raises:
+        ValueError: the work has a value that cannot be used.
+    """
+    encode = payloads.encode if isinstance(payloads, RecordPayloads) else codec("fp32").encode
+    return RecordTree(
+        [
+            leaf_of(chunk, encode(usable(pending[plan.range_of(chunk)])))
+            for chunk in range(plan.num_chunks)
+        ]
+    )

@@ -29,7 +29,6 @@ a ring that was replaced is dropped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 from gossamer.protocol.errors import LocalProtocolError
@@ -37,15 +36,11 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Doubts
 from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut
 from gossamer.protocol.rounds.attempt import Attempt
-from gossamer.protocol.rounds.inventory import NO_DIGEST
+from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Payload
 from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.mending import (
-    hold_until,
-    is_early,
-    mend_later,
-    with_more,
-)
-from gossamer.protocol.rounds.ring import Payload, RingReduce
+from gossamer.protocol.rounds.measured_link import LinkMeasure
+from gossamer.protocol.rounds.mending import hold_until, is_early, mend_later, with_more
+from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.roster import (
     Ring,
     make_roster,
@@ -124,41 +119,24 @@ class Round(RoundView):
         self,
         now: float,
         ring_id: Digest,
-        sender: PeerId,
         chunk: int,
-        mask: int,
-        payload: Payload,
-        digest: Digest = NO_DIGEST,
-        signature: bytes = b"",
+        arrived: ArrivedSum,
     ) -> list[Action]:
-        """A partial sum came. `signature`: its sender's, which `SignedAverages` has checked."""
+        """A partial sum came. `SignedAverages` has checked its sender's signature."""
         if (attempt := self._working(ring_id)) is None:
             return []
         attempt.link_rate.received(now)
-        actions = attempt.reduce.partial_sum_received(
-            sender, chunk, mask, payload, digest, signature
-        )
+        actions = attempt.reduce.partial_sum_received(chunk, arrived)
         return self._after(now, attempt.progress(now, actions))
 
     def average_received(
-        self,
-        now: float,
-        ring_id: Digest,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int,
-        payload: Payload,
-        digest: Digest,
-        signature: bytes = b"",
+        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, average: Average
     ) -> list[Action]:
-        """An average came. `signature`: its finisher's, which `SignedAverages` has checked."""
+        """An average came. `SignedAverages` has checked its finisher's signature."""
         if (attempt := self._working(ring_id)) is None:
             return []
         attempt.link_rate.received(now)
-        actions = attempt.reduce.average_received(
-            sender, chunk, mask, finisher, payload, digest, signature
-        )
+        actions = attempt.reduce.average_received(sender, chunk, average)
         return self._after(now, attempt.progress(now, actions))
 
     def contributed(
@@ -195,20 +173,12 @@ class Round(RoundView):
         return self._after(now, attempt.accuse(now, peer, reason))
 
     def link_measured(
-        self,
-        now: float,
-        ring_id: Digest,
-        peer: PeerId,
-        acked_bytes: int,
-        busy_seconds: float,
-        waiting_bytes: int,
-        limit_bytes_per_second: float = math.inf,
+        self, now: float, ring_id: Digest, peer: PeerId, measure: LinkMeasure
     ) -> list[Action]:
-        """The totals of the link to a member, see `RingLinkRates.measured`."""
+        """The totals of the link to a member."""
         if (attempt := self._working(ring_id)) is None:
             return []
-        measured = acked_bytes, busy_seconds, waiting_bytes, limit_bytes_per_second
-        return self._after(now, attempt.link_measured(now, peer, *measured))
+        return self._after(now, attempt.link_measured(now, peer, measure))
 
     def computed(
         self, now: float, ring_id: Digest, generation: int, state_digest: Digest

@@ -13,15 +13,9 @@ from gossamer.protocol.rounds.actions import Self
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
-from gossamer.protocol.rounds.inventory import Inventory, SumStep
+from gossamer.protocol.rounds.inventory import Inventory, Payload, SumStep
 from gossamer.protocol.rounds.mending import Mending, waited_in_vain, with_more
-from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.rounds.roster import (
-    NO_HINTS,
-    Ring,
-    RoundHints,
-    RoundRules,
-)
+from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify

@@ -24,12 +24,11 @@ import numpy as np
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array, check_decoded, usable
 from gossamer.protocol.codecs.contributions import SHARE_MIN, add_record, clip_factors, split
 from gossamer.protocol.codecs.inner_products import norm_of
-from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
-from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.rounds.ring_parts import RingPart, RoundedSums, SumPart
+from gossamer.protocol.rounds.ring_parts import RingPart, RoundedSums, SumPart, tree_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 _PART_NORM_MAX = 2.0
@@ -148,26 +147,6 @@ class SetPart:
         if rounded is not None:
             error += rounded
         return error
-
-
-def tree_of(
-    pending: Float32Array, plan: ChunkPlan, payloads: RecordPayloads | SumPayloads
-) -> RecordTree:
-    """The tree of a member's records; where sums travel, of the chunks of its work in fp32.
-
-    Args:
-        pending: (plan.num_elements,), the work that the member offers.
-
-    Raises:
-        ValueError: the work has a value that cannot be used.
-    """
-    encode = payloads.encode if isinstance(payloads, RecordPayloads) else codec("fp32").encode
-    return RecordTree(
-        [
-            leaf_of(chunk, encode(usable(pending[plan.range_of(chunk)])))
-            for chunk in range(plan.num_chunks)
-        ]
-    )
 
 
 class RecordPart:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.actions import Self
-from gossamer.protocol.rounds.ring import Contradicted
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.rounds.actions import Contradicted, Self
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average, SumStep
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import mask_bytes
 from gossamer.protocol.wire.average_signatures import (
@@ -61,25 +61,24 @@ class SignedAverages:
         payload = encode_finished(chunk)
         return self.identity.sign(signing_bytes(self.identity.run_id, payload))
 
-    def check_sum(
-        self, chunk: int, mask: int, sender: PeerId, digest: Digest, signature: bytes
-    ) -> None:
-        """Checks the signature under a partial sum.
+    def check_sum(self, chunk: int, came: ArrivedSum | SumStep) -> None:
+        """Checks the signature under a partial sum that came to a member.
 
         Raises:
             MalformedError: no such sender, or a signature where none belongs.
             ForgedError: the sender did not sign it.
         """
         if not self.payloads.are_audited:
-            if signature:
+            if came.signature:
                 raise MalformedError("a signature under a partial sum that needs none")
             return
-        if sender not in self.ring.members or mask >> len(self.ring.members):
+        sender = came.sender
+        if sender is None or sender not in self.ring.members or came.mask >> len(self.ring.members):
             raise MalformedError(f"partial sum of chunk {chunk} by {sender}")
-        passed = self._passed(self.ring.members.index(sender), chunk, mask, digest)
-        check_finished(passed, sender, signature, self.identity.run_id, self.verify)
+        passed = self._passed(self.ring.members.index(sender), chunk, came.mask, came.digest)
+        check_finished(passed, sender, came.signature, self.identity.run_id, self.verify)
 
-    def check(self, chunk: int, mask: int, finisher: int, digest: Digest, signature: bytes) -> None:
+    def check(self, chunk: int, average: Average) -> None:
         """Checks the signature under an average that arrived.
 
         Raises:
@@ -87,14 +86,15 @@ class SignedAverages:
             ForgedError: the finisher did not sign it.
         """
         if not self._are_needed:
-            if signature:
+            if average.signature:
                 raise MalformedError("a signature under an average that needs none")
             return
+        mask, finisher = average.mask, average.finisher
         if not (0 <= finisher < len(self.ring.members) and mask >> len(self.ring.members) == 0):
             raise MalformedError(f"average of chunk {chunk} by member {finisher}")
-        finished = self._finished(finisher, chunk, mask, digest)
+        finished = self._finished(finisher, chunk, mask, average.digest)
         author = self.ring.members[finisher]
-        check_finished(finished, author, signature, self.identity.run_id, self.verify)
+        check_finished(finished, author, average.signature, self.identity.run_id, self.verify)
 
     def proof(self, contradicted: Contradicted) -> Equivocation:
         """The proof, for all peers, that a member has signed two averages of one chunk."""

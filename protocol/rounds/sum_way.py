@@ -96,7 +96,7 @@ class SumWay:
         if step.sender is None:
             return not step.mask
         try:
-            self._signed.check_sum(self._chunk, step.mask, step.sender, step.digest, step.signature)
+            self._signed.check_sum(self._chunk, step)
         except RemoteProtocolError:
             return False
         return bool(step.mask)

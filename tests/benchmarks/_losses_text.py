@@ -9,11 +9,11 @@ import numpy as np
 
 from gossamer.node.runs.draft import Draft
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.shard_folder import put_into
 from gossamer.trainer.text.shards import Split, split_documents, tokenise
-from gossamer.trainer.text.tokens import ByteTokenizer
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_files import default_files, find_files
+from gossamer.trainer.text.tokenizers.tokens import ByteTokenizer
 from tests.benchmarks._parity_training import Text, prepare_text
 
 TOPIC_SHARD_TOKENS = 65_536

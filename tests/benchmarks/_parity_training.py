@@ -29,7 +29,7 @@ from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import DataQueue
 from gossamer.trainer.text.shard_folder import Reader, ShardFolder, put_into
-from gossamer.trainer.text.tokens import load_tokenizer
+from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from gossamer.trainer.train import Swarm, Worker
 
 CURVE_TOKENS = 32_768

@@ -41,7 +41,7 @@ from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit, Member

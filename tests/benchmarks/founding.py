@@ -37,7 +37,7 @@ from gossamer.node.runs.rest_of_corpus import RestOfCorpus, cut_rest
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import DataConfig
-from gossamer.trainer.text.corpus_files import default_files
+from gossamer.trainer.text.sources.corpus_files import default_files
 
 FILE_BYTES = 256 * 10**6
 NUM_WORDS = 50_000

@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus import Corpus, scan_corpus
-from gossamer.trainer.text.corpus_files import default_files
 from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
 from gossamer.trainer.text.sampling import sample_texts
 from gossamer.trainer.text.shards import split_documents
-from gossamer.trainer.text.tokens import BpeTokenizer, learn_bpe, learn_bpe_from
+from gossamer.trainer.text.sources.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.sources.corpus_files import default_files
+from gossamer.trainer.text.tokenizers.tokens import BpeTokenizer, learn_bpe, learn_bpe_from
 
 SEED = 1
 KINDS = {
@@ -93,7 +93,7 @@ def part_of(plan: CorpusPlan, number: int) -> Corpus:
 
 def texts_of_part(plan: CorpusPlan, number: int) -> Iterator[bytes]:
     corpus = part_of(plan, number)
-    return corpus.read(np.arange(corpus.num_documents))
+    return corpus.read(np.arange(len(corpus.keys)))
 
 
 def compare(name: str, files: Sequence[Path], folder: Path, start: int, vocabulary: int) -> None:

@@ -14,11 +14,11 @@ import time
 
 import pytest
 
-from gossamer.node.peers.discovery import REUNION_SECONDS
 from gossamer.node.telemetry.status import Status
 from tests.chaos.evidence import Effort, check_round, history_of
 from tests.chaos.runs import ATTEMPT_SECONDS, Run
 from tests.chaos.watch import Watch
+from tests.support.apart import REUNION_SECONDS
 from tests.support.lab import Lab, Machine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_processes]

@@ -41,6 +41,7 @@ from gossamer.protocol.wire.piece_messages import decode_digests
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL
 from tests.fuzz.conversations import conversations
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
+from tests.support.builders import members_of
 from tests.support.mutations import anything, damaged
 
 RUN_ID = digest_of(b"a run by invitation")
@@ -152,7 +153,7 @@ def test_servers(
         with suppress(StreamClosed):
             await transport.handlers[protocol](stream)
         assert {peer for peer, _ in offences.noted} <= {ROGUE.peer_id}
-        assert roll.members() <= {ME.peer_id, ROGUE.peer_id}
+        assert members_of(roll) <= {ME.peer_id, ROGUE.peer_id}
 
     _run(serve)
 
@@ -194,7 +195,7 @@ def test_clients(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPa
         made, _ = keeper(tmp_path_factory.getbasetemp(), new_roll(), answer)
         with suppress(StreamClosed, RemoteProtocolError):
             await ask(made)
-        assert made.roll.members() <= {ME.peer_id, ROGUE.peer_id}
+        assert members_of(made.roll) <= {ME.peer_id, ROGUE.peer_id}
 
     _run(run)
 
@@ -207,7 +208,7 @@ def test_gossip(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -
         made, offences = keeper(tmp_path_factory.getbasetemp(), new_roll(), said)
         await _hear(made)
         assert {peer for peer, _ in offences.noted} <= {PeerId(ME.peer_id)}
-        assert made.roll.members() <= {ME.peer_id, ROGUE.peer_id}
+        assert members_of(made.roll) <= {ME.peer_id, ROGUE.peer_id}
 
     _run(run)
 
@@ -223,7 +224,7 @@ def test_the_file_of_the_roll(
         page = file.read()
         assert page is not None
         roll.add(page)
-    assert roll.members() <= {ME.peer_id, ROGUE.peer_id}
+    assert members_of(roll) <= {ME.peer_id, ROGUE.peer_id}
 
 
 def test_a_claim_has_no_more_bytes_than_its_bound() -> None:

@@ -54,9 +54,9 @@ from gossamer.protocol.policy.chain_summary import (
     decode_summary,
     encode_summary,
 )
+from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import encode_inventory
-from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request

@@ -28,7 +28,7 @@ from gossamer.trainer.ipc.framing import (
     decode_to_worker,
 )
 from gossamer.trainer.text.data import DataError, load_shard
-from gossamer.trainer.text.tokens import BpeTokenizer
+from gossamer.trainer.text.tokenizers.tokens import BpeTokenizer
 from tests.support.builders import manifest
 from tests.support.mutations import anything
 

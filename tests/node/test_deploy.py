@@ -590,7 +590,8 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         "node/telemetry/status.py": "from libp2p.peer.id import ID",
         "protocol/wire/framing.py": "import gossamer.protocol.rounds.ring",
         "node/base/threads.py": "import gossamer.node.storage.blocks",
-        "trainer/text/spool.py": "import gossamer.trainer.local_trainer",
+        "trainer/text/sources/spool.py": "import gossamer.trainer.local_trainer",
+        "trainer/text/tokenizers/words.py": "import gossamer.trainer.text.shards",
         "node/commands/texts.py": "import gossamer.node.commands.founder.plan",
     }
     for name, text in planted.items():
@@ -618,7 +619,8 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         "gossamer.node.telemetry.status -> libp2p",
         "gossamer.protocol.wire.framing -> gossamer.protocol.rounds.ring",
         "gossamer.node.base.threads -> gossamer.node.storage.blocks",
-        "gossamer.trainer.text.spool -> gossamer.trainer.local_trainer",
+        "gossamer.trainer.text.sources.spool -> gossamer.trainer.local_trainer",
+        "gossamer.trainer.text.tokenizers.words -> gossamer.trainer.text.shards",
         "gossamer.node.commands.texts -> gossamer.node.commands.founder.plan",
     ):
         assert chain in done.stdout

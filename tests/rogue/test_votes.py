@@ -21,6 +21,7 @@ from gossamer.protocol.wire.expulsion_messages import (
     encode_page,
 )
 from gossamer.protocol.wire.invitation_messages import encode
+from tests.support.builders import members_of
 from tests.support.node_world import FIRST_UNIX_SECONDS, NumbersTrainer, World, simulate
 
 HONEST, LIARS = "abcd", "ef"
@@ -69,7 +70,7 @@ def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
 
         def knows_all(name: str) -> bool:
             roll = world.nodes[name].entrance.roll if name in world.nodes else None
-            return roll is not None and roll.members() == frozenset(ids.values())
+            return roll is not None and members_of(roll) == frozenset(ids.values())
 
         await world.until(lambda: all(map(knows_all, MEMBERS)))
         await world.reach(3 * VOTE_PERIOD, *MEMBERS, seconds=600.0)

@@ -14,8 +14,10 @@ from unittest.mock import patch
 from gossamer.node.rounds.dispatcher import RoundDispatcher
 from gossamer.protocol.accounting.work_account import WorkAccount
 from gossamer.protocol.accounting.work_records import Settlement
-from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring import Action, Average, Payload, RingReduce
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.rounds.actions import RingAction
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average, Payload
+from gossamer.protocol.rounds.ring import RingReduce
 
 _partial_sum_received = RingReduce.partial_sum_received
 _advance = RingReduce._advance
@@ -23,15 +25,13 @@ _committed_by = WorkAccount.committed_by
 _contributed = RoundDispatcher.contributed
 
 
-def _double_count(
-    self: RingReduce, sender: PeerId, chunk: int, mask: int, payload: Payload, *signed: bytes
-) -> list[Action]:
+def _double_count(self: RingReduce, chunk: int, arrived: ArrivedSum) -> list[RingAction]:
     """A member does not look whether it is in a sum already."""
-    others = mask & ~(1 << self._position)
-    return _partial_sum_received(self, sender, chunk, others or mask, payload, *signed)  # type: ignore[arg-type]
+    others = arrived.mask & ~(1 << self._position)
+    return _partial_sum_received(self, chunk, arrived._replace(mask=others or arrived.mask))
 
 
-def _lost_partial_sum(self: RingReduce, chunk: int) -> list[Action]:
+def _lost_partial_sum(self: RingReduce, chunk: int) -> list[RingAction]:
     """A member keeps no copy of what it passed on."""
     actions = _advance(self, chunk)
     if self._chunks[chunk].copy_receiver is not None:
@@ -39,11 +39,12 @@ def _lost_partial_sum(self: RingReduce, chunk: int) -> list[Action]:
     return actions
 
 
-def _dead_starter(self: RingReduce, chunk: int) -> list[Action]:
+def _dead_starter(self: RingReduce, chunk: int) -> list[RingAction]:
     """A finisher waits for the part of the member that was to start the chunk, dead or not."""
-    starter = chunk % len(self.members)
+    members = self._members.members
+    starter = chunk % len(members)
     is_missing = not self._chunks[chunk].copy_mask >> starter & 1
-    if is_missing and self.members[starter] not in self.living:
+    if is_missing and members[starter] not in self.living:
         return []
     return _advance(self, chunk)
 

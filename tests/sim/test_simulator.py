@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.protocol.codecs.payloads import SPARSE
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.rounds.ring import Average
+from gossamer.protocol.rounds.inventory import Average
 from tests.sim.conftest import NUM_WORLDS
 from tests.sim.pool import Outcome
 from tests.sim.simulator.arithmetic import (

@@ -9,6 +9,10 @@ import pytest
 from gossamer.protocol.ids import PeerId
 from tests.support.memory_peer import MemoryPeer
 
+REUNION_SECONDS = 20.0
+"""Limit of the time after which peers that were cut off from each other for minutes are connected
+again: a back-off (6 s), and a dial that was begun before (10 s), if they have one address each."""
+
 
 class Apart:
     """From `begin` on some peers do not see each other among those that they are connected to."""

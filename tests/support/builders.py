@@ -11,6 +11,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import DataConfig, InnerConfig, Manifest, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
@@ -238,3 +240,9 @@ def manifest(**changes: object) -> Manifest:
         allowed=(),
     )
     return replace(example, **changes)
+
+
+def members_of(roll: Roll) -> frozenset[PeerId]:
+    """All peers that are in now."""
+    keys = [*roll.roots, *(entry.newcomer for entry in roll.page().entries)]
+    return frozenset(filter(roll.is_member, map(peer_of, keys)))

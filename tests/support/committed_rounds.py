@@ -22,7 +22,7 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.rounds.commit import Proposal
 from gossamer.protocol.rounds.commit_proof import RingRules
-from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import (
     ChunkAverage,

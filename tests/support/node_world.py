@@ -56,6 +56,7 @@ from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes
 from tests.support import builders
+from tests.support.balance import is_balanced
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.signatures_once import signatures_checked_once
 
@@ -739,7 +740,7 @@ def tokens_of(world: World, header: Header, name: str) -> int:
 def assert_account_is_true(world: World, name: str) -> None:
     """It balances, and committed is what the chain says."""
     work = world.participant(name).context.work
-    assert work.account.is_balanced
+    assert is_balanced(work.account)
     assert work.head == world.path(name)[-1]
     assert work.account.committed == credited(world, name)
     status = work.status

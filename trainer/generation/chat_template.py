@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.ipc.generation import PROMPT_BYTES_MAX, ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles
-from gossamer.trainer.text.chat_environment import RefusedByTemplate, chat_environment
+from gossamer.trainer.text.sources.chat_environment import RefusedByTemplate, chat_environment
 
 MEMORY_BYTES_MAX = 256 * MIB
 """What a template may allocate: far more than the text that it may make."""

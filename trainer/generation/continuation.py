@@ -22,7 +22,12 @@ from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
 from gossamer.trainer.resources.device import Device, DeviceError, choose_device, is_out_of_memory
-from gossamer.trainer.text.tokens import Tokenizer, TokenizerKind, TokenVector, load_tokenizer
+from gossamer.trainer.text.tokenizers.tokens import (
+    Tokenizer,
+    TokenizerKind,
+    TokenVector,
+    load_tokenizer,
+)
 
 CONTEXT_MAX = 32_768
 """Tokens that are kept at most. With published shapes their keys and values take some gigabytes."""

@@ -20,7 +20,7 @@ import msgspec
 
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.text.tokens import TokenizerKind
+from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
 
 PROMPT_BYTES_MAX = 256 * KIB
 """Of UTF-8: some 64 thousand tokens, more than most models take."""

@@ -41,9 +41,8 @@ from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc.choices import CompileChoice, MomentChoice
 from gossamer.trainer.ipc.measures import StepTimes, bits_per_byte
 
-# Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
-# the largest preset are 8,127 shards of a corpus of 0.25 billion tokens, and half of these are left
-# for what is on its way when the queue is filled anew.
+# Ranges that may be queued, some 10 MB: two rounds of the largest preset are 8,127 shards of a
+# corpus of 0.25 billion tokens, and half are left for what is on its way at a refill.
 DATA_RANGES_MAX = 32 * 1024
 
 # Of one round, in `Finished`: at most 16 bytes each, half a megabyte.
@@ -54,7 +53,6 @@ AUDIT_SEQUENCES_MAX = 64
 
 ALIVE_SECONDS = 2.0
 """Interval of the worker's signs of life, which have a few bytes each."""
-
 
 Span = tuple[int, int, int]
 """(shard, first token, token after the last one) of consumed data."""
@@ -266,8 +264,6 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights stay fp32)."""
     moments: str = ""
     """What the optimiser keeps its moments in; empty with shared steps, which have none."""
-    optimizer_steps: int
-    """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None
     """Place of the momentum that was loaded; None if none was."""
     problem: str = ""

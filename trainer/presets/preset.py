@@ -8,7 +8,7 @@ import msgspec
 
 from gossamer.protocol.manifest import InnerConfig, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.text.tokens import TokenizerKind
+from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,7 +117,7 @@ from gossamer.protocol.manifest import InnerConfig, OuterConfig, RoundConfig, To
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.preset import OuterStep, Preset
-from gossamer.trainer.text.tokens import BYTES_VOCABULARY
+from gossamer.trainer.text.tokenizers.tokens import BYTES_VOCABULARY
 
 DEFAULT_PRESET = "tiny"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
-from gossamer.trainer.text.chat import Chat
-from gossamer.trainer.text.tokens import TokenizerKind, TokenVector
-from gossamer.trainer.text.words import EncoderFile, TextEncoder
+from gossamer.trainer.text.sources.chat import Chat
+from gossamer.trainer.text.tokenizers.tokens import TokenizerKind, TokenVector
+from gossamer.trainer.text.tokenizers.words import EncoderFile, TextEncoder
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """Names by which chat templates may write the model's special tokens."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +32,9 @@ import numpy.typing as npt
 
 from gossamer.protocol.limits import DATA_PARTS_MAX, KIB, MIB
 from gossamer.protocol.shard_index import ShardInfo
-from gossamer.trainer.text.corpus import (
+from gossamer.trainer.text.mixing import Mixture, targets_of
+from gossamer.trainer.text.shards import Put, Split, default_shard_tokens, split_documents, tokenise
+from gossamer.trainer.text.sources.corpus import (
     DEFAULT_TEXT_FIELD,
     Corpus,
     KeyVector,
@@ -41,13 +42,10 @@ from gossamer.trainer.text.corpus import (
     Section,
     no_progress,
 )
-from gossamer.trainer.text.corpus_errors import BadDocumentError, CorpusError, NoTextError
-from gossamer.trainer.text.documents import LINE_BYTES_MAX, json_text
-from gossamer.trainer.text.mixing import Mixture, targets_of
-from gossamer.trainer.text.shards import Put, Split, default_shard_tokens, split_documents, tokenise
-from gossamer.trainer.text.tables import table_bytes, table_groups
-from gossamer.trainer.text.tokens import TokenBytes, Tokenizer
-from gossamer.trainer.text.unpacking import form_of, open_unpacked, planned_bytes
+from gossamer.trainer.text.sources.corpus_errors import NoTextError
+from gossamer.trainer.text.sources.estimates import measured, text_share
+from gossamer.trainer.text.sources.unpacking import form_of
+from gossamer.trainer.text.tokenizers.tokens import TokenBytes, Tokenizer
 
 _T = TypeVar("_T")
 
@@ -74,12 +72,6 @@ _GROWTH_MIXED = 16
 """The same where sources have weights: a long section of one source disturbs the shares of a part.
 The file is then unpacked sixteen times in all: gzip takes 0.003 seconds of a core for a megabyte
 each time, and cutting some 0.12."""
-
-_DENSITY_FILES = 8
-"""Files of a source that are looked at for the part of JSON lines that is text."""
-
-_DENSITY_BYTES = 256 * KIB
-"""Bytes of each."""
 
 
 class CorpusPlan(msgspec.Struct, frozen=True):
@@ -187,7 +179,7 @@ def plan_parts(
     densities = [1.0]
     if mixture is not None:
         of_sources = [_of_source(n, files, sources) for n in range(len(wanted))]
-        densities = [_density(there, text_field) for there in of_sources]
+        densities = [text_share(there, text_field) for there in of_sources]
     available = [
         round(density * sum(_of_source(number, sizes, sources)))
         for number, density in enumerate(densities)
@@ -290,24 +282,6 @@ def _ends(texts: Sequence[float], start_bytes: int, total: int) -> tuple[int, ..
     return tuple(ends)
 
 
-def measured(path: Path, text_field: str) -> tuple[int, int]:
-    """Returns about how many bytes of text a file has, and of a table its groups of rows.
-
-    A file that cannot be used has some, so that it is in a part, whose scan says what is wrong.
-
-    Raises:
-        OSError: the file cannot be looked at.
-    """
-    form, size = form_of(path), path.stat().st_size
-    try:
-        if form.content in ("parquet", "arrow"):
-            num_bytes = table_bytes(path, form.content, text_field)
-            return max(1, num_bytes), max(1, table_groups(path, form.content, text_field))
-        return (planned_bytes(path, form.packing) if form.packing else size), 0
-    except (CorpusError, BadDocumentError):
-        return size, 1 if form.content in ("parquet", "arrow") else 0
-
-
 def _sections(
     path: Path, size: int, groups: int, section_bytes: int, growth: int
 ) -> Iterator[tuple[int, int]]:
@@ -340,26 +314,6 @@ def _in_order(
     return [
         next(nexts[file]) if (file := sections[place][0]) in nexts else place for place in places
     ]
-
-
-def _density(files: Sequence[Path], text_field: str) -> float:
-    """Returns about which part of the bytes of a source's JSON lines is text."""
-    lines = [path for path in files if form_of(path).content == "lines"]
-    if len(lines) < len(files) or not lines:
-        return 1.0
-    raw = text = 0
-    step = -(-len(lines) // _DENSITY_FILES)
-    for path in lines[::step]:
-        form, left = form_of(path), _DENSITY_BYTES
-        with path.open("rb") as file:
-            packed = form.packing
-            stream = open_unpacked(file, path.stat().st_size, packed) if packed else file
-            while left > 0 and (line := stream.readline(LINE_BYTES_MAX)):
-                left -= len(line)
-                with suppress(BadDocumentError):
-                    text += len(json_text(line, text_field))
-                raw += len(line)
-    return text / raw if text else 1.0
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.trainer.text.corpus import Corpus, IntVector
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus import Corpus, IntVector
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 # Documents are not cut to fit a share, so that it is missed by a part of one.
 SHARE_TOLERANCE = 0.005

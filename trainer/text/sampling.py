@@ -26,9 +26,9 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 from blake3 import blake3
 
-from gossamer.trainer.text.corpus_errors import BadDocumentError, CorpusError
 from gossamer.trainer.text.corpus_parts import CorpusPlan
-from gossamer.trainer.text.documents import (
+from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
+from gossamer.trainer.text.sources.documents import (
     DOCUMENT_BYTES_MAX,
     StreamWindow,
     Window,
@@ -37,9 +37,9 @@ from gossamer.trainer.text.documents import (
     line_start,
     text_pieces,
 )
-from gossamer.trainer.text.tables import table_texts
-from gossamer.trainer.text.tokens import BPE_TRAINING_BYTES_MAX
-from gossamer.trainer.text.unpacking import Form, form_of, open_unpacked
+from gossamer.trainer.text.sources.tables import table_texts
+from gossamer.trainer.text.sources.unpacking import Form, form_of, open_unpacked
+from gossamer.trainer.text.tokenizers.tokens import BPE_TRAINING_BYTES_MAX
 
 PIECES = 1024
 """Pieces of a sample. A disk with moving heads takes some 10 ms for each."""

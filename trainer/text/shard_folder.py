@@ -10,11 +10,11 @@ from typing import Protocol
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.data import Tokens, load_shard
 from gossamer.trainer.text.shards import Put, cut_corpus
-from gossamer.trainer.text.tokens import TokenizerKind
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_files import default_files, find_files
+from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
 
 
 class Reader(Protocol):

@@ -27,11 +27,11 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
-from gossamer.trainer.text.corpus import Corpus, IntVector, KeyVector, Progress, no_progress
-from gossamer.trainer.text.corpus_errors import CorpusError
-from gossamer.trainer.text.encoders import Encoders, num_processes
 from gossamer.trainer.text.mixing import Mixture, Share, mix, shares_of
-from gossamer.trainer.text.tokens import (
+from gossamer.trainer.text.sources.corpus import Corpus, IntVector, KeyVector, Progress, no_progress
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.tokenizers.encoders import Encoders, num_processes
+from gossamer.trainer.text.tokenizers.tokens import (
     ByteTokenizer,
     TokenBytes,
     Tokenizer,

@@ -22,8 +22,8 @@ from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.trainer.presets.table import DEFAULT_PRESET
-from gossamer.trainer.text.corpus_errors import CorpusError
-from gossamer.trainer.text.encoders import num_cores
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.tokenizers.encoders import num_cores
 
 
 def plan(

@@ -88,9 +88,7 @@ def test_a_gpu_that_the_trainer_does_not_find_is_named(
 ) -> None:
     hardware = Hardware(wanted, SlowGpus(), SpeedMeter(Metrics()), trio.to_thread.run_sync)
     trio.run(hardware.measure)
-    configured = messages.Configured(
-        device=found, device_name="x", precision="fp32", optimizer_steps=0
-    )
+    configured = messages.Configured(device=found, device_name="x", precision="fp32")
     assert hardware.missed_gpu(configured) == missed
 
 
@@ -109,7 +107,6 @@ def test_gpus_are_read_in_threads() -> None:
                         device=device,
                         device_name=name,
                         precision="fp32",
-                        optimizer_steps=0,
                     )
                 )
                 with trio.fail_after(10.0):

@@ -22,7 +22,7 @@ from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongR
 from gossamer.node.runs.preparing import PreparingError
 from gossamer.node.storage.state_dir import StateDir, StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 
 @pytest.mark.parametrize(

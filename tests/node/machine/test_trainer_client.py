@@ -49,7 +49,7 @@ def configured(message):
     global vector
     vector = memory.open_vector(message.pseudo_gradient_fd, {num_parameters})
     say(m.Configured(device="cpu", device_name="few lines",
-        precision="fp32", optimizer_steps=0))
+        precision="fp32"))
 
 def trained(message):
     # As slowly as it takes for most kills to come in the middle.

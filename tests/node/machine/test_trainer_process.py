@@ -150,7 +150,8 @@ def test_trains_evaluates_dies_and_comes_back(
 
         await nursery.start(trainer.run)
         await trainer.send(configure(trainer, optimizer_path=optimizer_path))
-        assert (await next_of(trainer, m.Configured)).optimizer_steps == 100
+        assert await trio.Path(optimizer_path).exists()
+        assert (await next_of(trainer, m.Configured)).problem == "", "the moments are loaded"
         await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
         assert (await next_of(trainer, m.Evaluated)).loss == after.loss
         nursery.start_soon(trainer.close)

@@ -18,7 +18,7 @@ from gossamer.protocol.ids import public_key_of
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.wire.invitation_messages import Entry, Invitation, RollPage
 from tests.fuzz.scripted import ME, Offences, ScriptedTransport
-from tests.support.builders import manifest, peer
+from tests.support.builders import manifest, members_of, peer
 
 NOW = 1_700_000_000
 ROOT = Identity.from_seed(bytes([5]) * 32)
@@ -56,7 +56,7 @@ def test_a_member_takes_part(tmp_path: Path) -> None:
     roll, _ = members()
     opened = entrance(tmp_path, roll.page())
     assert opened.roll is not None
-    assert opened.roll.members() == {ROOT.peer_id, WITNESS.peer_id, ME.peer_id}
+    assert members_of(opened.roll) == {ROOT.peer_id, WITNESS.peer_id, ME.peer_id}
     assert opened.admits(WITNESS.peer_id)
     assert not opened.admits(peer(1))
     opened.require_known([peer(1)])  # its entry may be gone by now
@@ -81,14 +81,14 @@ def test_a_node_whose_entry_does_not_count_goes_on_and_asks_again(tmp_path: Path
     _, own = members()
     opened = entrance(tmp_path, RollPage((own,), ()))
     assert opened.roll is not None
-    assert opened.roll.members() == {ROOT.peer_id}
+    assert members_of(opened.roll) == {ROOT.peer_id}
 
 
 def test_a_node_with_a_damaged_roll_goes_on(tmp_path: Path) -> None:
     RollFile(tmp_path).path.write_bytes(b"damaged")
     opened = entrance(tmp_path, None)
     assert opened.roll is not None
-    assert opened.roll.members() == {ROOT.peer_id}
+    assert members_of(opened.roll) == {ROOT.peer_id}
 
 
 def test_headers_of_a_run_with_a_list_name_only_its_peers(tmp_path: Path) -> None:

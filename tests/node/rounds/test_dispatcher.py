@@ -27,9 +27,16 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import (
+    Contested,
+    Contribute,
+    FinishAverage,
+    LeftOut,
+    Removed,
+    Send,
+)
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.statements import (
@@ -261,8 +268,8 @@ def test_two_averages_of_one_chunk_by_one_member_become_a_proof() -> None:
         assert not member.proofs
         digest = digest_of(payload)
         signature = theirs.sign(0, 0b11, digest)
-        received = 0, 0b11, place, payload, digest, signature
-        dispatcher.average_received(1.0, ring_id, other.me, *received)
+        average = Average(0b11, digest, place, payload, signature)
+        dispatcher.average_received(1.0, ring_id, other.me, 0, average)
     (proof,) = member.proofs
     assert proof.first.author == other.me
     assert open_equivocation(proof, RUN_ID, verify) == (1, 1)
@@ -305,7 +312,7 @@ def test_an_older_outer_step_is_not_wanted_and_none_after_the_end() -> None:
 
 def test_a_commit_that_all_have_is_delivered_and_one_has_a_time_to_be() -> None:
     member = committed()
-    assert member.dispatcher.is_delivered
+    assert member.dispatcher.phase == "delivered"
     assert not member.dispatcher.is_open
     assert member.dispatcher.ends_seconds == 1.0 + LINGER_SECONDS
 

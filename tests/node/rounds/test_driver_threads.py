@@ -24,7 +24,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Compute, Contested, LeftOut, Removed
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.ring import Average, Payload
+from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round

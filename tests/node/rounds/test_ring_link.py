@@ -14,7 +14,8 @@ from gossamer.node.network.transport import Bytes, Stream
 from gossamer.node.rounds.effects import LinkTarget
 from gossamer.node.rounds.ring_link import RECEIPT_SECONDS, LinkFailed, RingLink, SentChunks
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.rounds.actions import Send
+from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack
 from gossamer.protocol.wire.statements import Signed
@@ -165,7 +166,7 @@ def test_a_receipt_ends_the_busy_time_and_silence_fails_the_link() -> None:
     chunks.queue(action)
     chunks.sent(2.0, action)
     assert chunks.acknowledged(3.0, 1, 40) is None
-    assert chunks.measure(3.0) == (140, 2.0, 60)
+    assert chunks.measure(3.0) == LinkMeasure(140, 2.0, 60)
     assert chunks.acknowledged(5.0, 2, 0) == (200, 4.0)
     assert chunks.all_received
     with pytest.raises(LinkFailed, match="not sent"):

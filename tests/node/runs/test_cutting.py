@@ -27,7 +27,7 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import decode_index
-from gossamer.trainer.text.corpus import no_progress
+from gossamer.trainer.text.sources.corpus import no_progress
 
 FOUNDER, OTHER = (Identity.from_seed(digest_of(name)) for name in (b"founder", b"other"))
 DRAFT = draft_of_preset("tiny")

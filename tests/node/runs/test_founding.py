@@ -21,9 +21,9 @@ from gossamer.protocol.manifest import decode_manifest, signing_bytes
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
-from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.data import load_shard
-from gossamer.trainer.text.tokens import load_tokenizer
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from tests.support.founded_runs import found_run
 
 IDENTITY = Identity.from_seed(bytes(32))

@@ -26,8 +26,8 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.folder import open_pretrained
-from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.data import load_shard
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from tests.support.builders import manifest, peer
 from tests.support.model_folders import config_of_family, make_folder
 

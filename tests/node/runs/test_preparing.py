@@ -14,8 +14,8 @@ from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.trainer.text.corpus import Progress, no_progress
-from gossamer.trainer.text.corpus_errors import PROBLEMS_MAX, CorpusError
+from gossamer.trainer.text.sources.corpus import Progress, no_progress
+from gossamer.trainer.text.sources.corpus_errors import PROBLEMS_MAX, CorpusError
 
 replace = msgspec.structs.replace
 DRAFT = draft_of_preset("tiny")

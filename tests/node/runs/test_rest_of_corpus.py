@@ -24,8 +24,8 @@ from gossamer.protocol.limits import KIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import PROMPT_BIT, ShardInfo
 from gossamer.trainer.pretrained.folder import open_pretrained
-from gossamer.trainer.text.corpus_errors import BadFilesError
-from gossamer.trainer.text.tokens import load_tokenizer
+from gossamer.trainer.text.sources.corpus_errors import BadFilesError
+from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from tests.support.builders import manifest
 from tests.support.model_folders import config_of_family, make_folder
 

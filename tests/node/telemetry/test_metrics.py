@@ -117,7 +117,7 @@ def test_a_step_shows_where_its_time_went_and_how_well_the_card_was_used() -> No
     meter.configured(
         messages.Configured(
             device="cuda:0", device_name="NVIDIA H100 80GB HBM3",
-            precision="bf16", optimizer_steps=0,
+            precision="bf16",
         )
     )  # fmt: skip
     step = messages.Step(

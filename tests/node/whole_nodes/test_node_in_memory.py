@@ -13,6 +13,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.telemetry.status import OuterStep
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.round import Round
+from tests.support.balance import is_balanced
 from tests.support.node_world import (
     SlowTrainer,
     World,
@@ -75,7 +76,7 @@ def test_four_peers_share_every_round_and_consume_every_token_once(tmp_path: Pat
         assert_every_token_counted_once(headers)
         for name in "abcd":
             account = world.participant(name).context.work.account
-            assert account.is_balanced
+            assert is_balanced(account)
             assert account.dropped == 0
 
     simulate(world, story)

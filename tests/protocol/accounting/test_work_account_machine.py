@@ -15,6 +15,7 @@ from gossamer.protocol.accounting.work_records import AccountState, Settlement
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.wire.statements import Span
+from tests.support.balance import is_balanced
 
 NUM_CHUNKS = 4
 STALE_ROUNDS = 3
@@ -187,6 +188,7 @@ class AccountMachine(RuleBasedStateMachine):
             common += 1
         for block in reversed(self.chain[common:]):
             self.chain.pop()
+            offer = self.account.offer_behind(block.head)
             reclaim = self.account.abandoned(
                 block.head,
                 block.parent,
@@ -197,8 +199,8 @@ class AccountMachine(RuleBasedStateMachine):
             assert reclaim.on_time + reclaim.late == block.tokens
             assert reclaim.carried <= block.tokens
             for chunk in bits(reclaim.chunks):
-                assert reclaim.offer is not None
-                self.pending[chunk].update(self.offers[reclaim.offer][chunk])
+                assert offer is not None
+                self.pending[chunk].update(self.offers[offer.number][chunk])
         for block in way[common:]:
             self._follow(block, is_known=is_known or self.is_knowing)
 
@@ -281,7 +283,7 @@ class AccountMachine(RuleBasedStateMachine):
     @invariant()
     def balances(self) -> None:
         state = self.account.state
-        assert self.account.is_balanced
+        assert is_balanced(self.account)
         # Where it does not know what a header took, it may hold it for an earlier life's.
         unknown = state.trained + state.under_way - self.tokens_ever
         assert unknown == 0 or (unknown > 0 and not self.is_knowing)

@@ -33,7 +33,7 @@ from gossamer.protocol.wire.expulsion_messages import (
     encode_saved,
 )
 from gossamer.protocol.wire.invitation_messages import Certificate, Entry, RollPage, proof_bytes
-from tests.support.builders import RUN_ID, peer, sign_as, verify
+from tests.support.builders import RUN_ID, members_of, peer, sign_as, verify
 from tests.support.mutations import altered
 
 ROOT, A, B, C, D, E, BELOW_C, STRANGER = (peer(number) for number in range(8))
@@ -137,7 +137,7 @@ def test_two_thirds_put_out_a_member_and_all_below_it() -> None:
     hear(node, chain, vote(A), vote(B), vote(D))
     assert node[0].is_member(C), "30 of 50"
     hear(node, chain, vote(ROOT))
-    assert node[0].members() == {ROOT, A, B, D, E}, "40 of 50"
+    assert members_of(node[0]) == {ROOT, A, B, D, E}, "40 of 50"
     assert node[0].was_member(C), "its name in old headers stays good"
 
 
@@ -152,7 +152,7 @@ def test_exactly_two_thirds_are_enough_and_less_is_not(stake: int, holds: bool) 
 def test_an_invitation_goes_with_those_that_came_in_by_it() -> None:
     node, chain = new(), Chain(EQUAL)
     hear(node, chain, *(vote(each, peer(1002)) for each in (ROOT, A, B, D)))
-    assert node[0].members() == {ROOT, A, B, D, E}
+    assert members_of(node[0]) == {ROOT, A, B, D, E}
 
 
 def test_of_three_branches_two_put_out_the_third_whatever_it_has() -> None:
@@ -163,7 +163,7 @@ def test_of_three_branches_two_put_out_the_third_whatever_it_has() -> None:
     assert tally is not None
     assert (tally.support, tally.total, tally.needed) == (20, 60, 2)
     hear(node, chain, vote(B))
-    assert node[0].members() == {ROOT, A, B, D, E}
+    assert members_of(node[0]) == {ROOT, A, B, D, E}
 
 
 @pytest.mark.parametrize("stakes", [{A: 100}, {A: 100, C: 1}, {A: 50, B: 1}])
@@ -287,7 +287,7 @@ def test_one_third_of_liars_puts_nobody_out_however_often_they_vote() -> None:
     for number in range(VOTE_PERIOD, SETTLED + VOTE_PERIOD, VOTE_PERIOD):
         for target in (A, B, C):
             hear(node, chain, *(vote(liar, target, number) for liar in (D, E, STRANGER)))
-    assert node[0].members() >= {ROOT, A, B, C, D, E}
+    assert members_of(node[0]) >= {ROOT, A, B, C, D, E}
     assert all(len(node[1].tally(public_key_of(each), chain).voters) == 2 for each in (A, B, C))  # type: ignore[union-attr]
 
 
@@ -437,7 +437,7 @@ def test_nodes_that_heard_different_votes_agree_after_comparing(
                 if one is not other:
                     exchange(one, other, chain)
     assert len({node[1].digest() for node in nodes}) == 1
-    assert len({node[0].members() for node in nodes}) == 1
+    assert len({members_of(node[0]) for node in nodes}) == 1
 
 
 def test_a_voter_that_changes_its_mind_divides_nobody() -> None:
@@ -473,7 +473,7 @@ def test_what_held_holds_for_good_and_over_a_restart() -> None:
     roll, again = new()
     again.restore(decode_saved(encode_saved(node[1].saved())))
     roll.expel(again.expelled)
-    assert roll.members() == node[0].members()
+    assert members_of(roll) == members_of(node[0])
     assert again.digests() == node[1].digests()
     damaged = replace(vote(A), signature=bytes(64))
     with pytest.raises(ForgedError):
@@ -553,7 +553,7 @@ def test_one_that_came_in_by_two_witnesses_is_out_when_its_entry_comes() -> None
     again.restore(node[1].saved())
     roll.expel(again.expelled)
     roll.add(RollPage(MEMBERS, ()))
-    assert roll.members() == {ROOT, A, B, D, E}
+    assert members_of(roll) == {ROOT, A, B, D, E}
 
 
 # Messages
@@ -597,4 +597,4 @@ def test_a_damaged_file_is_refused_or_puts_nobody_else_out(data: st.DataObject) 
         assert again.digests() == []
         return
     roll.expel(again.expelled)
-    assert roll.members() >= {ROOT, A, B, D, E}
+    assert members_of(roll) >= {ROOT, A, B, D, E}

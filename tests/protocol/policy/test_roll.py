@@ -32,7 +32,7 @@ from gossamer.protocol.wire.invitation_messages import (
     encode,
     proof_bytes,
 )
-from tests.support.builders import RUN_ID, peer, sign_as, verify
+from tests.support.builders import RUN_ID, members_of, peer, sign_as, verify
 from tests.support.mutations import altered
 
 ROOT, A, B, C, D, E = (peer(number) for number in range(6))
@@ -112,7 +112,7 @@ def three_levels(roll: Roll) -> None:
 def test_a_newcomer_comes_in_by_a_chain_though_all_above_it_are_away() -> None:
     roll = new_roll()
     three_levels(roll)
-    assert roll.members() == {ROOT, A, B, C}
+    assert members_of(roll) == {ROOT, A, B, C}
     assert roll.sponsors(C) == (A, B)
     assert roll.branch_of(C) == A
     assert roll.branch_of(ROOT) == ROOT
@@ -137,7 +137,7 @@ def test_one_invitation_with_one_slot_lets_in_one_identity() -> None:
     for number in range(100):
         with pytest.raises(NotWelcomeError, match="used up"):
             come_in(roll, peer(2000 + number), 1, by, now=NOW + number)
-    assert roll.members() == {ROOT, A}
+    assert members_of(roll) == {ROOT, A}
 
 
 def test_whoever_is_in_stays_in_when_others_come_by_the_same_invitation() -> None:
@@ -210,7 +210,7 @@ def test_who_is_no_member_lets_nobody_in() -> None:
     for sponsor, newcomer, witness in ((A, B, B), (B, A, A), (ROOT, A, A), (ROOT, A, B)):
         made = entry(newcomer, 1, certificate(sponsor, 1), witness=witness)
         assert not roll.add(RollPage((made,), ()))
-    assert roll.members() == {ROOT}
+    assert members_of(roll) == {ROOT}
 
 
 def test_one_member_cannot_fill_the_run() -> None:
@@ -229,7 +229,7 @@ def test_a_run_has_as_many_members_as_its_nodes_remember() -> None:
         for number in range(limits.MEMBERS_MAX + 5)
     ]
     roll.add(RollPage(tuple(made), ()))
-    assert len(roll.members()) == limits.MEMBERS_MAX
+    assert len(members_of(roll)) == limits.MEMBERS_MAX
     assert roll.is_member(peer(2000))
     assert not roll.is_member(peer(2000 + limits.MEMBERS_MAX))
 
@@ -245,7 +245,7 @@ def test_those_above_put_out_a_member_and_all_below_it(revoker: PeerId) -> None:
     changes = roll.add(revocation(revoker, target))
     gone = {B, C} if target == B else {C}
     assert changes.gone == gone
-    assert roll.members() == {ROOT, A, B, C} - gone
+    assert members_of(roll) == {ROOT, A, B, C} - gone
     assert roll.was_member(C), "its name in old headers stays good"
 
 
@@ -255,7 +255,7 @@ def test_nobody_else_puts_out_a_member(revoker: PeerId, target: PeerId) -> None:
     three_levels(roll)
     come_in(roll, D, 4, certificate(ROOT, 4, depth=1))
     roll.add(revocation(revoker, target))
-    assert roll.members() == {ROOT, A, B, C, D}
+    assert members_of(roll) == {ROOT, A, B, C, D}
 
 
 def test_a_revoked_invitation_lets_nobody_in_and_puts_out_whom_it_let_in() -> None:
@@ -263,7 +263,7 @@ def test_a_revoked_invitation_lets_nobody_in_and_puts_out_whom_it_let_in() -> No
     by = certificate(ROOT, 1, slots=3)
     come_in(roll, A, 1, by)
     roll.add(revocation(ROOT, one_time(1)))
-    assert roll.members() == {ROOT}
+    assert members_of(roll) == {ROOT}
     with pytest.raises(NotWelcomeError, match="revoked"):
         come_in(roll, B, 1, by)
     with pytest.raises(NotWelcomeError, match="put out"):
@@ -283,7 +283,7 @@ def test_what_a_member_witnessed_stays_when_it_is_put_out() -> None:
     come_in(roll, A, 1, certificate(ROOT, 1))
     come_in(roll, B, 2, certificate(ROOT, 2), witness=A)
     roll.add(revocation(ROOT, A))
-    assert roll.members() == {ROOT, B}
+    assert members_of(roll) == {ROOT, B}
 
 
 def test_the_revocations_of_one_member_are_bounded() -> None:
@@ -310,9 +310,9 @@ def test_no_change_of_a_genuine_page_lets_anybody_else_in(data: st.DataObject) -
     try:
         roll.add(decode_page(changed))
     except RemoteProtocolError:
-        assert roll.members() == {ROOT}
+        assert members_of(roll) == {ROOT}
         return
-    assert roll.members() <= {ROOT, A, B, C}
+    assert members_of(roll) <= {ROOT, A, B, C}
     for one in roll.page().entries:
         assert one in genuine.page().entries
     for revoked in roll.page().revocations:
@@ -340,7 +340,7 @@ def test_a_forged_entry_does_not_take_the_place_of_a_genuine_one() -> None:
     forged = replace(entry(B, 1, by, seconds=NOW - 5), signature=bytes(64))
     with pytest.raises(ForgedError, match="witness"):
         roll.add(RollPage((forged,), ()))
-    assert roll.members() == {ROOT, A}
+    assert members_of(roll) == {ROOT, A}
 
 
 # All rolls become the same
@@ -396,7 +396,7 @@ def test_members_that_saw_different_newcomers_agree_after_comparing(
                 if one is not other:
                     exchange(one, other)
     assert len({roll.digest() for roll in rolls}) == 1
-    assert len({roll.members() for roll in rolls}) == 1
+    assert len({members_of(roll) for roll in rolls}) == 1
     for number, slots in ((1, 2), (2, 1), (3, 2), (4, 1), (5, 1)):
         assert len(rolls[0].of_certificate(public_key_of(one_time(number)))) <= slots
     again = new_roll()
@@ -411,9 +411,9 @@ def test_two_members_that_filled_one_slot_keep_the_earlier_newcomer() -> None:
     come_in(second, B, 1, by, now=NOW + 4)
     come_in(second, C, 2, certificate(B, 2), now=NOW + 5)
     exchange(second, first)
-    assert second.members() == {ROOT, A}, "those that B let in go with it"
+    assert members_of(second) == {ROOT, A}, "those that B let in go with it"
     exchange(first, second)
-    assert first.members() == {ROOT, A}
+    assert members_of(first) == {ROOT, A}
 
 
 def test_equal_rolls_have_nothing_to_tell_each_other() -> None:

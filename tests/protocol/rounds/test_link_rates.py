@@ -25,7 +25,12 @@ from gossamer.protocol.rounds.link_rates import (
     WORD_SECONDS,
     RingLinkRates,
 )
-from gossamer.protocol.rounds.measured_link import GAP_SECONDS, LAG_SECONDS, PATIENCE_FRACTION
+from gossamer.protocol.rounds.measured_link import (
+    GAP_SECONDS,
+    LAG_SECONDS,
+    PATIENCE_FRACTION,
+    LinkMeasure,
+)
 from gossamer.protocol.wire.statements import LinkRate
 from tests.support.builders import peers
 
@@ -62,7 +67,9 @@ def measured(
     mine: RingLinkRates, rate: float, peer: PeerId = SUCCESSOR, seconds: float = 1.7
 ) -> None:
     now = 10.0 + seconds
-    mine.measured(now, peer, int(rate * seconds), seconds, MUCH)  # a slow line has carried a chunk
+    mine.measured(
+        now, peer, LinkMeasure(int(rate * seconds), seconds, MUCH)
+    )  # a slow line has carried a chunk
     much_arrives(mine, now)
 
 
@@ -126,9 +133,8 @@ class Line:
         mine = self._mine
         self.now += seconds
         self._busy_seconds += seconds
-        mine.measured(
-            self.now, SUCCESSOR, int(self._acked_bytes), self._busy_seconds, waiting, self.limit
-        )
+        measure = LinkMeasure(int(self._acked_bytes), self._busy_seconds, waiting, self.limit)
+        mine.measured(self.now, SUCCESSOR, measure)
         if self._is_fed:
             much_arrives(mine, self.now)
         word = mine.to_say(self.now, SUCCESSOR)
@@ -216,7 +222,7 @@ def test_one_fast_machine_among_slow_ones_makes_no_member_slow() -> None:
 def test_what_is_soon_done_is_waited_for() -> None:
     def verdict(num_chunks: int, round_seconds: float) -> PeerId | None:
         mine = link_rate(num_chunks=num_chunks, round_seconds=round_seconds)
-        mine.measured(NOW, SUCCESSOR, int(1.7 * SLOW), 1.7, 1_200_000)
+        mine.measured(NOW, SUCCESSOR, LinkMeasure(int(1.7 * SLOW), 1.7, 1_200_000))
         much_arrives(mine, NOW)
         said(mine, ALL_FAST)
         return mine.too_slow(NOW, RING, SUCCESSOR).member
@@ -264,7 +270,7 @@ def test_a_false_rate_beside_a_fast_machine_finds_no_link_slow(num_members: int)
     for liar, fast in itertools.permutations([each for each in ring if each != ME], 2):
         mine = link_rate(ring)
         now = 10.0 + PREDECESSOR_SECONDS + WORD_SECONDS
-        mine.measured(now, SUCCESSOR, int(SLOW * (now - 10.0)), now - 10.0, MUCH)
+        mine.measured(now, SUCCESSOR, LinkMeasure(int(SLOW * (now - 10.0)), now - 10.0, MUCH))
         receiver = ring[(ring.index(fast) + 1) % num_members]
         if receiver in (ME, liar):
             continue
@@ -280,7 +286,7 @@ def test_a_false_rate_beside_a_fast_machine_finds_no_link_slow(num_members: int)
 
 def test_an_arrival_that_a_member_has_seen_since_is_said_again() -> None:
     mine = link_rate()
-    mine.measured(NOW, SUCCESSOR, 2 * FAST, 1.5, MUCH)
+    mine.measured(NOW, SUCCESSOR, LinkMeasure(2 * FAST, 1.5, MUCH))
     word = mine.to_say(NOW, SUCCESSOR)
     assert word is not None
     assert word[2] == 0.0
@@ -296,7 +302,7 @@ def test_in_a_ring_of_three_the_predecessors_word_counts_as_far_as_it_is_seen() 
 
     def verdict(rates: dict[PeerId, float], arrives: float) -> PeerId | None:
         mine = link_rate(ring)
-        mine.measured(NOW + 3.0, SUCCESSOR, int(4.7 * SLOW), 4.7, MUCH)
+        mine.measured(NOW + 3.0, SUCCESSOR, LinkMeasure(int(4.7 * SLOW), 4.7, MUCH))
         said(mine, rates)
         for chunk in range(1, int(arrives * 4.0 / 1e6) + 1):
             mine.received(10.0 + chunk * 1e6 / arrives)
@@ -342,9 +348,9 @@ def test_my_link_rate_is_said_when_there_is_something_to_say() -> None:
     mine = link_rate()
     now = 10.0 + SAMPLE_SECONDS
     assert mine.to_say(now, SUCCESSOR) is None
-    mine.measured(now, SUCCESSOR, 100_000, 0.1, MUCH)
+    mine.measured(now, SUCCESSOR, LinkMeasure(100_000, 0.1, MUCH))
     assert mine.to_say(now, SUCCESSOR) is None
-    mine.measured(now, SUCCESSOR, 1_000_000, 0.1, MUCH)
+    mine.measured(now, SUCCESSOR, LinkMeasure(1_000_000, 0.1, MUCH))
     assert mine.to_say(10.0, SUCCESSOR) is None
     assert mine.to_say(now, SUCCESSOR) == pytest.approx((1, 10_000_000, 0.0))
     assert mine.to_say(now, SUCCESSOR) is None
@@ -352,11 +358,11 @@ def test_my_link_rate_is_said_when_there_is_something_to_say() -> None:
 
 def test_a_line_that_takes_nothing_has_the_link_rate_zero() -> None:
     mine = link_rate()
-    mine.measured(NOW, SUCCESSOR, 0, 1.5, MUCH)
+    mine.measured(NOW, SUCCESSOR, LinkMeasure(0, 1.5, MUCH))
     assert mine.to_say(NOW, SUCCESSOR) == (1, 0.0, 0.0)
     said(mine, ALL_FAST)
     assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
-    mine.measured(NOW, SUCCESSOR, 0, PATIENCE_SECONDS_MIN, MUCH)
+    mine.measured(NOW, SUCCESSOR, LinkMeasure(0, PATIENCE_SECONDS_MIN, MUCH))
     much_arrives(mine, NOW)
     assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 

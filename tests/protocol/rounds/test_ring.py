@@ -5,32 +5,43 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
-from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.rounds.inventory import Held, SignedDigest
-from gossamer.protocol.rounds.ring import (
-    Action,
-    Average,
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.rounds.actions import (
     Contradicted,
     Contribute,
     FinishAverage,
-    RingReduce,
+    RingAction,
     Send,
 )
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average, Held, SignedDigest
+from gossamer.protocol.rounds.ring import RingReduce
 from tests.support.builders import peers
 
 RING = peers(4)
 A, B, C, D = RING
 
 
+def reducing(
+    members: list[PeerId], me: PeerId, num_chunks: int, starters: list[int] | None = None
+) -> RingReduce:
+    """A ring without signatures. `starters`: None: all members start chunks."""
+    places = list(range(len(members))) if starters is None else starters
+    return RingReduce(members, me, num_chunks, places, unsigned, unsigned)
+
+
+def unsigned(_chunk: int, _mask: int, _digest: Digest) -> bytes:
+    return b""
+
+
 def member(me: int, num_chunks: int = 2) -> RingReduce:
-    return RingReduce(RING, RING[me], num_chunks)
+    return reducing(RING, RING[me], num_chunks)
 
 
 def take_partial_sum(
     ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"sum"
-) -> list[Action]:
+) -> list[RingAction]:
     """The partial sum arrives and my part is added to it."""
-    assert ring.partial_sum_received(RING[sender], chunk, mask, payload) == [
+    assert ring.partial_sum_received(chunk, ArrivedSum(RING[sender], mask, payload)) == [
         Contribute(chunk, payload, RING[sender], mask)
     ]
     return ring.contributed(chunk, payload + b"+")
@@ -48,9 +59,10 @@ def average(
     mask: int,
     payload: bytes = b"f",
     finisher: int | None = None,
-) -> list[Action]:
+) -> list[RingAction]:
     made_by = finisher_of(chunk) if finisher is None else finisher
-    return ring.average_received(RING[sender], chunk, mask, made_by, payload, digest_of(payload))
+    content = Average(mask, digest_of(payload), made_by, payload)
+    return ring.average_received(RING[sender], chunk, content)
 
 
 def passed_on(
@@ -70,12 +82,12 @@ def test_each_member_starts_the_chunks_of_its_position() -> None:
 def test_a_partial_sum_is_added_to_once_and_passed_on() -> None:
     ring = member(1)
     assert take_partial_sum(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
-    assert ring.partial_sum_received(A, 0, 0b0001, b"sum") == []
+    assert ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"sum")) == []
 
 
 def test_a_partial_sum_that_claims_my_part_is_malformed() -> None:
     with pytest.raises(MalformedError):
-        member(1).partial_sum_received(A, 0, 0b0011, b"sum")
+        member(1).partial_sum_received(0, ArrivedSum(A, 0b0011, b"sum"))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +97,9 @@ def test_a_partial_sum_that_claims_my_part_is_malformed() -> None:
 def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -> None:
     ring = member(1)
     with pytest.raises(MalformedError):
-        ring.partial_sum_received(sender, chunk, mask, b"sum")  # type: ignore[arg-type]
+        ring.partial_sum_received(chunk, ArrivedSum(sender, mask, b"sum"))  # type: ignore[arg-type]
     with pytest.raises(MalformedError):
-        ring.average_received(sender, chunk, mask, 0, b"f", digest_of(b"f"))  # type: ignore[arg-type]
+        ring.average_received(sender, chunk, Average(mask, digest_of(b"f"), 0, b"f"))  # type: ignore[arg-type]
     with pytest.raises(MalformedError):
         average(ring, 0, 0, 0b1111, finisher=4)
 
@@ -105,7 +117,7 @@ def test_the_member_whose_sum_covers_the_living_finishes_and_sends_the_average_r
 
 
 def test_one_member_alone_does_it_all() -> None:
-    ring = RingReduce([A], A, 1)
+    ring = reducing([A], A, 1)
     assert ring.start() == [Contribute(0, None)]
     assert ring.contributed(0, b"mine") == [FinishAverage(0, b"mine", 1)]
     assert ring.average_finished(0, b"f", digest_of(b"f")) == []
@@ -128,19 +140,19 @@ def test_an_average_is_taken_and_passed_on_if_it_is_better() -> None:
 def test_an_average_goes_neither_to_its_finisher_nor_back_to_its_sender() -> None:
     ring = member(1)
     assert average(ring, 0, 0, 0b1111, finisher=2) == []
-    pair = RingReduce([A, B], B, 1)
-    assert pair.average_received(A, 0, 0b11, 0, b"f", digest_of(b"f")) == []
+    pair = reducing([A, B], B, 1)
+    assert pair.average_received(A, 0, Average(0b11, digest_of(b"f"), 0, b"f")) == []
 
 
 def test_after_the_average_a_partial_sum_is_of_no_use() -> None:
     ring = member(1)
     average(ring, 0, 0, 0b1111)
-    assert ring.partial_sum_received(A, 0, 0b0001, b"sum") == []
+    assert ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"sum")) == []
 
 
 def test_an_average_that_comes_while_i_add_ends_the_walk() -> None:
     ring = member(1)
-    ring.partial_sum_received(A, 0, 0b0001, b"sum")
+    ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"sum"))
     average(ring, 0, 0, 0b1111)
     assert ring.contributed(0, b"sum+") == []
 
@@ -201,12 +213,14 @@ def test_a_sum_that_lacks_nobody_counts_the_members_up_to_its_finisher() -> None
 
 def contradictions(
     ring: RingReduce, finisher: int, chunk: int, *signed: SignedDigest
-) -> list[Action]:
+) -> list[RingAction]:
     """The contradictions that averages of one finisher show, in the order of their arrival."""
     return [
         action
         for mask, digest, signature in signed
-        for action in ring.average_received(RING[1], chunk, mask, finisher, b"f", digest, signature)
+        for action in ring.average_received(
+            RING[1], chunk, Average(mask, digest, finisher, b"f", signature)
+        )
         if isinstance(action, Contradicted)
     ]
 
@@ -293,7 +307,7 @@ def test_the_next_living_member_starts_the_chunk_of_a_removed_one() -> None:
 
 
 def test_a_new_successor_gets_every_average_again() -> None:
-    ring = RingReduce(RING, B, 2, starters=[1])
+    ring = reducing(RING, B, 2, starters=[1])
     average(ring, 0, 0, 0b1111, finisher=0)
     average(ring, 0, 1, 0b1111, b"g", finisher=0)
     assert ring.member_removed(C) == [
@@ -307,7 +321,7 @@ def test_a_removed_member_only_listens() -> None:
     ring = member(1)
     take_partial_sum(ring, 0, 0, 0b0001)
     assert ring.member_removed(B) == []
-    assert ring.partial_sum_received(A, 1, 0b0001, b"sum") == []
+    assert ring.partial_sum_received(1, ArrivedSum(A, 0b0001, b"sum")) == []
     assert ring.member_removed(C) == []
     assert average(ring, 0, 0, 0b1101) == []
     assert ring.num_averages == 1
@@ -316,7 +330,7 @@ def test_a_removed_member_only_listens() -> None:
 
 def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
     ring = member(1)
-    ring.partial_sum_received(A, 0, 0b0001, b"sum")
+    ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"sum"))
     ring.member_removed(B)
     assert ring.contributed(0, b"sum+") == []
     finisher = member(3)
@@ -328,46 +342,52 @@ def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
 
 def test_of_two_sums_of_a_chunk_the_one_with_more_members_walks_on() -> None:
     """Member 0 began anew; a sum of the others, which went past it, comes round to it."""
-    ring = RingReduce(RING[:3], A, 1)
+    ring = reducing(RING[:3], A, 1)
     ring.start()
     assert ring.contributed(0, b"a") == [Send(B, 0, 0b001, None, b"a")]
     assert take_partial_sum(ring, 2, 0, 0b110, b"bc") == [Send(B, 0, 0b111, None, b"bc+")]
-    finisher = RingReduce(RING[:3], C, 1)
+    finisher = reducing(RING[:3], C, 1)
     take_partial_sum(finisher, 1, 0, 0b010, b"b")
-    assert finisher.partial_sum_received(B, 0, 0b111, b"bc+") == [FinishAverage(0, b"bc+", 0b111)]
+    assert finisher.partial_sum_received(0, ArrivedSum(B, 0b111, b"bc+")) == [
+        FinishAverage(0, b"bc+", 0b111)
+    ]
 
 
 def test_a_sum_that_holds_less_than_the_kept_one_is_ignored() -> None:
     ring = member(3)
     take_partial_sum(ring, 1, 0, 0b0011)
     for mask in (0b0001, 0b0010, 0b0011):
-        assert ring.partial_sum_received(B, 0, mask, b"less") == []
+        assert ring.partial_sum_received(0, ArrivedSum(B, mask, b"less")) == []
     assert take_partial_sum(ring, 1, 0, 0b0111, b"more") == [FinishAverage(0, b"more+", 0b1111)]
 
 
 def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
     ring = member(0)
     take_partial_sum(ring, 1, 1, 0b0010, b"b")
-    assert ring.partial_sum_received(D, 1, 0b0111, b"abc") == [Send(B, 1, 0b0111, None, b"abc")]
-    assert ring.partial_sum_received(D, 1, 0b0111, b"abc") == []
-    assert ring.partial_sum_received(D, 1, 0b1111, b"abcd") == [FinishAverage(1, b"abcd", 0b1111)]
+    assert ring.partial_sum_received(1, ArrivedSum(D, 0b0111, b"abc")) == [
+        Send(B, 1, 0b0111, None, b"abc")
+    ]
+    assert ring.partial_sum_received(1, ArrivedSum(D, 0b0111, b"abc")) == []
+    assert ring.partial_sum_received(1, ArrivedSum(D, 0b1111, b"abcd")) == [
+        FinishAverage(1, b"abcd", 0b1111)
+    ]
 
 
 def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums() -> None:
     """All four members are out in the end, and neither of the two sends its sum again."""
     names = peers(6)
-    third, last = RingReduce(names, names[2], 4), RingReduce(names, names[5], 4)
+    third, last = reducing(names, names[2], 4), reducing(names, names[5], 4)
     for ring, removed in ((third, (3, 4)), (last, (0, 1))):
         for position in removed:
             ring.member_removed(names[position])
-    assert third.partial_sum_received(names[1], 3, 0b000011, b"ab")
+    assert third.partial_sum_received(3, ArrivedSum(names[1], 0b000011, b"ab"))
     assert third.contributed(3, b"abc") == [Send(names[5], 3, 0b000111, None, b"abc")]
-    assert last.partial_sum_received(names[4], 3, 0b011000, b"de")
+    assert last.partial_sum_received(3, ArrivedSum(names[4], 0b011000, b"de"))
     assert last.contributed(3, b"def") == [Send(names[2], 3, 0b111000, None, b"def")]
-    assert third.partial_sum_received(names[5], 3, 0b111000, b"def") == [
+    assert third.partial_sum_received(3, ArrivedSum(names[5], 0b111000, b"def")) == [
         Contribute(3, b"def", names[5], 0b111000)
     ]
-    assert last.partial_sum_received(names[2], 3, 0b000111, b"abc") == [
+    assert last.partial_sum_received(3, ArrivedSum(names[2], 0b000111, b"abc")) == [
         Contribute(3, b"abc", names[2], 0b000111)
     ]
 
@@ -378,15 +398,17 @@ def test_of_two_sums_with_as_many_members_everybody_keeps_the_same_one() -> None
     for ring in (first_low, first_high):
         ring.start()
         take_partial_sum(ring, 0, 0, 0b0100 if ring is first_low else 0b1000)
-    assert first_low.partial_sum_received(D, 0, high, b"high") == [Send(C, 0, high, None, b"high")]
-    assert first_high.partial_sum_received(A, 0, low, b"low") == []
+    assert first_low.partial_sum_received(0, ArrivedSum(D, high, b"high")) == [
+        Send(C, 0, high, None, b"high")
+    ]
+    assert first_high.partial_sum_received(0, ArrivedSum(A, low, b"low")) == []
 
 
 def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
     ring = member(1)
-    ring.partial_sum_received(A, 0, 0b0001, b"a")
-    assert ring.partial_sum_received(A, 0, 0b1000, b"d") == []
-    assert ring.partial_sum_received(A, 0, 0b1101, b"acd") == []
+    ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"a"))
+    assert ring.partial_sum_received(0, ArrivedSum(A, 0b1000, b"d")) == []
+    assert ring.partial_sum_received(0, ArrivedSum(A, 0b1101, b"acd")) == []
     assert ring.contributed(0, b"ab") == [
         Send(C, 0, 0b0011, None, b"ab"),
         Contribute(0, b"acd", A, 0b1101),
@@ -400,38 +422,40 @@ def test_a_bad_partial_sum_does_not_cost_the_copy() -> None:
     ring = member(1)
     ring.start()
     take_partial_sum(ring, 0, 0, 0b0001)
-    ring.partial_sum_received(A, 0, 0b1101, b"bad")
+    ring.partial_sum_received(0, ArrivedSum(A, 0b1101, b"bad"))
     assert ring.member_removed(C) == []
     assert ring.rejected(0) == [Send(D, 0, 0b0011, None, b"sum+")]
 
 
 def test_a_bad_partial_sum_leaves_room_for_a_good_one() -> None:
     ring = member(2)
-    ring.partial_sum_received(B, 0, 0b0011, b"bad")
+    ring.partial_sum_received(0, ArrivedSum(B, 0b0011, b"bad"))
     assert ring.rejected(0) == []
-    assert ring.partial_sum_received(A, 0, 0b0001, b"good") == [Contribute(0, b"good", A, 0b0001)]
+    assert ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"good")) == [
+        Contribute(0, b"good", A, 0b0001)
+    ]
     with pytest.raises(LocalProtocolError):
         ring.rejected(1)
 
 
 def test_what_came_while_a_bad_partial_sum_was_added_is_taken_instead() -> None:
     ring = member(2)
-    ring.partial_sum_received(B, 0, 0b0011, b"bad")
-    assert ring.partial_sum_received(A, 0, 0b0001, b"good") == []
+    ring.partial_sum_received(0, ArrivedSum(B, 0b0011, b"bad"))
+    assert ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"good")) == []
     assert ring.rejected(0) == [Contribute(0, b"good", A, 0b0001)]
 
 
 def test_a_sum_that_claims_my_part_while_i_add_it_for_the_first_time_is_malformed() -> None:
     ring = member(2)
-    ring.partial_sum_received(B, 0, 0b0011, b"bad")
+    ring.partial_sum_received(0, ArrivedSum(B, 0b0011, b"bad"))
     with pytest.raises(MalformedError):
-        ring.partial_sum_received(A, 0, 0b0111, b"impossible")
+        ring.partial_sum_received(0, ArrivedSum(A, 0b0111, b"impossible"))
     assert ring.rejected(0) == []  # and the rejection blames no other member
 
 
 def test_a_chunk_that_became_mine_while_a_bad_partial_sum_was_added_is_started() -> None:
     ring = member(2)
-    ring.partial_sum_received(B, 0, 0b0011, b"bad")
+    ring.partial_sum_received(0, ArrivedSum(B, 0b0011, b"bad"))
     ring.member_removed(A)
     ring.member_removed(B)
     assert ring.rejected(0) == [Contribute(0, None)]
@@ -454,7 +478,7 @@ def test_events_that_no_action_asked_for_are_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError):
         ring.average_finished(0, b"f", digest_of(b"f"))
     with pytest.raises(LocalProtocolError):
-        RingReduce(RING, peers(9)[8], 1)
+        reducing(RING, peers(9)[8], 1)
 
 
 def test_of_two_averages_exactly_one_is_better() -> None:
@@ -474,7 +498,9 @@ def test_the_inventory_names_kept_copies_and_averages() -> None:
     ring = member(1, num_chunks=3)
     take_partial_sum(ring, 0, 0, 0b0001)
     average(ring, 0, 1, 0b1111)
-    assert ring.partial_sum_received(A, 2, 0b0001, b"sum")  # is being added to, and may be no good
+    assert ring.partial_sum_received(
+        2, ArrivedSum(A, 0b0001, b"sum")
+    )  # is being added to, and may be no good
     assert ring.inventory().chunks == (
         Held(copy_mask=0b0011),
         Held(average=(0b1111, digest_of(b"f"))),

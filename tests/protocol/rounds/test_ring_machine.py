@@ -18,16 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.accusations import Accusations
-from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.ring import (
-    Action,
+from gossamer.protocol.rounds.actions import (
     Contradicted,
     Contribute,
     FinishAverage,
-    Payload,
-    RingReduce,
+    RingAction,
     Send,
 )
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average, Inventory, Payload
+from gossamer.protocol.rounds.ring import RingReduce
 from tests.support.builders import peers
 
 STEPS_MAX = 20_000
@@ -63,7 +62,9 @@ class Member:
         self.me = me
         self.position = members.index(me)
         self.alive = True
-        self.ring = RingReduce(members, me, num_chunks, starters, lambda *_: me.encode())
+        self.ring = RingReduce(
+            members, me, num_chunks, starters, lambda *_: me.encode(), lambda *_: b""
+        )
         self.accusations = Accusations(members, me)
         self.tasks: list[Contribute | FinishAverage] = []
         self.links: dict[PeerId, Link] = {}
@@ -98,7 +99,7 @@ class RingMachine(RuleBasedStateMachine):
 
     # What members do
 
-    def do(self, member: Member, actions: list[Action]) -> None:
+    def do(self, member: Member, actions: list[RingAction]) -> None:
         for action in actions:
             assert not isinstance(action, Contradicted), "a member finished a chunk twice"
             if isinstance(action, Send):
@@ -153,12 +154,12 @@ class RingMachine(RuleBasedStateMachine):
             return
         chunk, mask, payload = frame.chunk, frame.mask, frame.payload
         if frame.finisher is None:
-            actions = target.ring.partial_sum_received(source.me, chunk, mask, payload)
+            arrived = ArrivedSum(source.me, mask, payload)
+            actions = target.ring.partial_sum_received(chunk, arrived)
         else:
             digest = digest_of_sum(payload)
-            actions = target.ring.average_received(
-                source.me, chunk, mask, frame.finisher, payload, digest, frame.signature
-            )
+            average = Average(mask, digest, frame.finisher, payload, frame.signature)
+            actions = target.ring.average_received(source.me, chunk, average)
         self.do(target, actions)
 
     # What may happen next

@@ -21,13 +21,16 @@ from gossamer.protocol.rounds.actions import (
     Committed,
     Compute,
     Contested,
+    Contribute,
+    FinishAverage,
     Publish,
     Removed,
+    Send,
 )
 from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALL_SECONDS
 from gossamer.protocol.rounds.commit import VOTE_SECONDS, Parent
 from gossamer.protocol.rounds.commit_proof import open_commit
-from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -448,8 +451,8 @@ def test_leaving_for_another_head_is_said() -> None:
 
 def voting(round_: Round, ring_id: Digest) -> Vote:
     """Brings the machine to its vote for an average of all three."""
-    average = (0b111, 2, b"f", digest_of(b"f"))
-    (compute,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, *average))
+    average = Average(0b111, digest_of(b"f"), 2, b"f")
+    (compute,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, average))
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
     actions = round_.computed(2.0, ring_id, compute.generation, digest_of(b"state"))
@@ -492,9 +495,9 @@ def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None
 
 def test_a_better_average_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
-    worse = (0b111, 2, b"worst", digest_of(b"worst"))
-    assert worse[3] > digest_of(b"f")
-    (first,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, *worse))
+    worse = Average(0b111, digest_of(b"worst"), 2, b"worst")
+    assert worse.digest > digest_of(b"f")
+    (first,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, worse))
     assert isinstance(first, Compute)
     vote = voting(round_, ring_id)
     assert vote.sequence == 1
@@ -507,7 +510,8 @@ def test_a_better_average_after_the_vote_is_computed_and_voted_for_again() -> No
     first = voting(round_, ring_id)
     better = min((b"a", b"b", b"c", b"d"), key=digest_of)
     assert digest_of(better) < digest_of(b"f")
-    received = round_.average_received(3.0, ring_id, LAST, 0, 0b111, 2, better, digest_of(better))
+    average = Average(0b111, digest_of(better), 2, better)
+    received = round_.average_received(3.0, ring_id, LAST, 0, average)
     (compute,) = of(Compute, received)
     assert isinstance(compute, Compute)
     assert round_.state == "computing"

@@ -6,12 +6,11 @@ import pytest
 
 from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.errors import ForgedError, MalformedError
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.equivocation import open_equivocation
-from gossamer.protocol.rounds.actions import Self
-from gossamer.protocol.rounds.inventory import SignedDigest
-from gossamer.protocol.rounds.ring import Contradicted
+from gossamer.protocol.rounds.actions import Contradicted, Self
+from gossamer.protocol.rounds.inventory import Average, SignedDigest
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
@@ -25,11 +24,15 @@ def averages_of(me: PeerId, ring: Ring = RING, trust: Trust = "members") -> Sign
     return SignedAverages(identity, ring, verify, payloads_named("fp32", trust=trust))
 
 
+def average(mask: int, finisher: int, digest: Digest, signature: bytes) -> Average:
+    return Average(mask, digest, finisher, b"an average", signature)
+
+
 def test_what_a_finisher_signs_all_members_accept() -> None:
     for place, me in enumerate(RING.members):
         signature = averages_of(me).sign(5, 0b111, DIGEST)
         for other in RING.members:
-            averages_of(other).check(5, 0b111, place, DIGEST, signature)
+            averages_of(other).check(5, average(0b111, place, DIGEST, signature))
 
 
 @pytest.mark.parametrize(
@@ -43,14 +46,14 @@ def test_what_a_finisher_signs_all_members_accept() -> None:
     ids=["another chunk", "other members", "another finisher", "another average"],
 )
 def test_a_signature_is_good_for_nothing_else(
-    chunk: int, mask: int, finisher: int, digest: bytes
+    chunk: int, mask: int, finisher: int, digest: Digest
 ) -> None:
     signature = averages_of(RING.members[1]).sign(5, 0b111, DIGEST)
     with pytest.raises(ForgedError):
-        averages_of(RING.members[2]).check(chunk, mask, finisher, digest, signature)  # type: ignore[arg-type]
+        averages_of(RING.members[2]).check(chunk, average(mask, finisher, digest, signature))
     for none in (b"", bytes(64), signature[:-1]):
         with pytest.raises(ForgedError):
-            averages_of(RING.members[2]).check(5, 0b111, 1, DIGEST, none)
+            averages_of(RING.members[2]).check(5, average(0b111, 1, DIGEST, none))
 
 
 def test_a_signature_is_for_one_ring() -> None:
@@ -58,21 +61,21 @@ def test_a_signature_is_for_one_ring() -> None:
     me = RING.members[0]
     signature = averages_of(me).sign(5, 0b111, DIGEST)
     with pytest.raises(ForgedError):
-        averages_of(me, later).check(5, 0b111, later.members.index(me), DIGEST, signature)
+        averages_of(me, later).check(5, average(0b111, later.members.index(me), DIGEST, signature))
 
 
 @pytest.mark.parametrize(("mask", "finisher"), [(0b111, 3), (0b111, -1), (0b1111, 1)])
 def test_members_that_the_ring_does_not_have_are_malformed(mask: int, finisher: int) -> None:
     with pytest.raises(MalformedError):
-        averages_of(RING.members[2]).check(5, mask, finisher, DIGEST, bytes(64))
+        averages_of(RING.members[2]).check(5, average(mask, finisher, DIGEST, bytes(64)))
 
 
 def test_where_records_are_signed_averages_are_not() -> None:
     averages = averages_of(RING.members[1], trust="open")
     assert averages.sign(5, 0b111, DIGEST) == b""
-    averages.check(5, 0b111, 1, DIGEST, b"")
+    averages.check(5, average(0b111, 1, DIGEST, b""))
     with pytest.raises(MalformedError):
-        averages.check(5, 0b111, 1, DIGEST, bytes(64))
+        averages.check(5, average(0b111, 1, DIGEST, bytes(64)))
 
 
 def test_two_signatures_of_one_member_are_a_proof_for_everybody() -> None:

@@ -14,9 +14,9 @@ import pytest
 from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.rounds.actions import Self
-from gossamer.protocol.rounds.inventory import NO_DIGEST, SumStep
-from gossamer.protocol.rounds.ring import Action, Contribute, FinishAverage, RingReduce, Send
+from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingAction, Self, Send
+from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, SumStep
+from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.ring_parts import SumPart
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.sum_way import (
@@ -69,7 +69,7 @@ class Swarm:
         for member in RING.members:
             signed = signed_by(member)
             reduce = RingReduce(
-                RING.members, member, PLAN.num_chunks, None, signed.sign, signed.sign_sum
+                RING.members, member, PLAN.num_chunks, RING.starters, signed.sign, signed.sign_sum
             )
             self.rings.append(reduce)
         tasks = [(place, each) for place, ring in enumerate(self.rings) for each in ring.start()]
@@ -77,7 +77,7 @@ class Swarm:
             place, action = tasks.pop(0)
             tasks += self._do(place, action)
 
-    def _do(self, place: int, action: Action) -> list[tuple[int, Action]]:
+    def _do(self, place: int, action: RingAction) -> list[tuple[int, RingAction]]:
         ring, part = self.rings[place], self.parts[place]
         match action:
             case Contribute():
@@ -96,21 +96,15 @@ class Swarm:
                 raise AssertionError(action)
         return [(place, each) for each in done]
 
-    def _receive(self, place: int, sender: PeerId, sent: Send) -> list[Action]:
+    def _receive(self, place: int, sender: PeerId, sent: Send) -> list[RingAction]:
         ring, digest = self.rings[place], digest_of(sent.payload)
         signed = signed_by(RING.members[place])
         if sent.finisher is None:
-            signed.check_sum(sent.chunk, sent.mask, sender, digest, sent.signature)
-            return [
-                *ring.partial_sum_received(
-                    sender, sent.chunk, sent.mask, sent.payload, digest, sent.signature
-                )
-            ]
-        return [
-            *ring.average_received(
-                sender, sent.chunk, sent.mask, sent.finisher, sent.payload, digest, sent.signature
-            )
-        ]
+            arrived = ArrivedSum(sender, sent.mask, sent.payload, digest, sent.signature)
+            signed.check_sum(sent.chunk, arrived)
+            return ring.partial_sum_received(sent.chunk, arrived)
+        average = Average(sent.mask, digest, sent.finisher, sent.payload, sent.signature)
+        return ring.average_received(sender, sent.chunk, average)
 
     def way(self, chunk: int, changed: dict[int, Sequence[SumStep]] | None = None) -> SumWay:
         """The way of a chunk, as far as the members explain it. `changed`: steps of some members

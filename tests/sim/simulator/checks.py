@@ -43,7 +43,7 @@ from gossamer.protocol.rounds.commit_proof import (
     open_commit,
     open_ring,
 )
-from gossamer.protocol.rounds.ring import Average
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit, Header, check_follows, credits_of, signers_of
 from gossamer.protocol.state.commit_records import compacted

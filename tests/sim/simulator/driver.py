@@ -15,9 +15,16 @@ from gossamer.node.rounds.ring_service import CommittedRing
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
-from gossamer.protocol.rounds.inventory import NO_DIGEST, Inventory
-from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.actions import (
+    Committed,
+    Contested,
+    Contribute,
+    FinishAverage,
+    LeftOut,
+    Removed,
+    Send,
+)
+from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
@@ -148,17 +155,13 @@ class Driver:
             self._world.mode.check(payload, mask, chunk, link.ring, is_average=is_average)
         signed, signature = self.machine.signed_averages, frame.signature
         if frame.finisher is None:
-            digest = self._audited(payload)
-            signed.check_sum(chunk, mask, source, digest, signature)
-            dispatcher.partial_sum_received(
-                now, ring_id, source, chunk, mask, payload, digest, signature
-            )
+            arrived = ArrivedSum(source, mask, payload, self._audited(payload), signature)
+            signed.check_sum(chunk, arrived)
+            dispatcher.partial_sum_received(now, ring_id, chunk, arrived)
         else:
-            finisher, digest = frame.finisher, payload.digest
-            signed.check(chunk, mask, finisher, digest, signature)
-            dispatcher.average_received(
-                now, ring_id, source, chunk, mask, finisher, payload, digest, signature
-            )
+            average = Average(mask, payload.digest, frame.finisher, payload, signature)
+            signed.check(chunk, average)
+            dispatcher.average_received(now, ring_id, source, chunk, average)
         return None
 
     # Effects
@@ -334,4 +337,4 @@ class Driver:
             measured = link.measured()
             if link.is_open and measured is not None:
                 target = link.target.peer_id
-                self.dispatcher.link_measured(self.peer.now, ring.ring_id, target, *measured)
+                self.dispatcher.link_measured(self.peer.now, ring.ring_id, target, measured)

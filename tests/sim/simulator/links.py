@@ -11,9 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
-from gossamer.node.rounds.ring_link import LinkMeasure, SentChunks
+from gossamer.node.rounds.ring_link import SentChunks
+from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.rounds.measured_link import LinkMeasure
 from tests.sim.simulator.network import LOST_SECONDS, RESET_SECONDS
 from tests.sim.simulator.scenario import CHUNK_BYTES
 

@@ -30,7 +30,7 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
 from gossamer.protocol.codecs.wide_codecs import WideningInt4Codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.rounds.ring import Average
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector

@@ -19,6 +19,7 @@ from gossamer.protocol.state.chain import spans_taken
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Span
 from tests.sim.simulator import arithmetic
+from tests.support.balance import is_balanced
 
 if TYPE_CHECKING:
     from tests.sim.simulator.peer import Peer
@@ -109,7 +110,7 @@ class Work:
 
     def _write(self) -> None:
         """After every event. Checks what has to hold at every step."""
-        assert self.account.is_balanced, f"{self._peer.name}'s account does not balance"
+        assert is_balanced(self.account), f"{self._peer.name}'s account does not balance"
         for chunk, work in enumerate(self._pending):
             assert arithmetic.is_counted_once(work, self.num_units), (
                 f"{self._peer.name} carries {arithmetic.describe(work)} in chunk {chunk}"

@@ -43,12 +43,11 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Exit(),
     ]
     from_worker: list[m.FromWorker] = [
-        m.Configured(device="cpu", device_name="x", precision="fp32", optimizer_steps=0),
+        m.Configured(device="cpu", device_name="x", precision="fp32"),
         m.Configured(
             device="cpu",
             device_name="x",
             precision="fp32",
-            optimizer_steps=0,
             momentum=m.Place(head=b"h" * 32),
         ),
         m.Alive(busy_seconds=0.5),

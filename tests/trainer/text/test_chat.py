@@ -23,12 +23,12 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer, tokenizer_of
-from gossamer.trainer.text.chat import Chat
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_errors import BadDocumentError, BadFilesError, Skipped
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.shard_folder import ShardFolder, put_into
 from gossamer.trainer.text.shards import cut_corpus
+from gossamer.trainer.text.sources.chat import Chat
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, BadFilesError, Skipped
 from gossamer.trainer.trainer_config import TrainerConfig
 from tests.support.model_folders import TURN_END, VOCABULARY, config_of_family, make_folder
 
@@ -230,7 +230,7 @@ def test_bad_lines_stop_it_or_are_left_out(tmp_path: Path, chat: Chat) -> None:
         scan_corpus([tmp_path / "notes.txt"], seed=1, chat=chat)
     skipped = Skipped()
     files = [path, tmp_path / "notes.txt"]
-    assert scan_corpus(files, seed=1, chat=chat, skipped=skipped).num_documents == 5
+    assert len(scan_corpus(files, seed=1, chat=chat, skipped=skipped).keys) == 5
     assert (skipped.files, skipped.lines) == (1, 1)
 
 

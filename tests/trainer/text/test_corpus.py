@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gossamer.trainer.text import corpus as corpus_module
-from gossamer.trainer.text.corpus import Corpus, scan_corpus
-from gossamer.trainer.text.corpus_errors import PROBLEMS_MAX, CorpusError
-from gossamer.trainer.text.corpus_files import default_files, find_files
-from gossamer.trainer.text.documents import DOCUMENT_BYTES_MIN, LINE_BYTES_MAX
+from gossamer.trainer.text.sources import corpus as corpus_module
+from gossamer.trainer.text.sources.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import PROBLEMS_MAX, CorpusError
+from gossamer.trainer.text.sources.corpus_files import default_files, find_files
+from gossamer.trainer.text.sources.documents import DOCUMENT_BYTES_MIN, LINE_BYTES_MAX
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -22,7 +22,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def texts_of(corpus: Corpus) -> list[bytes]:
-    return list(corpus.read(np.arange(corpus.num_documents)))
+    return list(corpus.read(np.arange(len(corpus.keys))))
 
 
 def problems_of_scan(*files: Path) -> list[str]:

@@ -19,13 +19,13 @@ import zstandard
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import DATA_PARTS_MAX, KIB, MIB
-from gossamer.trainer.text import corpus_parts
-from gossamer.trainer.text.corpus import Section, scan_corpus
-from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part, plan_parts
-from gossamer.trainer.text.documents import StreamWindow, line_start
 from gossamer.trainer.text.shards import cut_corpus
-from gossamer.trainer.text.tokens import ByteTokenizer
+from gossamer.trainer.text.sources import estimates
+from gossamer.trainer.text.sources.corpus import Section, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusError
+from gossamer.trainer.text.sources.documents import StreamWindow, line_start
+from gossamer.trainer.text.tokenizers.tokens import ByteTokenizer
 
 START_BYTES = 64 * KIB
 CONTEXT = 32
@@ -57,7 +57,7 @@ def plan_of(files: list[Path], seed: int = 7) -> CorpusPlan:
 
 def texts_of(sections: list[Section]) -> list[str]:
     corpus = scan_corpus(sections, seed=7)
-    texts = corpus.read(np.arange(corpus.num_documents))
+    texts = corpus.read(np.arange(len(corpus.keys)))
     return [line for text in texts for line in text.decode().splitlines()]
 
 
@@ -186,7 +186,7 @@ def test_a_long_compressed_file_is_unpacked_a_few_times_at_most(
 ) -> None:
     path = tmp_path / "huge.jsonl.zst"
     path.write_bytes(b"x")
-    monkeypatch.setattr(corpus_parts, "planned_bytes", lambda *_: 10**11)
+    monkeypatch.setattr(estimates, "planned_bytes", lambda *_: 10**11)
     plan = plan_parts([path], 1, 256 * MIB)
     assert plan is not None
     read = [section.stop for n in range(plan.num_parts - 1) for section in plan.part(n)]

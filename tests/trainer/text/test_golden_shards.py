@@ -14,10 +14,10 @@ import zstandard
 from blake3 import blake3
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_files import find_files
 from gossamer.trainer.text.shards import cut_corpus
-from gossamer.trainer.text.tokens import TokenizerKind
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_files import find_files
+from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
 
 
 def write_corpus(folder: Path) -> None:

@@ -9,10 +9,10 @@ import zstandard
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.shard_index import ShardInfo
-from gossamer.trainer.text.corpus import Corpus, scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.mixing import Mixture, Share, shares_of
 from gossamer.trainer.text.shards import cut_corpus, split_documents
+from gossamer.trainer.text.sources.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 LETTERS = "abc"
 

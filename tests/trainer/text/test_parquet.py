@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.trainer.text import tables as tables_module
-from gossamer.trainer.text import unpacking
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.sources import tables as tables_module
+from gossamer.trainer.text.sources import unpacking
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def write(path: Path, arrow: Any, rows_of_a_group: int = 100, **columns: Any) ->
 
 def texts_of(path: Path, text_field: str = "text") -> list[bytes]:
     corpus = scan_corpus([path], seed=1, text_field=text_field, scratch=path.parent)
-    return list(corpus.read(np.arange(corpus.num_documents)[::-1]))[::-1]
+    return list(corpus.read(np.arange(len(corpus.keys))[::-1]))[::-1]
 
 
 def problem_of(path: Path) -> str:

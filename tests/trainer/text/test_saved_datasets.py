@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError, Skipped
-from gossamer.trainer.text.corpus_files import find_files
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusError, Skipped
+from gossamer.trainer.text.sources.corpus_files import find_files
 
 TEXTS = [f"Zeile {n} ü\nund mehr" for n in range(700)]
 
@@ -49,7 +49,7 @@ def texts_of(*paths: Path, text_field: str = "text", skipped: Skipped | None = N
     corpus = scan_corpus(
         files, seed=1, text_field=text_field, scratch=paths[0].parent, skipped=skipped
     )
-    return list(corpus.read(np.arange(corpus.num_documents)[::-1]))[::-1]
+    return list(corpus.read(np.arange(len(corpus.keys))[::-1]))[::-1]
 
 
 def problem_of(*paths: Path) -> str:

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_errors import (
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import (
     PROBLEMS_MAX,
     BadFilesError,
     CorpusError,
     Skipped,
 )
-from gossamer.trainer.text.corpus_files import find_files
-from gossamer.trainer.text.documents import DOCUMENT_BYTES_MIN, LINE_BYTES_MAX
+from gossamer.trainer.text.sources.corpus_files import find_files
+from gossamer.trainer.text.sources.documents import DOCUMENT_BYTES_MIN, LINE_BYTES_MAX
 
 
 def used(*paths: Path) -> tuple[list[bytes], Skipped]:
@@ -23,7 +23,7 @@ def used(*paths: Path) -> tuple[list[bytes], Skipped]:
         scan_corpus(find_files(paths), seed=1)
     skipped = Skipped()
     corpus = scan_corpus(find_files(paths, skipped), seed=1, skipped=skipped)
-    return list(corpus.read(np.arange(corpus.num_documents))), skipped
+    return list(corpus.read(np.arange(len(corpus.keys)))), skipped
 
 
 def test_a_bad_text_file_is_left_out_whole(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.token_lengths import lengths_of_bytes, lengths_of_file
-from gossamer.trainer.text.tokens import BpeTokenizer, ByteTokenizer, learn_bpe
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.tokenizers.token_lengths import lengths_of_bytes, lengths_of_file
+from gossamer.trainer.text.tokenizers.tokens import BpeTokenizer, ByteTokenizer, learn_bpe
 from tests.support.model_folders import SPECIALS, tokenizer_json
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -24,7 +24,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> BpeTokenizer:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text("Grüße an die Bäume. The trees answer with 木 and 🌳. " * 200)
     corpus = scan_corpus([path], seed=1)
-    return learn_bpe(corpus, np.arange(corpus.num_documents), 400)
+    return learn_bpe(corpus, np.arange(len(corpus.keys)), 400)
 
 
 @given(TEXT)

@@ -13,11 +13,6 @@ from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text import shards as shards_module
-from gossamer.trainer.text import tokens as tokens_module
-from gossamer.trainer.text import words as words_module
-from gossamer.trainer.text.corpus import Corpus, scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError
-from gossamer.trainer.text.corpus_files import default_files
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.shards import (
     HELDOUT_BYTES_MAX,
@@ -27,7 +22,12 @@ from gossamer.trainer.text.shards import (
     split_documents,
     tokenise,
 )
-from gossamer.trainer.text.tokens import (
+from gossamer.trainer.text.sources.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus_files import default_files
+from gossamer.trainer.text.tokenizers import tokens as tokens_module
+from gossamer.trainer.text.tokenizers import words as words_module
+from gossamer.trainer.text.tokenizers.tokens import (
     END_OF_DOCUMENT,
     BpeTokenizer,
     ByteTokenizer,

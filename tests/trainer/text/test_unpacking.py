@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from gossamer.trainer.text import spool as spool_module
-from gossamer.trainer.text import unpacking
-from gossamer.trainer.text.corpus import Corpus, scan_corpus
-from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
-from gossamer.trainer.text.corpus_files import find_files
-from gossamer.trainer.text.spool import Spool
+from gossamer.trainer.text.sources import spool as spool_module
+from gossamer.trainer.text.sources import unpacking
+from gossamer.trainer.text.sources.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusError
+from gossamer.trainer.text.sources.corpus_files import find_files
+from gossamer.trainer.text.sources.spool import Spool
 
 
 def some_text(num_lines: int) -> bytes:
@@ -30,7 +30,7 @@ def packed(data: bytes, suffix: str) -> bytes:
 
 def texts_of(corpus: Corpus) -> list[bytes]:
     """Every text, read last one first."""
-    return list(corpus.read(np.arange(corpus.num_documents)[::-1]))[::-1]
+    return list(corpus.read(np.arange(len(corpus.keys))[::-1]))[::-1]
 
 
 def problem_of(path: Path) -> str:

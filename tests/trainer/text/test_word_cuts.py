@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from gossamer.trainer.text.corpus_files import default_files
-from gossamer.trainer.text.encoders import Encoders
-from gossamer.trainer.text.word_cuts import cut_of
-from gossamer.trainer.text.words import EncoderFile, TextEncoder, encode_pieces
+from gossamer.trainer.text.sources.corpus_files import default_files
+from gossamer.trainer.text.tokenizers.encoders import Encoders
+from gossamer.trainer.text.tokenizers.word_cuts import cut_of
+from gossamer.trainer.text.tokenizers.words import EncoderFile, TextEncoder, encode_pieces
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

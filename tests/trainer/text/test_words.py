@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.ids import digest_of
-from gossamer.trainer.text import encoders as encoders_module
 from gossamer.trainer.text import shards as shards_module
-from gossamer.trainer.text import words as words_module
-from gossamer.trainer.text.corpus import scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError
-from gossamer.trainer.text.corpus_files import default_files
-from gossamer.trainer.text.encoders import Encoders, num_processes
-from gossamer.trainer.text.tokens import BpeTokenizer, learn_bpe
-from gossamer.trainer.text.word_cuts import cut_of
-from gossamer.trainer.text.words import encode_pieces
+from gossamer.trainer.text.sources.corpus import scan_corpus
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus_files import default_files
+from gossamer.trainer.text.tokenizers import encoders as encoders_module
+from gossamer.trainer.text.tokenizers import words as words_module
+from gossamer.trainer.text.tokenizers.encoders import Encoders, num_processes
+from gossamer.trainer.text.tokenizers.tokens import BpeTokenizer, learn_bpe
+from gossamer.trainer.text.tokenizers.word_cuts import cut_of
+from gossamer.trainer.text.tokenizers.words import encode_pieces
 
 ALPHABET = "abst'01 .!-\n\t\r\x0b\x1c\x85\xa0\u3000\u200b²½é\u03c3中\u0345\U0001f600"
 PIECES = (*ALPHABET, "'re", "'ll", "'d", "<|endoftext|>", " word", "x" * 60)
@@ -31,7 +31,7 @@ PIECES = (*ALPHABET, "'re", "'ll", "'d", "<|endoftext|>", " word", "x" * 60)
 @pytest.fixture(scope="module")
 def tokenizer() -> BpeTokenizer:
     corpus = scan_corpus(default_files()[:40], seed=1)
-    return learn_bpe(corpus, np.arange(corpus.num_documents), 2_000)
+    return learn_bpe(corpus, np.arange(len(corpus.keys)), 2_000)
 
 
 def by_library(tokenizer: BpeTokenizer, text: str) -> list[int]:

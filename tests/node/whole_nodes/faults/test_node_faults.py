@@ -16,7 +16,6 @@ import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.peers.discovery import REUNION_SECONDS
 from gossamer.node.peers.known_peers_file import SAVE_SECONDS
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.chain_store import ChainStore
@@ -25,6 +24,8 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
 from gossamer.protocol.state.chain import signers_of
 from gossamer.protocol.wire.statements import Phase
+from tests.support.apart import REUNION_SECONDS
+from tests.support.balance import is_balanced
 from tests.support.node_world import (
     NumbersTrainer,
     SlowTrainer,
@@ -274,7 +275,7 @@ def test_a_node_whose_trainer_failed_follows_serves_and_comes_back(tmp_path: Pat
         await world.until(lambda: len(chain.header(world.path("c")[-1]).members) == 2)
         assert node.progress.problem is None
         account = node.context.work.account
-        assert account.is_balanced
+        assert is_balanced(account)
 
     simulate(world, story)
 

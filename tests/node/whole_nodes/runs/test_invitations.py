@@ -32,6 +32,7 @@ from gossamer.protocol.wire.invitation_messages import (
 )
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL, RUN_PROTOCOL
 from tests.rogue.rogue import Rogue, frame
+from tests.support.builders import members_of
 from tests.support.node_world import (
     FIRST_UNIX_SECONDS,
     NumbersTrainer,
@@ -164,7 +165,7 @@ def test_a_revoked_member_is_shut_out_with_those_below_it(tmp_path: Path) -> Non
         assert middle is not None
         connections = [middle.connections[ids[name]] for name in "cd"]
         run_of(world, "a").revoke(ids["c"])
-        await world.until(lambda: roll(world, "b").members() == {ids["a"], ids["b"]}, 10.0)
+        await world.until(lambda: members_of(roll(world, "b")) == {ids["a"], ids["b"]}, 10.0)
         await trio.sleep(1.0)
         assert all(each.closed for each in connections), "streams that were open have ended"
         newest = world.round("b")
@@ -219,8 +220,8 @@ def test_a_hundred_identities_of_one_invitation_become_one(tmp_path: Path) -> No
         assert len(admitted) == 2, "one by each, since they could not tell each other"
         world.network.join(*pair)
         await world.until(lambda: roll(world, "a").digest() == roll(world, "b").digest())
-        assert len(roll(world, "a").members() & set(admitted)) == 1
-        assert len(roll(world, "a").members()) == 3
+        assert len(members_of(roll(world, "a")) & set(admitted)) == 1
+        assert len(members_of(roll(world, "a"))) == 3
         for number in range(100, 110):
             await ask("ab"[number % 2], number, secret)
         assert len(admitted) == 2
@@ -359,7 +360,7 @@ def test_a_claim_that_is_forged_gets_no_answer_and_is_an_offence(tmp_path: Path)
             for told in (claim_of(foreign, run_id, stranger.peer_id), Claim((), None, b"")):
                 answer = await ask_to_come_in(transport, victim, told)
                 assert answer == Welcomed(False, "", (), ())
-        assert roll(world, "a").members() == {victim}
+        assert members_of(roll(world, "a")) == {victim}
 
     simulate(world, story)
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from gossamer.trainer.text.chat import Chat
-from gossamer.trainer.text.corpus_errors import (
+from gossamer.trainer.text.sources.chat import Chat
+from gossamer.trainer.text.sources.corpus_errors import (
     BadDocumentError,
     BadFilesError,
     NoTextError,
@@ -30,7 +30,7 @@ from gossamer.trainer.text.corpus_errors import (
     changed,
     unreadable,
 )
-from gossamer.trainer.text.documents import (
+from gossamer.trainer.text.sources.documents import (
     LineReader,
     OnBad,
     StreamWindow,
@@ -43,9 +43,9 @@ from gossamer.trainer.text.documents import (
     refuse,
     text_pieces,
 )
-from gossamer.trainer.text.spool import Spool
-from gossamer.trainer.text.tables import Groups, table_bytes, table_texts
-from gossamer.trainer.text.unpacking import Form, form_of, open_unpacked, unpacked_bytes
+from gossamer.trainer.text.sources.spool import Spool
+from gossamer.trainer.text.sources.tables import Groups, table_bytes, table_texts
+from gossamer.trainer.text.sources.unpacking import Form, form_of, open_unpacked, unpacked_bytes
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done, bytes in all)."""
@@ -78,7 +78,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The place of each document. All vectors have one element a document: (num_documents,)."""
+    """The place of each document. All vectors have one element a document."""
 
     files: tuple[Path, ...]
     seed: int
@@ -95,10 +95,6 @@ class Corpus:
     """The texts of packed files, and of all conversations."""
     chat: Chat | None = None
     """How the documents are written, if they are conversations."""
-
-    @property
-    def num_documents(self) -> int:
-        return len(self.keys)
 
     @property
     def num_bytes(self) -> int:

@@ -19,8 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
-from gossamer.trainer.text.words import EncoderFile, TextEncoder, pieces_of
+from gossamer.trainer.text.sources.corpus import Corpus, IntVector, Progress, no_progress
+from gossamer.trainer.text.tokenizers.words import EncoderFile, TextEncoder, pieces_of
 
 TokenizerKind = Literal["bytes", "bpe", "files"]
 TokenBytes = Literal[2, 4]

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.trainer.text.corpus_errors import BadDocumentError
+from gossamer.trainer.text.sources.corpus_errors import BadDocumentError
 
 # A long text file is cut into documents of this size: what is held in memory at a time.
 DOCUMENT_BYTES_MAX = MIB

@@ -1,4 +1,4 @@
-"""The questions and news of gossip to the node."""
+"""The interfaces through which gossip and the swarm ask, and tell, the parts of the node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Protocol
 
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.wire.audit_messages import AnyVerdict
 from gossamer.protocol.wire.statements import Announce, Signed, Statement
 
 
@@ -40,3 +41,36 @@ class GossipListener(Protocol):
 
     def is_apart(self) -> bool:
         """Returns whether a living member is not connected to this node."""
+
+
+class SwarmListener(Protocol):
+    """The part of the node that takes part in rounds, as the swarm sees it."""
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        """A peer made a statement about some round."""
+
+    def heard_commit(self, commit: Commit, header: Header) -> None:
+        """A commit record came whose votes are checked, of a head that is not known here."""
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The connection to a peer broke."""
+
+    def members_changed(self) -> None:
+        """An announcement changed what is known of the members."""
+
+
+class VerdictListener(Protocol):
+    """The audits, as the swarm tells them of verdicts whose signatures are good."""
+
+    def admits(self, author: PeerId, verdict: AnyVerdict) -> bool:
+        """Returns whether the author was picked for this audit."""
+
+    def is_kept(self, verdict: AnyVerdict) -> bool:
+        """Returns whether a verdict is kept for others."""
+
+    def heard(self, author: PeerId, verdict: AnyVerdict) -> None:
+        """A verdict, news or not."""
+
+    def leave_outs(self) -> frozenset[tuple[PeerId, PeerId]]:
+        """Returns pairs of an organiser and a member that it may leave out of its rings: it found
+        that its work is poor, or that it does not open its sums, as others have."""

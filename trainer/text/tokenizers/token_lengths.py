@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tokenizers import pre_tokenizers
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.trainer.text.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT
+from gossamer.trainer.text.tokenizers.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT
 
 TokenLengths = npt.NDArray[np.int32]
 

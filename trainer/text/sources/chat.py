@@ -22,9 +22,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from gossamer.protocol.shard_index import PROMPT_BIT
-from gossamer.trainer.text.chat_environment import chat_environment
-from gossamer.trainer.text.corpus_errors import BadDocumentError, CorpusError
-from gossamer.trainer.text.documents import json_record
+from gossamer.trainer.text.sources.chat_environment import chat_environment
+from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
+from gossamer.trainer.text.sources.documents import json_record
 
 MESSAGES_FIELD = "messages"
 ASSISTANT = "assistant"

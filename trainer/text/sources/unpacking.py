@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import zstandard
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus_errors import BadDocumentError
+from gossamer.trainer.text.sources.corpus_errors import BadDocumentError
 
 Packing = Literal["", "gzip", "zstd"]
 Content = Literal["text", "lines", "parquet", "arrow"]

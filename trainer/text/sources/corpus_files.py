@@ -18,7 +18,12 @@ from pathlib import Path
 import msgspec
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError, Skipped, reason_of
+from gossamer.trainer.text.sources.corpus_errors import (
+    BadFilesError,
+    CorpusError,
+    Skipped,
+    reason_of,
+)
 
 # The default corpus leaves out the standard library's tests unless it would be smaller than this.
 DEFAULT_CORPUS_BYTES_MIN = 4 * MIB

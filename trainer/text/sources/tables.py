@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus_errors import BadDocumentError, CorpusError
-from gossamer.trainer.text.documents import LINE_BYTES_MAX, OnBad, check_text
-from gossamer.trainer.text.unpacking import bomb_bytes, is_bomb
+from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
+from gossamer.trainer.text.sources.documents import LINE_BYTES_MAX, OnBad, check_text
+from gossamer.trainer.text.sources.unpacking import bomb_bytes, is_bomb
 
 # Of the text column in one row group, unpacked. Writers make groups of 1 GiB at most.
 GROUP_BYTES_MAX = 2048 * MIB

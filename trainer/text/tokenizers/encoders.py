@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus_errors import CorpusError
-from gossamer.trainer.text.tokens import TokenVector
-from gossamer.trainer.text.words import EncoderFile, TextEncoder
+from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.tokenizers.tokens import TokenVector
+from gossamer.trainer.text.tokenizers.words import EncoderFile, TextEncoder
 
 PROCESSES_MAX = 8
 """More have nothing to do: what reads the text and packs the tokens is one process."""

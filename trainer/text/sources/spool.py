@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus_errors import CorpusError, reason_of
+from gossamer.trainer.text.sources.corpus_errors import CorpusError, reason_of
 
 # The token shards, and everything else on this disk, need room as well.
 DISK_RESERVE_BYTES = 256 * MIB

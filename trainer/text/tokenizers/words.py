@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import normalizers, pre_tokenizers
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.word_cuts import WordCut, cut_of
+from gossamer.trainer.text.tokenizers.word_cuts import WordCut, cut_of
 
 WORDS_KEPT_MAX = 200_000
 """Words in the table, some 200 bytes each. It is emptied when it is full: the frequent words are
