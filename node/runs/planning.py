@@ -46,10 +46,10 @@ separately here.)"""
 AGREE_SECONDS = 0.4
 """Time from the last `Ready` to the roster, plus that from the last chunk to the commit."""
 
-AGREE_LINKS = 5
-"""Messages that wait for each other in the agreement: the last `Ready`, the roster, the greeting of
-a ring's stream and its answer, and the last vote. Whole nodes in virtual time take 11 latencies
-with 4 peers, and 19 with 8 (tests/node/whole_nodes/test_ring_latency.py)."""
+AGREE_LINKS = 3
+"""Messages that wait for each other in the agreement: the last `Ready`, the roster, and the last
+vote. The first chunk goes out right behind the greeting of a ring's stream. Whole nodes in virtual
+time take 9 latencies with 4 peers (tests/node/whole_nodes/test_ring_latency.py)."""
 
 HOP_SECONDS = 0.01
 """Time that a shared step takes for each link, estimated for one machine. A step waits until its
