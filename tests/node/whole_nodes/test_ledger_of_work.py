@@ -167,8 +167,8 @@ def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) 
 def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Path) -> None:
     """A line breaks in mid-ring. The others commit with a part of what it brought, go on, and have
     a checkpoint of every round, so that no peer need replay that one."""
-    # Rounds that last a while: until the peers find each other again, the others do so few that they
-    # still have what the round took.
+    # Rounds that last a while: until the peers find each other again, the others do so few that
+    # they still have what the round took.
     world = World(tmp_path, seed=44, checkpoint_rounds=1, latency_seconds=0.05, inner_steps=8)
     me = world.identity("c").peer_id
     others = [world.identity(name).peer_id for name in "ab"]
