@@ -85,8 +85,8 @@ CASES = (
 def test_swarms_commit_what_the_living_hold_and_end_on_one_head(
     outcomes: Iterator[Outcome],
 ) -> None:
-    """A hundred worlds take 15 to 45 s of processor time, by the machine, so all take 150 to 450 s on
-    two free cores. The limit is nearly three times that: cores may not be free."""
+    """A hundred worlds take 15 to 45 s of processor time, by the machine, so all take 150 to 450 s
+    on two free cores. The limit is nearly three times that: cores may not be free."""
     statistics: Counter[str] = Counter()
     failures = []
     num_worlds = 0
