@@ -219,12 +219,12 @@ class RingLinkRates:
 
     def measured(self, now: float, peer: PeerId, measure: LinkMeasure) -> None:
         """The totals of the link to a member."""
-        acked_bytes, busy_seconds, waiting_bytes, self._limit_bytes_per_second = measure
+        self._limit_bytes_per_second = measure.limit_bytes_per_second
         if peer not in self._links:
-            marks = deque([Mark(now - busy_seconds, 0.0, 0)])
+            marks = deque([Mark(now - measure.busy_seconds, 0.0, 0)])
             self._links[peer] = MeasuredLink(now, marks, self._is_in_steps)
         link = self._links[peer]
-        link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
+        link.look(now, measure, self._window_seconds(now))
 
     def to_say(self, now: float, successor: PeerId) -> tuple[int, float, float] | None:
         """Sequence, rate of the link and highest rate of arrival in bytes per second, if they have

@@ -64,26 +64,19 @@ class MeasuredLink:
     slow_since_seconds: float | None = None
     """Local time at which the link was first found slow; None: it is not slow."""
 
-    def look(
-        self,
-        now: float,
-        acked_bytes: int,
-        busy_seconds: float,
-        waiting_bytes: int,
-        window_seconds: float,
-    ) -> None:
+    def look(self, now: float, measure: LinkMeasure, window_seconds: float) -> None:
         """Takes the totals of the link so far. The window ends here."""
-        self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
-        self.waiting_bytes = waiting_bytes
-        marks, mark = self.marks, Mark(now, busy_seconds, acked_bytes)
-        self.has_moved = acked_bytes > marks[-1].acked_bytes
+        self.acked_bytes, self.busy_seconds = measure.acked_bytes, measure.busy_seconds
+        self.waiting_bytes = measure.waiting_bytes
+        marks, mark = self.marks, Mark(now, measure.busy_seconds, measure.acked_bytes)
+        self.has_moved = measure.acked_bytes > marks[-1].acked_bytes
         if now > self.looked_seconds + GAP_SECONDS:
             marks.clear()
             marks.append(mark)
         elif self.has_moved:
             marks.append(mark)
         self.looked_seconds = now
-        begin_seconds = busy_seconds - window_seconds
+        begin_seconds = measure.busy_seconds - window_seconds
         while len(marks) > STEPS_MIN + 1 and marks[1].busy_seconds <= begin_seconds:
             marks.popleft()
 

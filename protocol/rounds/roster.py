@@ -95,7 +95,7 @@ class RoundHints(NamedTuple):
     unfair: frozenset[PeerId] = frozenset()
     """Organisers that left out ready peers again and again (`mending`)."""
     wronged: frozenset[PeerId] = frozenset()
-    """Peers that were ready and were left out again and again, by whom ever."""
+    """Peers that were ready and were left out again and again, by any organisers."""
     in_vain: tuple[Vain, ...] = ()
     """Peers that are not waited for (`waited_in_vain`)."""
     excused: frozenset[tuple[PeerId, PeerId]] = frozenset()

@@ -39,7 +39,7 @@ from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Payload
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.measured_link import LinkMeasure
-from gossamer.protocol.rounds.mending import hold_until, is_early, mend_later, with_more
+from gossamer.protocol.rounds.mending import hold_until, is_early, mend_later
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.roster import (
     Ring,
@@ -251,7 +251,7 @@ class Round(RoundView):
         earlier, gatherer, hints = self._mending, self._gatherer, self._hints
         if earlier is not None and preference(earlier.ring) <= preference(ring):
             return []
-        left_out, is_unfair = self._left_out_by(ring), ring.organiser in hints.unfair
+        (left_out, _), is_unfair = self._left_out_by(ring), ring.organiser in hints.unfair
         is_known = is_unfair or not hints.wronged.isdisjoint(left_out)
         is_mended = bool(left_out) and (is_known or is_early(now, gatherer.due_seconds))
         noted = [LeftOut(ring.organiser, tuple(left_out), is_mended)] if left_out else []
@@ -268,15 +268,15 @@ class Round(RoundView):
         if mending is None or self.state == "committed":
             return []
         ring, missing = mending.ring, self._missing_beside(mending.ring)
-        left_out = self._left_out_by(ring)
-        if (left_out or missing) and not mending.is_due(
-            now, gatherer.last_ready_seconds, is_one_missing=bool(missing)
-        ):
+        is_due = mending.is_due(now, gatherer.last_ready_seconds, is_one_missing=bool(missing))
+        if missing and not is_due:
+            return []
+        _, roster = self._left_out_by(ring)
+        if roster is not None and not is_due:
             return []
         self._mending = None
         if mending.hold_seconds > mending.since_seconds:
             self._in_vain |= missing
-        roster = with_more(ring, left_out, gatherer.ready, self._rules)
         if roster is None or self._me not in {member.author for member in roster.members}:
             return self._follow(now, ring)
         publish = self._self.seal(roster)

@@ -19,7 +19,7 @@ from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRul
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
-from gossamer.protocol.wire.statements import RingStatement, Signed
+from gossamer.protocol.wire.statements import RingStatement, Roster, Signed
 
 RoundState: TypeAlias = Literal["gathering"] | AttemptState
 """The phase of the round, with the state of the followed ring in its place."""
@@ -222,11 +222,12 @@ class RoundView:
         """The peers that the organiser of a ring may leave out."""
         return {peer for organiser, peer in self._hints.excused if organiser == ring.organiser}
 
-    def _left_out_by(self, ring: Ring) -> list[PeerId]:
-        """The peers without which a ring of this peer has fewer members than it could have."""
+    def _left_out_by(self, ring: Ring) -> tuple[list[PeerId], Roster | None]:
+        """The peers without which a ring of this peer has fewer members than it could have, and the
+        roster with them; None if there are none."""
         left_out = sorted(self._gatherer.left_out_by(ring) - self._excused(ring))
         roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
-        return left_out if roster is not None else []
+        return ([], None) if roster is None else (left_out, roster)
 
     def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:
         """The peers that are waited for before a ring is followed."""
