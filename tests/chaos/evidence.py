@@ -20,7 +20,7 @@ from gossamer.protocol.state.chain import Header, decode_update_index
 from gossamer.protocol.state.sync_sets import SyncSets
 from tests.chaos.runs import Run
 from tests.chaos.watch import Watch
-from tests.support.daemons import chain_of, head_of
+from tests.support.daemons import chain_of, path_on_disk
 from tests.support.lab import Machine, wait_until
 
 SETTLE_SECONDS = 5.0
@@ -67,10 +67,7 @@ class CommittedRound:
 
 def history_of(node: LocalNode) -> dict[int, CommittedRound]:
     """Number to round, along the chain of the head that the node wrote last."""
-    head = head_of(node)  # before the chain: the daemon goes on meanwhile
-    chain = chain_of(node)
-    path = chain.path_between(chain.genesis, head)
-    assert path is not None, f"the chain on {node.root.name}'s disk has a hole"
+    chain, path = path_on_disk(node)
     rounds = [CommittedRound(chain.header(head), StateDir(node.root)) for head in path]
     return {one.header.round: one for one in rounds}
 

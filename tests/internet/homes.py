@@ -18,7 +18,7 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 from tests.internet.internet import Internet, Machine
-from tests.support.daemons import chain_of, get, head_of
+from tests.support.daemons import get, path_on_disk
 
 PORT = 4610
 
@@ -159,11 +159,9 @@ class Homes:
 def _members(home: Home) -> list[int]:
     """Number of members with work in each round of the chain on a daemon's disk."""
     try:
-        head, chain = head_of(home), chain_of(home)
+        chain, path = path_on_disk(home)
     except FileNotFoundError:
         return []
-    path = chain.path_between(chain.genesis, head)
-    assert path is not None, "the chain on disk has a hole"
     headers = [chain.header(each) for each in path]
     return [sum(member.tokens > 0 for member in header.members) for header in headers]
 

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -167,12 +167,23 @@ def head_of(node: LocalNode) -> Digest:
     return Digest(bytes.fromhex(StateDir(node.root).head_path.read_text().strip()))
 
 
-def digests_on_disk(node: LocalNode) -> dict[int, str]:
-    """Round to state digest, along the chain of the head that the node wrote last."""
-    head = head_of(node)  # first: what is committed meanwhile is in no chain that was read before
+def path_on_disk(node: LocalNode) -> tuple[ChainStore, Sequence[Digest]]:
+    """The node's chain, and the committed rounds from its genesis to the head that the node wrote
+    last.
+
+    The head is read first. A running daemon commits meanwhile, and the chain that is read after a
+    head holds it.
+    """
+    head = head_of(node)
     chain = chain_of(node)
     path = chain.path_between(chain.genesis, head)
-    assert path is not None, "the chain on disk has a hole"
+    assert path is not None, f"the chain on {node.root.name}'s disk has a hole"
+    return chain, path
+
+
+def digests_on_disk(node: LocalNode) -> dict[int, str]:
+    """Round to state digest, along the chain of the head that the node wrote last."""
+    chain, path = path_on_disk(node)
     return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
 
 

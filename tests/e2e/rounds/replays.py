@@ -27,7 +27,7 @@ from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.protocol.wire.statements import MoreData, Span
 from tests.benchmarks._losses_diloco import Setting
 from tests.benchmarks._parity_training import Text
-from tests.support.daemons import OPTIONS, chain_of, head_of, wait_for_round
+from tests.support.daemons import OPTIONS, path_on_disk, wait_for_round
 
 Reading = dict[str, list[Span]]
 """The text of a round by who read it, in order."""
@@ -128,9 +128,7 @@ def record_of(node: LocalNode, num_rounds: int) -> Record:
     state_dir = StateDir(node.root)
     signed = state_dir.read_manifest()
     assert signed is not None
-    chain = chain_of(node)
-    path = chain.path_between(chain.genesis, head_of(node))
-    assert path is not None
+    chain, path = path_on_disk(node)
     headers = tuple(chain.header(head) for head in path[:num_rounds])
     store = BlockStore(state_dir.blocks_path, DEFAULT_CACHE_BYTES, read_only=True)
     manifest = open_signed_manifest(signed)

@@ -25,10 +25,9 @@ from tests.e2e.rounds.test_replay import leads_there, manifest_text
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
-    chain_of,
     digests_on_disk,
-    head_of,
     in_rounds_of,
+    path_on_disk,
     poll,
     wait_for_round,
 )
@@ -71,9 +70,7 @@ def cutter_of(founder: LocalNode) -> psutil.Process | None:
 
 def spans_of(node: LocalNode) -> list[Span]:
     """What the rounds on a node's disk consumed."""
-    chain = chain_of(node)
-    path = chain.path_between(chain.genesis, head_of(node))
-    assert path is not None
+    chain, path = path_on_disk(node)
     return [span for head in path for span in chain.header(head).spans]
 
 

@@ -29,8 +29,8 @@ from tests.support.daemons import (
     MANIFEST,
     OPTIONS,
     PATIENCE_SECONDS,
-    chain_of,
     in_rounds_of,
+    path_on_disk,
     refused,
     start_founder,
     wait_for_round,
@@ -166,13 +166,8 @@ def test_no_peer_is_served_anything_private(own: Own, tmp_path: Path) -> None:
 
 
 def test_what_is_agreed_on_names_no_data(own: Own) -> None:
-    chain = chain_of(own.nodes[0])
-    head = StateDir(own.nodes[0].root).read_head()
-    assert head is not None
-    headers = [
-        decode_header(chain.commit(digest).header)
-        for digest in chain.path_between(chain.genesis, head) or []
-    ]
+    chain, path = path_on_disk(own.nodes[0])
+    headers = [decode_header(chain.commit(digest).header) for digest in path]
     assert any(len(header.members) == 2 for header in headers)
     for header in headers:
         assert header.spans == ()

@@ -10,10 +10,9 @@ from gossamer.node.demo.local_swarm import LocalSwarm
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,
-    chain_of,
     gossamer,
-    head_of,
     in_rounds_of,
+    path_on_disk,
     poll,
     said,
     wait_for_round,
@@ -44,10 +43,8 @@ def test_the_founder_takes_rounds_back_and_both_nodes_go_on_from_there(
     assert "the newest round here is" in unknown.err
 
     # Meanwhile rounds went on, and states that are older than the disk keeps are gone.
-    chain = chain_of(founder)
-    newest = chain.entry(head_of(founder)).round
-    path = chain.path_between(chain.genesis, head_of(founder))
-    assert path is not None
+    _, path = path_on_disk(founder)
+    newest = len(path)
     undone = path[newest - 2]
     done = gossamer("rollback", str(newest - 2), "--yes", "--state-dir", founder.root)
     assert done.status == 0, done
@@ -56,11 +53,7 @@ def test_the_founder_takes_rounds_back_and_both_nodes_go_on_from_there(
         poll(lambda node=node: said(node, "rounds were taken back"), "word of the rollback")  # type: ignore[misc]
 
     def has_gone_on() -> bool:
-        paths = []
-        for node in (founder, other):
-            chain = chain_of(node)
-            path = chain.path_between(chain.genesis, head_of(node)) or []
-            paths.append(path)
+        paths = [path_on_disk(node)[1] for node in (founder, other)]
         return all(len(path) > newest + 2 and undone not in path for path in paths)
 
     poll(has_gone_on, "rounds of both nodes after the rollback")

@@ -15,9 +15,8 @@ from gossamer.node.telemetry.status import DataStatus, Status
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,
-    chain_of,
     digests_on_disk,
-    head_of,
+    path_on_disk,
     poll,
     said,
     takes_part,
@@ -91,9 +90,7 @@ def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
     seen = joined.round
 
     def trains_on_added() -> bool:
-        chain = chain_of(joiner)
-        path = chain.path_between(chain.genesis, head_of(joiner))
-        assert path is not None
+        chain, path = path_on_disk(joiner)
         headers = [chain.header(head) for head in path if chain.entry(head).round > seen]
         of_joiner = [h for h in headers if {m.peer_id for m in h.members} == {joined.peer_id}]
         return any(s.partition >= first_added for h in of_joiner for s in h.spans)
