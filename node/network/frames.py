@@ -73,13 +73,17 @@ async def asked(
     protocol: str,
     request: bytes,
     *payload: bytes | bytearray | memoryview,
+    at_once: bool = False,
 ) -> AsyncIterator[Stream]:
     """A stream of its own on which a request was sent. It is reset at the end.
+
+    Args:
+        at_once: does not wait for the answer to the protocol, see `Transport.open_stream`.
 
     Raises:
         TransportError: the peer cannot be reached, or the stream ended.
     """
-    stream = await transport.open_stream(peer, protocol)
+    stream = await transport.open_stream(peer, protocol, at_once=at_once)
     try:
         await send_frame(stream, request, *payload)
         yield stream

@@ -24,11 +24,12 @@ from gossamer.protocol.wire.statements import Reach
 Bytes = bytes | bytearray | memoryview
 
 PING_SECONDS = 5.5
-"""A connection on which nothing comes is asked for a sign of life this often: two of them come in
-the shortest time after which a silent peer counts as gone (`membership.MEMBER_SECONDS`), and a peer
-has six seconds for its answer, as in a ring. Signs of life are most of what a node among many does
-while it waits. The kernel notices a dead link by itself (`tcp.KEEPALIVE_IDLE_SECONDS`): these find
-a process that hangs."""
+"""A connection on which nothing comes is asked for a sign of life this often, and more seldom by a
+node with many of them (`Transport.signs_seconds`): two of them come in the shortest time after
+which a silent peer counts as gone (`membership.MEMBER_SECONDS`), and a peer has six seconds for its
+answer, as in a ring. Signs of life are most of what a node among many does while it waits. The
+kernel notices a dead link by itself (`tcp.KEEPALIVE_IDLE_SECONDS`): these find a process that
+hangs."""
 
 RING_PING_SECONDS = 2.0
 """The same of a peer that is in a ring with this node, which gives up a silent one earlier
@@ -237,8 +238,9 @@ class Transport(Protocol):
         """A new stream to a connected peer.
 
         Args:
-            at_once: does not wait for the peer's answer, which takes a round trip. A peer that
-                refuses shows when the stream is read or written: it is closed.
+            at_once: does not wait for the peer's answer, which takes a round trip: the question
+                goes out with the first bytes. A peer that refuses shows when the stream is read or
+                written: it is closed.
 
         Raises:
             ProtocolRefused: the peer does not speak `protocol`.
@@ -332,9 +334,13 @@ class Transport(Protocol):
 
     def heard_seconds(self, peer_id: PeerId) -> float | None:
         """Returns the time at which anything last came from a peer (`trio.current_time`). None
-        means that the peer is not connected. A living peer is heard every `PING_SECONDS` at least,
+        means that the peer is not connected. A living peer is heard every `signs_seconds` at least,
         also when there is nothing to say.
         """
+
+    def signs_seconds(self) -> float:
+        """Returns the longest time between two signs of life of a living, connected peer: it is
+        `PING_SECONDS`, and longer among many peers."""
 
     def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
         """From now on hear these peers every `RING_PING_SECONDS` at least, while they live. Returns

@@ -351,7 +351,9 @@ class Gossip:
         """
         held = b"".join(self._tags_held())
         try:
-            async with asked(self._transport, peer, STATEMENTS_PROTOCOL, b"", held) as stream:
+            async with asked(
+                self._transport, peer, STATEMENTS_PROTOCOL, b"", held, at_once=True
+            ) as stream:
                 message, _ = await receive_frame(stream, payload_bytes_max=0)
             await self._take_all(peer, decode_statement_store(message))
         except RemoteProtocolError as error:

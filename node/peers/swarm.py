@@ -123,7 +123,7 @@ class Swarm:
             standing: the present changing part of this node's announcement.
         """
         self._listener = listener
-        self._transport.on_peers_changed(self._wake)
+        self._transport.on_peers_changed(self._connections_changed)
         self._announcer.start(standing)
         self.gossip.start()
 
@@ -352,6 +352,10 @@ class Swarm:
         self._told.heard_commit(commit, header)
         return True
 
+    def _connections_changed(self) -> None:
+        self._announcer.note_connections()
+        self._wake()
+
     def _wake(self) -> None:
         self._news.set()
 
@@ -389,6 +393,7 @@ class Swarm:
 
     def _note_signs_of_life(self, connected: Collection[PeerId]) -> None:
         awake_seconds = self._awake.awake_seconds()
+        self.membership.signs_come_every(self._transport.signs_seconds())
         before, self._heard = self._heard, {}
         for peer in sorted(connected):
             heard_seconds = self._transport.heard_seconds(peer)

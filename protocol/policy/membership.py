@@ -3,7 +3,7 @@
 Rules
 -----
 - A peer exists from its first `Announce`. A higher (incarnation, sequence) replaces a lower one.
-- A peer is *living* while something came from it within `MEMBER_SECONDS` of the local clock, its
+- A peer is *living* while something came from it within `member_seconds` of the local clock, its
   connection was not seen to break since, and it does not say that it leaves. An announcement
   counts, and any sign of life on its connection. So a peer announces itself when it has news, and
   otherwise seldom. Clocks of different peers are never compared.
@@ -39,8 +39,12 @@ ANNOUNCE_SECONDS = 10.0
 are not connected to it, and for what is no news, such as its speed."""
 
 MEMBER_SECONDS = 12.0
-"""Silence on a connection after which a peer counts as gone: two signs of life, and longer than
-the 10 s in which the transport notices a dead link."""
+"""Silence on a connection after which a peer counts as gone, at the least: two signs of life, and
+longer than the 10 s in which the transport notices a dead link."""
+
+ANSWER_SECONDS = 6.5
+"""Time for a sign of life that is due. Where they come so seldom that it ends after
+`MEMBER_SECONDS`, a peer counts as gone at that later moment."""
 
 FAR_SECONDS = 3 * ANNOUNCE_SECONDS + 5.0
 """Silence after which a peer without a connection counts as gone: three announcements, and some
@@ -63,6 +67,15 @@ others. A peer further behind counts as a newcomer with a whole state to fetch."
 NUM_HERALDS = 3
 """Members of a ring that announce its head at once. Each of them is heard by all peers that it is
 connected to; the others say it with their next news, `ANNOUNCE_SECONDS` later at most."""
+
+
+def member_seconds(signs_seconds: float) -> float:
+    """Returns the silence on a connection after which a peer counts as gone.
+
+    Args:
+        signs_seconds: longest time between two signs of life of a living peer.
+    """
+    return max(MEMBER_SECONDS, signs_seconds + ANSWER_SECONDS)
 
 
 class Awaited(NamedTuple):
@@ -140,11 +153,12 @@ class Seen:
     far: bool = True
     """Whether its words come through others: it has given no sign of life on a connection."""
 
-    def is_living(self, awake_seconds: float) -> bool:
+    def is_living(self, awake_seconds: float, member_seconds: float = MEMBER_SECONDS) -> bool:
+        """Returns whether the peer lives. `member_seconds`: see the function of that name."""
         silent_seconds = awake_seconds - self.seen_seconds
         return (
             self.connected
-            and silent_seconds <= (FAR_SECONDS if self.far else MEMBER_SECONDS)
+            and silent_seconds <= (FAR_SECONDS if self.far else member_seconds)
             and self.announce.phase != "leaving"
         )
 
@@ -159,6 +173,7 @@ class Membership:
         self._me = me
         self._peers: dict[PeerId, Seen] = {}
         """Sorted by peer id."""
+        self._member_seconds = MEMBER_SECONDS
 
     def announced(
         self,
@@ -167,7 +182,15 @@ class Membership:
         announce: Announce,
         connected: Collection[PeerId] = (),
     ) -> bool:
-        """Takes an announcement. Returns whether it was new. `connected`: peers connected now."""
+        """Takes an announcement.
+
+        Args:
+            connected: peers that are connected now.
+
+        Returns:
+            Whether there is something new in it. An announcement that repeats what a living peer
+            has said before has nothing new.
+        """
         if author == self._me:
             return False
         known = self._peers.get(author)
@@ -178,10 +201,17 @@ class Membership:
                 return False
         elif not self._has_room(awake_seconds, author, connected):
             return False
+        was_living = self.is_living(awake_seconds, author)
         self._peers[author] = Seen(announce, awake_seconds, True, far=author not in connected)
         if known is None:
             self._peers = dict(sorted(self._peers.items()))
-        return True
+            return True
+        repeated = msgspec.structs.replace(known.announce, sequence=announce.sequence)
+        return not was_living or repeated != announce
+
+    def signs_come_every(self, seconds: float) -> None:
+        """Notes the longest time between two signs of life of a living peer."""
+        self._member_seconds = member_seconds(seconds)
 
     def heard(self, awake_seconds: float, peer: PeerId) -> None:
         """A peer gave a sign of life on its connection. It does not begin a life that ended when
@@ -210,14 +240,16 @@ class Membership:
             self._peers[peer] = Seen(seen.announce, seen.seen_seconds, False)
 
     def is_living(self, awake_seconds: float, peer: PeerId) -> bool:
-        return peer in self._peers and self._peers[peer].is_living(awake_seconds)
+        return peer in self._peers and self._peers[peer].is_living(
+            awake_seconds, self._member_seconds
+        )
 
     def living(self, awake_seconds: float) -> dict[PeerId, Announce]:
         """The living others, sorted by peer id."""
         return {
             peer: seen.announce
             for peer, seen in self._peers.items()
-            if seen.is_living(awake_seconds)
+            if seen.is_living(awake_seconds, self._member_seconds)
         }
 
     def is_known(self, peer: PeerId) -> bool:

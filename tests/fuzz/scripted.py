@@ -9,6 +9,7 @@ import trio
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import (
+    PING_SECONDS,
     Bytes,
     GossipHandler,
     MayRelay,
@@ -145,6 +146,9 @@ class ScriptedTransport:
 
     def heard_seconds(self, peer_id: PeerId) -> float | None:
         return None
+
+    def signs_seconds(self) -> float:
+        return PING_SECONDS
 
     def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
         return lambda: None

@@ -18,6 +18,7 @@ from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     ORDINARY_ENDS,
+    PING_SECONDS,
     RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
     ConnectError,
@@ -293,6 +294,10 @@ class MemoryPeer:
         return min(
             link.silent_at if link.silent else now, now if stopped_at is None else stopped_at
         )
+
+    def signs_seconds(self) -> float:
+        """See `Transport.signs_seconds`."""
+        return PING_SECONDS
 
     def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
         """See `Transport.listen`. Every peer is heard all the time."""

@@ -18,6 +18,7 @@ from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.ticks import TICK_SECONDS
+from gossamer.node.network.transport import PING_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +27,24 @@ ASK_SECONDS, ASK_BACK_SECONDS = 5.0, 5.25
 end only where that does not do it. So one question serves both ends, which hear something every
 five and a half seconds (`transport.PING_SECONDS`)."""
 
+QUESTIONS_PER_SECOND_MAX = 6.0
+"""Rate of the questions of a node that is connected to many peers: it asks each of them more seldom
+than every `ASK_SECONDS`. Otherwise questions and answers grow with the swarm, and are most of what
+a waiting node does (decision 120)."""
+
+ASK_SECONDS_MAX = 12.0
+"""The longest silence after which a peer is asked, however many there are. Its answer then comes
+well before `SILENCE_SECONDS_MAX`."""
+
 RING_ASK_SECONDS, RING_ASK_BACK_SECONDS = 1.5, 1.75
 """The same for a peer that is in a ring with this node: both ends hear something every two seconds
 (`transport.RING_PING_SECONDS`)."""
 
-RTT_SECONDS = 10.0
-"""A connection in use is still asked this often, to know its round trip."""
+RTT_SECONDS = 60.0
+"""A connection on which something comes is still asked this often, to know its round trip."""
+
+RING_RTT_SECONDS = 10.0
+"""The same for a peer that is in a ring with this node: its line is in use."""
 
 SILENCE_SECONDS_MAX = 20.0
 """TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
@@ -89,7 +102,19 @@ class Liveness:
         """
         if peer in self._listened:
             return RING_ASK_SECONDS if was_dialled else RING_ASK_BACK_SECONDS
-        return ASK_SECONDS if was_dialled else ASK_BACK_SECONDS
+        return self._ask_seconds() + (0.0 if was_dialled else ASK_BACK_SECONDS - ASK_SECONDS)
+
+    def measure_after_seconds(self, peer: ID) -> float:
+        """Returns the time after a question until the round trip to a peer is measured again."""
+        return RING_RTT_SECONDS if peer in self._listened else RTT_SECONDS
+
+    def signs_seconds(self) -> float:
+        """Returns the longest time between two signs of life of a peer that is in no ring with this
+        node."""
+        return self._ask_seconds() + PING_SECONDS - ASK_SECONDS
+
+    def _ask_seconds(self) -> float:
+        return min(ASK_SECONDS_MAX, max(ASK_SECONDS, len(self._look_at) / QUESTIONS_PER_SECOND_MAX))
 
     def awake_since(self, seconds: float) -> float:
         """Seconds since a local time for which this process has run."""

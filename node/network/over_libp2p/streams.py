@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import trio
 from libp2p.abc import INetConn
@@ -40,12 +40,14 @@ class Libp2pStream:
         net_stream: NetStream,
         muxed: YamuxStream,
         protocol: str,
-        agreement: Iterable[bytes] = (),
+        agreement: Collection[bytes] = (),
     ) -> None:
-        """`agreement`: what the peer says before anything else, piece by piece, if it speaks the
-        protocol."""
+        """`agreement`: the words that ask for the protocol, piece by piece, where it was not asked
+        for yet. They go out with the first bytes. A peer that speaks the protocol says the same
+        before anything else."""
         self._net_stream = net_stream
         self._agreement = deque(agreement)
+        muxed.put_first(b"".join(agreement))
         self._muxed = muxed
         self._protocol = protocol
         self._peer_id = peer_id_of(muxed.conn.peer_id)
@@ -70,6 +72,8 @@ class Libp2pStream:
     async def receive_exactly(self, num_bytes: int) -> bytearray:
         """See `Stream.receive_exactly`."""
         try:
+            if self._agreement:
+                self._muxed.push()
             while self._agreement:
                 piece = self._agreement[0]
                 if await self._muxed.receive_exactly(len(piece)) != piece:
@@ -124,7 +128,6 @@ class Streams:
                 assert stream is not None
                 if at_once:
                     agreement = agreement_on(protocol)
-                    await stream.write(b"".join(agreement))  # the same words ask and agree
                 else:
                     await self._host.multiselect_client.select_one_of(
                         [TProtocol(protocol)],

@@ -268,6 +268,10 @@ class Libp2pTransport:
         heard = [m.heard_seconds for m in multiplexers if isinstance(m, YamuxConnection)]
         return max(heard, default=None)
 
+    def signs_seconds(self) -> float:
+        """See `Transport.signs_seconds`."""
+        return self._liveness.signs_seconds()
+
     def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
         """See `Transport.listen`."""
         listened = [libp2p_id(peer) for peer in peers]

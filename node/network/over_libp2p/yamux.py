@@ -32,7 +32,6 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
-    RTT_SECONDS,
     SILENCE_SECONDS_MAX,
     Liveness,
 )
@@ -381,7 +380,8 @@ class YamuxConnection(IMuxedConn):
             return math.inf
         asked = self._pings.sent_at
         silence = self._liveness.ask_after_seconds(self.peer_id, was_dialled=self.was_dialled)
-        return min(max(self.heard_seconds, asked) + silence, asked + RTT_SECONDS)
+        measure_seconds = asked + self._liveness.measure_after_seconds(self.peer_id)
+        return min(max(self.heard_seconds, asked) + silence, measure_seconds)
 
     def _send_ping(self) -> Ping:
         """The ping whose answer is waited for."""

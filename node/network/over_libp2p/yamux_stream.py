@@ -117,6 +117,15 @@ class YamuxStream(IMuxedStream):
         """Send `data` (libp2p's interface)."""
         await self.send(data)
 
+    def put_first(self, data: bytes) -> None:
+        """Keeps `data` until the first bytes are sent, and sends it before them."""
+        if data:
+            self.outbox.append(memoryview(data))
+
+    def push(self) -> None:
+        """Sends what is kept, without the first bytes, if it is not sent yet. Does not wait."""
+        self.conn.writer.schedule(self)
+
     def _check_sendable(self) -> None:
         if self.was_reset:
             raise MuxedStreamReset("the stream was reset")

@@ -408,6 +408,24 @@ def test_cancelled_receive_of_a_stream_that_is_used_at_once_loses_nothing(run: R
     run(case)
 
 
+def test_a_stream_that_is_used_at_once_may_be_read_first(run: Run) -> None:
+    async def case(open_transport: Open) -> None:
+        async def greet(stream: Stream) -> None:
+            await stream.send(b"hello")
+            await echo(stream)
+
+        async with pair(open_transport) as (client, server):
+            server.handle("/gossamer-test/greeting/1", greet)
+            stream = await client.open_stream(
+                server.peer_id, "/gossamer-test/greeting/1", at_once=True
+            )
+            with trio.fail_after(2):
+                assert await stream.receive_exactly(5) == b"hello"
+            assert await call(stream, b"one") == b"one"
+
+    run(case)
+
+
 def test_a_stream_that_is_used_at_once_ends_if_the_peer_refuses(run: Run) -> None:
     async def case(open_transport: Open) -> None:
         async with pair(open_transport) as (client, server):

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from gossamer.node.peers.announcer import QUIET_SECONDS
+from gossamer.node.peers.comparison_pace import QUIET_RECONCILE_SECONDS
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.peers.swarm import WATCH_SECONDS
 from gossamer.protocol.ids import PeerId
@@ -97,6 +98,24 @@ def test_nodes_that_are_all_connected_do_not_repeat_what_all_have(
             assert len(swarm.living()) == 3
             recent = [each for each in announced[swarm.me] if each >= began]
             assert 1 <= len(recent) <= 1 + watched_seconds / QUIET_SECONDS
+
+    simulate(world, story)
+
+
+def test_a_node_says_something_new_to_a_peer_that_connects_again(tmp_path: Path) -> None:
+    """b has lost its connection, as with another network, and a has not: it sees a second one
+    begin. b counts a as living when it hears something new of it."""
+    world = World(tmp_path, seed=98, wait_for_peers=9)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await trio.sleep(STARTED_SECONDS + 2 * QUIET_SECONDS)
+        a, b = (world.participant(name).context.swarm for name in "ab")
+        b.membership.disconnected(a.me)
+        assert a.me not in b.living_anywhere()
+        a._connections_changed()
+        until = trio.current_time() + ANNOUNCE_SECONDS + 2 * QUIET_RECONCILE_SECONDS
+        await world.until(lambda: a.me in b.living_anywhere(), until - trio.current_time())
 
     simulate(world, story)
 

@@ -8,6 +8,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.membership import (
     ANNOUNCE_SECONDS,
+    ANSWER_SECONDS,
     FAR_SECONDS,
     MEMBER_SECONDS,
     NEAR_ROUNDS,
@@ -47,6 +48,28 @@ def test_a_sign_of_life_on_the_connection_does_for_an_announcement() -> None:
     membership.heard(100.0, OTHER)
     assert membership.is_living(100.0 + MEMBER_SECONDS, OTHER)
     assert not membership.is_living(100.1 + MEMBER_SECONDS, OTHER)
+
+
+def test_where_signs_of_life_come_seldom_a_peer_has_longer() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(), [OTHER])
+    membership.heard(100.0, OTHER)
+    membership.signs_come_every(5.5)
+    assert not membership.is_living(100.1 + MEMBER_SECONDS, OTHER)
+    membership.signs_come_every(11.0)
+    assert membership.living(111.0 + ANSWER_SECONDS)
+    assert not membership.living(111.1 + ANSWER_SECONDS)
+
+
+def test_what_repeats_is_no_news_while_its_author_lives() -> None:
+    membership = Membership(ME)
+    assert membership.announced(0.0, OTHER, announce(sequence=1), [OTHER])
+    assert not membership.announced(10.0, OTHER, announce(sequence=2), [OTHER])
+    assert membership.is_living(10.0 + MEMBER_SECONDS, OTHER), "it is a sign of life"
+    assert membership.announced(11.0, OTHER, announce(sequence=3, round=5), [OTHER])
+    membership.disconnected(OTHER)
+    assert membership.announced(12.0, OTHER, announce(sequence=4, round=5), [OTHER])
+    assert membership.announced(12.1 + FAR_SECONDS, OTHER, announce(sequence=5, round=5), [OTHER])
 
 
 def test_members_of_a_ring_are_at_its_head_before_they_say_so() -> None:

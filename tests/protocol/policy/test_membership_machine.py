@@ -76,11 +76,17 @@ class MembershipMachine(RuleBasedStateMachine):
         this peer itself."""
         version = (incarnation, sequence)
         known = self.model.get(author)
-        is_news = author != ME and (known is None or version > known.version)
+        is_taken = author != ME and (known is None or version > known.version)
+        is_repeated = (
+            known is not None
+            and known.is_living
+            and (known.version[0], known.phase, known.head) == (incarnation, phase, head)
+        )
         statement = announce(incarnation=incarnation, sequence=sequence, phase=phase, head=head)
         connected = () if far else (author,)
-        assert self.membership.announced(self.now, author, statement, connected) == is_news
-        if is_news:
+        is_news = self.membership.announced(self.now, author, statement, connected)
+        assert is_news == (is_taken and not is_repeated)
+        if is_taken:
             self.model[author] = Known(version, phase, head, far=far)
 
     @rule(peer=st.sampled_from([ME, *OTHERS]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,7 +18,9 @@ from gossamer.node.base.ticks import TICK_SECONDS
 from gossamer.node.network.over_libp2p.congestion import LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
     ASK_SECONDS,
+    ASK_SECONDS_MAX,
     LOOK_SECONDS,
+    QUESTIONS_PER_SECOND_MAX,
     RTT_SECONDS,
     SILENCE_SECONDS_MAX,
     Liveness,
@@ -288,6 +291,57 @@ def test_many_connections_wake_the_event_loop_no_more_often_than_few() -> None:
             looks.clear()
             await trio.sleep(ASK_SECONDS + LOOK_SECONDS)
             assert len(looks) >= 63
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class Asked:
+    """A silent connection that answers each question, as `Liveness` sees it."""
+
+    def __init__(self, liveness: Liveness, peer: ID) -> None:
+        self.liveness = liveness
+        self.peer = peer
+        self.asked_at: list[float] = []
+
+    def look(self, now: float, *, after_stall: bool) -> float:
+        silence = self.liveness.ask_after_seconds(self.peer, was_dialled=True)
+        if not self.asked_at or now >= self.asked_at[-1] + silence:
+            self.asked_at.append(now)
+        return self.asked_at[-1] + silence
+
+    def drop(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize("num_peers", [4, 64, 256])
+def test_questions_do_not_grow_with_the_swarm(num_peers: int) -> None:
+    seconds = 120.0
+
+    async def main() -> None:
+        liveness = Liveness(AwakeClock())
+        connections = [
+            Asked(liveness, ID(f"peer {number}".encode())) for number in range(num_peers)
+        ]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
+            for connection in connections:
+                liveness.add(connection)
+                await trio.sleep(0.05)
+            liveness.listen([connections[0].peer])
+            await trio.sleep(1.0)
+            for connection in connections:
+                connection.asked_at = connection.asked_at[-1:]
+            await trio.sleep(seconds)
+            others = connections[1:]
+            num_questions = sum(len(connection.asked_at) - 1 for connection in others)
+            rate_max = max(QUESTIONS_PER_SECOND_MAX, num_peers / ASK_SECONDS_MAX)
+            assert num_questions <= 1.05 * rate_max * seconds
+            for connection in others:
+                for earlier, later in itertools.pairwise(connection.asked_at):
+                    assert later - earlier <= liveness.signs_seconds() <= SILENCE_SECONDS_MAX
+            in_ring = len(connections[0].asked_at) - 1
+            assert in_ring >= 0.8 * seconds / RING_PING_SECONDS, "a ring listens as closely as ever"
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
