@@ -197,7 +197,8 @@ class Transport(Protocol):
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         """Connect to one peer by the first of its addresses that answers, and return that address.
 
-        The addresses are what peers tell. Those of networks that this machine is not in are left
+        A peer that is connected through another one is dialled all the same. The addresses are what
+        peers tell. Those of networks that this machine is not in are left
         out, and dials that lead nowhere have a budget (`node/network/dial_guard.py`).
 
         They are tried in order, each `RACE_SECONDS` after the one before, or as soon as that one

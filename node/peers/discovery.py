@@ -31,6 +31,10 @@ from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
 
+RELAYED_LOOKS = 10
+"""Of so many looks one is for peers that are connected through another one. It asks for the path to
+each peer, and these peers are dialled seldom."""
+
 DIALS_AT_ONCE_MAX = 16
 """A dial into a dead line holds its place for some 12 s."""
 
@@ -56,6 +60,8 @@ class _Target:
 
     peer: PeerId | None
     addresses: tuple[str, ...]
+    is_relayed: bool = False
+    """Whether the peer is connected through another one."""
 
 
 class Members(Protocol):
@@ -100,6 +106,9 @@ class Discovery:
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
         self._dialling: set[str] = set()
+        self._num_looks = 0
+        self._relayed: frozenset[PeerId] = frozenset()
+        """Peers that are connected through another one, at the newest look for them."""
         self._was_alone = True
 
     async def run(self) -> None:
@@ -128,6 +137,9 @@ class Discovery:
         if connected and self._was_alone:
             self._redial.hurry(now)
         self._was_alone = not connected
+        if self._num_looks % RELAYED_LOOKS == 0:
+            self._relayed = frozenset(filter(self._is_relayed, connected))
+        self._num_looks += 1
         if len(connected) >= CONNECTIONS_MAX:
             return
         members = self._membership.known()
@@ -149,10 +161,13 @@ class Discovery:
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
             is_here = announce.phase != "leaving" and not is_out(peer)
-            if peer not in connected and peer != me and is_here:
-                targets[peer] = _Target(peer, self._known.in_order(peer, announce.addresses))
+            is_relayed = peer in self._relayed and self._is_relayed(peer)
+            if (peer not in connected or is_relayed) and peer != me and is_here:
+                addresses = self._known.in_order(peer, announce.addresses)
+                targets[peer] = _Target(peer, addresses, is_relayed)
                 # Of two peers that know each other the lower id dials at once. The other waits.
-                self._redial.want(now, peer, 0.0 if me < peer else BACK_OFF_SECONDS_MIN)
+                patience = 0.0 if me < peer else BACK_OFF_SECONDS_MIN
+                self._redial.want(now, peer, patience, is_relayed=is_relayed)
         if not connected:
             for address in self._bootstrap:
                 targets[address] = _Target(None, (address,))
@@ -163,8 +178,16 @@ class Discovery:
                 self._redial.want(now, key, 0.0)
         return {key: target for key, target in targets.items() if target.addresses}
 
+    def _is_relayed(self, peer: PeerId) -> bool:
+        path = self._transport.path(peer)
+        return path is not None and path.kind == "relayed"
+
     async def _connect(self, key: str, target: _Target) -> None:
         try:
+            if target.peer is not None and target.is_relayed:
+                await self._transport.connect_any(target.peer, target.addresses)
+                log.info("connected directly", peer=short(target.peer))
+                return
             if target.peer is None:
                 peer, address = await self._transport.connect(target.addresses[0]), key
             else:

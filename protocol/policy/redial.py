@@ -10,6 +10,9 @@ Rules
 - While no peer at all is connected the short limit holds for all: then the fault is local.
 - When that fault is over (`hurry`: a first connection, or a stall of this process), all peers are
   due at once: earlier failures say nothing any more.
+- A peer that is connected through another one is dialled directly as well, first after
+  `RELAYED_BACK_OFF_SECONDS_MIN`: it may have been away, or this node busy, when the circuit came
+  about. Two peers of one network cannot always cross the router that they share.
 - A peer that is heard again through others after a silence (`heard`) is due at once too.
 - Of the peers that are due, those with the fewest failures come first. So no peer waits behind many
   dead ones.
@@ -31,6 +34,10 @@ RECENT_SECONDS = 600.0
 BACK_OFF_SECONDS_MAX = 60.0
 """Longest wait between two attempts: a peer that is away for an hour is asked some 160 times, each
 a few packets."""
+RELAYED_BACK_OFF_SECONDS_MIN, RELAYED_BACK_OFF_SECONDS_MAX = 20.0, 600.0
+"""The same waits for a peer that is connected through another one. It can be used meanwhile, and
+behind a strict router no dial ever reaches it."""
+
 SILENCE_SECONDS = 30.0
 """Silence after which a peer counts as newly heard: three announcements. Such a peer was cut off,
 or its process was stopped."""
@@ -56,6 +63,18 @@ class _Attempts:
     num_failures: int = 0
     failed_seconds: float = 0.0
     jitter: float = 1.0
+    is_relayed: bool = False
+    """Whether the key is connected through another peer."""
+
+    def back_off_seconds(self, *, is_recent: bool) -> float:
+        """Returns the wait after the newest failure."""
+        shortest, longest = BACK_OFF_SECONDS_MIN, BACK_OFF_SECONDS_MAX
+        if self.is_relayed:
+            shortest, longest = RELAYED_BACK_OFF_SECONDS_MIN, RELAYED_BACK_OFF_SECONDS_MAX
+        elif is_recent:
+            longest = RECENT_BACK_OFF_SECONDS_MAX
+        # The exponent is bounded so that weeks of failures do not overflow a float.
+        return min(shortest * 2.0 ** min(self.num_failures - 1, 16), longest) * self.jitter
 
 
 class Redial:
@@ -66,10 +85,21 @@ class Redial:
         self._attempts: dict[str, _Attempts] = {}
         self._heard: dict[str, tuple[tuple[int, int], float]] = {}
 
-    def want(self, now: float, key: str, patience_seconds: float) -> None:
-        """A key is to be connected; `patience_seconds` is the wait before the first attempt."""
-        if key not in self._attempts:
-            self._attempts[key] = _Attempts(patience_seconds, now)
+    def want(
+        self, now: float, key: str, patience_seconds: float, *, is_relayed: bool = False
+    ) -> None:
+        """A key is to be connected.
+
+        Args:
+            patience_seconds: the wait before the first attempt.
+            is_relayed: whether it is connected through another peer: the first attempt waits for
+                `RELAYED_BACK_OFF_SECONDS_MIN` more.
+        """
+        if is_relayed:
+            patience_seconds += RELAYED_BACK_OFF_SECONDS_MIN
+        known = self._attempts.get(key)
+        if known is None or known.is_relayed != is_relayed:
+            self._attempts[key] = _Attempts(patience_seconds, now, is_relayed=is_relayed)
 
     def keep(self, wanted: Container[str], known: Container[str]) -> None:
         """Forgets the failures of keys that are not wanted, and the announcements of keys that are
@@ -87,12 +117,8 @@ class Redial:
     def _is_due(self, now: float, attempts: _Attempts, alone: bool) -> bool:
         if not attempts.num_failures:
             return now >= attempts.since_seconds + attempts.patience_seconds
-        recent = alone or now - attempts.since_seconds < RECENT_SECONDS
-        longest = RECENT_BACK_OFF_SECONDS_MAX if recent else BACK_OFF_SECONDS_MAX
-        # The exponent is bounded so that weeks of failures do not overflow a float.
-        doublings = min(attempts.num_failures - 1, 16)
-        delay = min(BACK_OFF_SECONDS_MIN * 2.0**doublings, longest)
-        return now >= attempts.failed_seconds + delay * attempts.jitter
+        is_recent = alone or now - attempts.since_seconds < RECENT_SECONDS
+        return now >= attempts.failed_seconds + attempts.back_off_seconds(is_recent=is_recent)
 
     def failed(self, now: float, key: str) -> None:
         """An attempt failed."""

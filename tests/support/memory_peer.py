@@ -135,7 +135,7 @@ class MemoryPeer:
         other = self.network.find(match[1])
         if other is self or expected == self._peer_id:
             raise ConnectError(f"{address} is this node's own address; give another peer's")
-        if expected is not None and expected in self.connections:
+        if expected is not None and self._is_direct(expected):
             return expected
         if other is None:
             await trio.sleep(0.01)
@@ -161,9 +161,13 @@ class MemoryPeer:
             raise ConnectError(f"cannot connect to {address}: banned for a while")
         if other.ended or self.ended or to.silent:
             raise ConnectError(f"cannot connect to {address}: connection reset")
-        if other.peer_id not in self.connections:
-            MemoryConnection(self, other)
+        if not self._is_direct(other.peer_id):
+            MemoryConnection(self, other)  # a circuit goes on beside it
         return other.peer_id
+
+    def _is_direct(self, peer_id: PeerId) -> bool:
+        connection = self.connections.get(peer_id)
+        return connection is not None and connection.relay is None
 
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         """See `Transport.connect_any`."""

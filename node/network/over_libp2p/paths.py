@@ -54,6 +54,10 @@ RETRY_SECONDS_MAX = 600.0
 """The pause before two peers try again to cross their routers; it doubles each time. A crossing
 fails by chance where a packet is lost, and for good between two strict routers."""
 
+PAUSE_LOOK_SECONDS = 2.0
+"""Interval of the looks, in that pause, whether a dial has made a direct connection meanwhile. Then
+the circuit ends, which is in no hurry."""
+
 OpenOn = Callable[[INetConn, PeerId, str], Awaitable[Stream]]
 """Opens a stream of a protocol on one connection to a peer."""
 
@@ -189,7 +193,7 @@ class Paths:
             with trio.move_on_after(pause_seconds):
                 # A dial or the other end may make a direct connection in the meantime.
                 while not (self._is_direct(peer) or connection.is_closed):  # noqa: ASYNC110 - no event
-                    await trio.sleep(DRAIN_LOOK_SECONDS)
+                    await trio.sleep(PAUSE_LOOK_SECONDS)
             pause_seconds = min(2 * pause_seconds, RETRY_SECONDS_MAX)
 
     async def _dial(self, peer: PeerId, endpoints: list[Endpoint], seconds: float) -> bool:

@@ -196,20 +196,27 @@ class Libp2pTransport:
         return [address for address, is_worth, is_typed in ways if is_worth or is_typed]
 
     async def _keep_or_drop(self, peer: ID) -> bool:
-        """Returns whether a connection to `peer` lives; if none does, the dead ones are dropped.
+        """Returns whether a connection to `peer` lives that goes through no relay. Otherwise those
+        that do not live are dropped.
 
         Gossip never recovers with a peer that is dialled while a half-open connection to it is
         still in the books. A connection that the peer opens while the others are probed is live.
         """
-        connections = self._swarm.get_connections(peer)
-        for connection in connections:
+        dead = []
+        for connection in self._swarm.get_connections(peer):
             muxed = connection.muxed_conn
-            if isinstance(muxed, YamuxConnection) and muxed.is_established:
-                heard_from = await muxed.answers_within(PROBE_SECONDS_MAX)
-                if heard_from:
-                    return True
-        await self._close(connections)
-        return any(not each.is_closed for each in self._swarm.get_connections(peer))
+            lives = (
+                isinstance(muxed, YamuxConnection)
+                and muxed.is_established
+                and await muxed.answers_within(PROBE_SECONDS_MAX)
+            )
+            if lives and not _is_relayed(connection):
+                return True
+            if not lives:
+                dead.append(connection)
+        await self._close(dead)
+        others = [each for each in self._swarm.get_connections(peer) if not each.is_closed]
+        return not all(map(_is_relayed, others))
 
     @staticmethod
     async def _close(connections: Sequence[INetConn]) -> None:
@@ -361,3 +368,8 @@ class Libp2pTransport:
     def traffic(self) -> dict[str, tuple[int, int]]:
         """See `Transport.traffic`."""
         return self._streams.traffic()
+
+
+def _is_relayed(connection: INetConn) -> bool:
+    muxed = connection.muxed_conn
+    return isinstance(muxed, YamuxConnection) and muxed.path.kind == "relayed"

@@ -13,14 +13,17 @@ import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
+from gossamer.node.peers import discovery as discovery_module
 from gossamer.node.peers.discovery import DIRECT_SECONDS, Discovery
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy import redial
 from gossamer.protocol.policy.membership import Membership
 from tests.support.builders import announce
 
@@ -64,6 +67,13 @@ async def busy(port: int) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
+def discovery_of(node: Libp2pTransport, folder: Path, membership: Membership) -> Discovery:
+    return Discovery(
+        node, KnownPeers(folder / "peers"), (), membership, Metrics(Gpus()), random.Random(1),
+        AwakeClock(), _EverybodyIsIn(),
+    )  # fmt: skip
+
+
 async def circuits_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> int:
     """Lets a node connect to a busy peer, beside a member that both know, and counts the circuits
     that it asks for. Without `answers` nothing comes back from the peer's address."""
@@ -96,10 +106,7 @@ async def circuits_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *, answers:
         for known, addresses in ((relay, relay.addresses()), (peer, [address])):
             said = announce(addresses=tuple(addresses))
             membership.announced(0.0, known.peer_id, said, (known.peer_id,))
-        discovery = Discovery(
-            node, KnownPeers(folder / "peers"), (), membership, Metrics(Gpus()), random.Random(1),
-            AwakeClock(), _EverybodyIsIn(),
-        )  # fmt: skip
+        discovery = discovery_of(node, folder, membership)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(discovery.run)
             with trio.move_on_after(8.0):
@@ -121,3 +128,51 @@ def test_a_circuit_is_begun_where_nothing_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert trio.run(lambda: circuits_to(tmp_path, monkeypatch, answers=False)) == 1
+
+
+def test_a_peer_behind_a_circuit_is_dialled_directly_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair whose first dial failed kept its circuit, where the two could not cross a router."""
+
+    async def begin(*_arguments: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Crossing, "begin", begin)
+    monkeypatch.setattr(redial, "RELAYED_BACK_OFF_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(discovery_module, "RELAYED_LOOKS", 1)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            node, relay, peer = [
+                await stack.enter_async_context(
+                    open_libp2p_transport(Identity.generate(), LOOPBACK)
+                )
+                for _ in range(3)
+            ]
+            relay.relay_for(lambda *_ends: "")
+            membership = Membership(node.peer_id)
+            for known in (relay, peer):
+                said = announce(addresses=tuple(known.addresses()))
+                membership.announced(0.0, known.peer_id, said, (known.peer_id,))
+            for end in (node, peer):
+                await end.connect(relay.addresses()[0])
+            await node.connect_through(relay.peer_id, peer.peer_id)
+            discovery = discovery_of(node, tmp_path, membership)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(discovery.run)
+                for is_direct in (False, True):
+                    with trio.fail_after(20.0):
+                        while (kind_of(node, peer) == "direct") is not is_direct:  # noqa: ASYNC110
+                            await trio.sleep(0.05)
+                assert kind_of(peer, node) == "direct"
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def kind_of(node: Libp2pTransport, peer: Libp2pTransport) -> str:
+    """The kind of the path that a node's new streams to a peer take."""
+    path = node.path(peer.peer_id)
+    assert path is not None
+    return path.kind

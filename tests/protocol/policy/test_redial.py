@@ -109,3 +109,15 @@ def test_a_peer_that_is_not_wanted_any_more_begins_anew(again: Redial) -> None:
     again.heard(100.0, "a", (1, 2))
     assert again.due(100.0, alone=False) == [], "what was heard of strangers is forgotten"
     again.failed(100.0, "unknown")
+
+
+def test_a_peer_that_is_connected_through_another_one_is_dialled_seldom(again: Redial) -> None:
+    again.want(0.0, "a", 0.0, is_relayed=True)
+    assert not again.due(19.9, alone=False)
+    assert again.due(20.0, alone=False) == ["a"]
+    found = waits(again, "a", 20.0, 8, alone=False)
+    assert found[0] <= JITTER_MAX * redial.RELAYED_BACK_OFF_SECONDS_MIN + 0.125
+    longest = redial.RELAYED_BACK_OFF_SECONDS_MAX
+    assert 0.8 * longest <= found[-1] <= JITTER_MAX * longest + 0.125
+    again.want(10_000.0, "a", 0.0)  # the circuit has ended
+    assert again.due(10_000.0, alone=False) == ["a"], "what failed beside it says nothing"
