@@ -544,3 +544,16 @@ def test_presets_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--version"]) == 0
     assert capsys.readouterr().out.startswith("gossamer 0.")
+
+
+@pytest.mark.parametrize("command", ["id", "start", "status", "limits"])
+def test_a_state_directory_that_is_a_file_is_named_with_what_to_do(
+    command: str, daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert run_command([command, "--state-dir", str(file)]) in (1, 2)
+    (line,) = errors(capsys)
+    assert line.count(str(file)) == 1
+    assert "Give --state-dir" in line
+    assert not daemon.ran
