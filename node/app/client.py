@@ -124,13 +124,16 @@ def page_link(state_dir: StateDir) -> str:
 
 def _address_of(state_dir: StateDir) -> HostPort:
     """Returns where the daemon of a state directory answers."""
+    files = DaemonFiles(state_dir)
     try:
-        address = DaemonFiles(state_dir).read_api()
+        address = files.read_api()
+        if address is None:
+            if (does := files.read_starting()) is not None:
+                raise StartingError(f"the node on {state_dir.root} is starting: {does}")
+            address = files.read_api()  # it may have begun to answer between the two looks
     except StateDirError as error:
         raise ClientError(str(error)) from error
     if address is None:
-        if (does := DaemonFiles(state_dir).read_starting()) is not None:
-            raise StartingError(f"the node on {state_dir.root} is starting: {does}")
         raise NotRunningError(
             f"no node runs on {state_dir.root}. Start one with `gossamer start` or "
             "`gossamer join`, or name its --state-dir"

@@ -1,4 +1,4 @@
-"""The daemon process: its lock, its signals, and its role, which is to found, join or resume.
+"""The daemon process: its signals, and its role, which is to found, join or resume.
 
 SIGINT, SIGTERM, or the SIGHUP of a closed terminal asks the node to leave in order. A second signal
 ends the process at once.
@@ -73,23 +73,24 @@ _MALLOC_ARENAS = 2
 log = structlog.get_logger("node")
 
 
-def run(settings: Settings, role: Role) -> int:
+def run(settings: Settings, role: Role, state_dir: StateDir) -> int:
     """Runs a node until it has left, and returns the exit status: 0 after an orderly leave.
+
+    Args:
+        state_dir: that of the settings; this process holds its lock.
 
     Raises:
         StateDirError, DiskError, ListenError, JoinError, ManifestError, CorpusError, OSError: the
             node cannot run; the message says why and what to do.
     """
-    state_dir = StateDir(settings.state_dir)
     limit_malloc_arenas()
     manager = ServiceManager.of(os.environ)
     if manager.watchdog_seconds is not None:
         faulthandler.enable()  # the watchdog's SIGABRT leaves in the log where the process hung
-    with state_dir.locked():
-        try:
-            return trio.run(_Daemon(settings, role, state_dir, manager).main)
-        except BaseExceptionGroup as group:
-            raise _single(group) from None
+    try:
+        return trio.run(_Daemon(settings, role, state_dir, manager).main)
+    except BaseExceptionGroup as group:
+        raise _single(group) from None
 
 
 def limit_malloc_arenas() -> None:

@@ -333,16 +333,21 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         if not name.startswith(ENVIRONMENT_PREFIX) or name in known:
             continue
         if not _OF_KUBERNETES.fullmatch(name):
-            hint = _nearest(name.upper(), known) or "docs/reference/settings.md has all"
-            problems.append(f"{name}: is no setting; {hint}")
+            # The prefix is equal in all of them, and would make any two look alike.
+            known_names = [each.removeprefix(ENVIRONMENT_PREFIX) for each in known]
+            meant = name.upper().removeprefix(ENVIRONMENT_PREFIX)
+            hint = _nearest(meant, known_names, ENVIRONMENT_PREFIX)
+            problems.append(
+                f"{name}: is no setting; {hint or 'docs/reference/settings.md has all'}"
+            )
     return problems
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def _nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
     import difflib  # here: only mistakes need it
 
     near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
 def read_config_file(path: Path) -> list[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-import trio
-
 from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.settings import ConfigError
 
@@ -53,6 +51,8 @@ def answering_peer(address: str) -> str:
     Raises:
         TransportError: no peer answers there.
     """
+    import trio  # here, and libp2p: most addresses name their peer
+
     from gossamer.node.network.identity import Identity
     from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 

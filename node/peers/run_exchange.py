@@ -49,6 +49,14 @@ class NotAdmittedError(JoinError):
     """The run does not admit this node."""
 
 
+class UnreachableError(JoinError):
+    """No peer at the given addresses tells its run. `reasons` says of each address why."""
+
+    def __init__(self, reasons: str) -> None:
+        super().__init__(f"cannot join: {reasons}")
+        self.reasons = reasons
+
+
 class WrongRunError(JoinError):
     """The peers are in another run than the link says."""
 
@@ -136,7 +144,7 @@ async def request_manifest(
         for failure in lost.failures:
             if isinstance(failure, NotAdmittedError):
                 raise failure from None
-        raise JoinError("cannot join: " + "\n  ".join(map(str, lost.failures))) from None
+        raise UnreachableError("\n  ".join(map(str, lost.failures))) from None
     found = open_signed_manifest(signed).run_id
     if run_id is not None and found != run_id:
         raise WrongRunError(

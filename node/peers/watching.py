@@ -69,6 +69,9 @@ class View:
 Show = Callable[[Manifest, View | None, str], None]
 """Shows the run, the newest view of it, and why there is no newer one; empty if there is."""
 
+Tell = Callable[[str], None]
+"""Tells a person what the watcher waits for, before there is anything to show."""
+
 
 class Watcher:
     """Looks at one run through its peers."""

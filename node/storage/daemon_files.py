@@ -40,7 +40,11 @@ class DaemonFiles:
         try:
             data = read_bounded(self._api_path, _FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
-            raise StateDirError(f"{self._api_path} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise StateDirError(
+                f"{self._api_path} cannot be read: {reason}. Give --state-dir the directory of a "
+                "node that is yours"
+            ) from error
         return None if data is None else data.decode("utf-8", errors="replace").strip()
 
     def write_starting(self, text: str) -> None:

@@ -121,6 +121,19 @@ class StateDir:
         self.trainer_path = root / "trainer"
         self.optimizer_path = self.trainer_path / "optimizer"
 
+    def create(self) -> None:
+        """Creates the directory where needed. StateDirError."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> StateDirError:
+        return StateDirError(
+            f"{self.root} cannot be used as state directory: {error.strerror}. "
+            "Give --state-dir a directory that you may write to"
+        )
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Creates the directory where needed and holds it for this process.
@@ -133,14 +146,11 @@ class StateDir:
             StateDirError, DiskError: it cannot be created, written or locked, or a later version
                 wrote it.
         """
+        self.create()
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StateDirError(
-                f"{self.root} cannot be used as state directory: {error.strerror}. "
-                "Give --state-dir a directory that you may write to"
-            ) from error
+            raise self._unusable(error) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
-
 from gossamer.node.base.settings import Role, Settings
-from gossamer.node.telemetry.log_places import require_packages
-from gossamer.node.telemetry.logs import configure_logs
+from gossamer.node.storage.daemon_files import DaemonFiles
+from gossamer.node.storage.state_dir import StateDir
 
 
 def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int:
     """Runs the daemon until it has left, and returns its exit status.
+
+    It takes the state directory and leaves a word there before it loads the
+    daemon, which takes seconds: `gossamer status` finds the node at once, and a second node
+    on the directory is refused at once.
 
     Args:
         ignored: flags that have no effect, because the state directory holds a run already.
 
     Raises:
         ConfigError: `log_to` names a place whose package is not installed.
+        StateDirError, DiskError: the state directory is another node's, or cannot be used.
     """
-    require_packages(settings.log_to)
-    # The daemon brings libp2p, which takes seconds: a mistake in the options is told before that.
+    if settings.log_to:
+        from gossamer.node.telemetry.log_places import require_packages
+
+        require_packages(settings.log_to)
+    state_dir = StateDir(settings.state_dir)
+    with state_dir.locked():
+        DaemonFiles(state_dir).write_starting("it loads its modules")
+        return _run(settings, role, state_dir, ignored)
+
+
+def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str]) -> int:
+    import structlog  # here, and the daemon with libp2p: see `run_node`
+
     from gossamer.node.app.daemon import run
+    from gossamer.node.telemetry.logs import configure_logs
 
     configure_logs(settings.log_format, settings.log_level)
     if ignored:
@@ -32,4 +47,4 @@ def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int
             state_dir=str(settings.state_dir),
             fields={"event": "options have no effect: there is a run already", "options": ignored},
         )
-    return run(settings, role)
+    return run(settings, role, state_dir)

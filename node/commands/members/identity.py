@@ -17,7 +17,7 @@ def show_id(*, options: State = None) -> int:
     A node that never ran gets its identity now, and keeps it.
     """
     state_dir = StateDir(settings_of(options).state_dir)
-    state_dir.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state_dir.create()
     print(Identity.load_or_create(state_dir.identity_path).peer_id)
     return 0
 

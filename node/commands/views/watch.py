@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
-import trio
 from cyclopts import Parameter
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,16 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.base.durations import parse_duration
-from gossamer.node.base.links import parse_links
+from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.commands.views.status_view import shown_peer
-from gossamer.node.peers.watching import Show, View
-from gossamer.node.telemetry.logs import configure_logs
-from gossamer.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from gossamer.node.peers.watching import Show, Tell, View
+    from gossamer.protocol.manifest import Manifest
 
 EVERY_SECONDS = (2, 3600)
 """Least and most time between two looks: each is some hundred KiB that a peer gives away."""
@@ -60,28 +61,48 @@ def watch(
     except ValueError as error:
         raise ConfigError([f"--every: {error}"]) from error
     parsed = parse_links(confirm_on_terminal(links))
-    # libp2p takes seconds to import: a mistake in the command is told before that.
-    from gossamer.node.app.outside import watch_run
-
-    configure_logs("text", "error")
     console = open_console()
     if json or not sys.stdout.isatty():
-        show_once = _show_json if json else _show_text(console)
-        trio.run(watch_run, parsed, show_once, None)
+        _watch(parsed, _show_json if json else _show_text(console), None, _tell_on_stderr)
         return 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def show(manifest: Manifest, view: View | None, problem: str) -> None:
             live.update(_screen(manifest, view, problem), refresh=True)
 
-        try:
-            trio.run(watch_run, parsed, show, seconds)
-        except KeyboardInterrupt:
-            pass
-        except BaseExceptionGroup as group:  # a nursery's, around the same
-            if group.split(KeyboardInterrupt)[1] is not None:
-                raise
+        def tell(does: str) -> None:
+            live.update(Text(does), refresh=True)
+
+        with suppress(KeyboardInterrupt):
+            _watch(parsed, show, seconds, tell)
     return 0
+
+
+def _watch(links: Links, show: Show, every_seconds: float | None, tell: Tell) -> None:
+    """See `watch_run`. A first word is told before anything that takes time.
+
+    Raises:
+        KeyboardInterrupt: the person has had enough.
+    """
+    first, *others = (printable(address.partition("/p2p/")[0]) for address in links.addresses)
+    more = f" and {len(others)} more" if others else ""
+    tell(f"looking from outside at the run of the peer at {first}{more} ...")
+    import trio  # here, and libp2p: all this takes seconds to import
+
+    from gossamer.node.app.outside import watch_run
+    from gossamer.node.telemetry.logs import configure_logs
+
+    configure_logs("text", "error")
+    try:
+        trio.run(watch_run, links, show, every_seconds, tell)
+    except BaseExceptionGroup as group:  # a nursery's
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        raise KeyboardInterrupt from None
+
+
+def _tell_on_stderr(does: str) -> None:
+    print(does, file=sys.stderr, flush=True)
 
 
 def _show_text(console: Console) -> Show:
@@ -92,11 +113,12 @@ def _show_text(console: Console) -> Show:
 
 
 def _show_json(manifest: Manifest, view: View | None, _problem: str) -> None:
-    print(json_text.dumps(_fields(manifest, view or View()), indent=2))
+    print(json_text.dumps(_fields(manifest, view), indent=2))
 
 
-def _fields(manifest: Manifest, view: View) -> dict[str, Any]:
-    newest = view.rounds[-1] if view.rounds else None
+def _fields(manifest: Manifest, view: View | None) -> dict[str, Any]:
+    rounds = view.rounds if view is not None else ()
+    newest = rounds[-1] if rounds else None
     return {
         "run_id": manifest.run_id.hex(),
         "run_name": manifest.name,
@@ -114,7 +136,7 @@ def _fields(manifest: Manifest, view: View) -> dict[str, Any]:
                 "tokens_per_second": announce.capacity.tokens_per_second or None,
                 "device": announce.capacity.device,
             }
-            for peer, announce in view.peers.items()
+            for peer, announce in (view.peers.items() if view is not None else ())
         ],
         "rounds": [
             {
@@ -123,7 +145,7 @@ def _fields(manifest: Manifest, view: View) -> dict[str, Any]:
                 "tokens": each.tokens,
                 "loss": each.loss,
             }
-            for each in view.rounds
+            for each in rounds
         ],
     }
 
@@ -141,7 +163,9 @@ def _screen(manifest: Manifest, view: View | None, problem: str) -> RenderableTy
         return Group(facts)
     newest = view.rounds[-1]
     final = f" of {manifest.last_round:,}" if manifest.last_round else ""
-    facts.add_row("round", f"{newest.number:,}{final}, with {len(newest.members):,} members")
+    num_members = len(newest.members)
+    members = "1 member" if num_members == 1 else f"{num_members:,} members"
+    facts.add_row("round", f"{newest.number:,}{final}, with {members}")
     facts.add_row("tokens", f"{format_count(newest.tokens_total)} by the run so far")
     facts.add_row("loss", f"{_loss(newest.loss)} nats per token, as its members say")
     return Group(facts, Text(), _rounds(view), Text(), _peers(view))

@@ -34,6 +34,7 @@ from libp2p.security.secure_session import SecureSession
 
 from gossamer.node.base.rate_limit import NO_LIMITS, SMALL_BYTES_MAX, Limits, RateLimit
 from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection
+from gossamer.node.network.over_libp2p.receive_window import ReceiveWindow
 from gossamer.node.network.over_libp2p.simultaneous import FirstAnswer, Replayed, SimultaneousOpen
 
 _TAG_BYTES = 16
@@ -133,6 +134,7 @@ class NoiseSession(SecureSession):
         # Inside a circuit nothing is counted: the connection that carries it is.
         is_network = raw_socket.family != getattr(socket, "AF_UNIX", None)
         self._limits = limits if is_network else NO_LIMITS
+        self._window = ReceiveWindow(raw_socket)
 
     # -- receiving
 
@@ -166,6 +168,7 @@ class NoiseSession(SecureSession):
         while True:
             if waits or limit.is_limited:
                 await self._wait(trio.lowlevel.wait_readable)
+            self._window.fit(limit.bytes_per_second)
             if limit.is_limited:
                 await limit.turn(is_small=self._bytes_ready() <= SMALL_BYTES_MAX)
             kept = len(self._partial)

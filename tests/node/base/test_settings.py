@@ -60,7 +60,7 @@ def test_a_micro_batch_is_a_whole_number(tmp_path: Path) -> None:
         ("GOSSAMER_THREDS", "did you mean GOSSAMER_THREADS?"),
         ("GOSSAMER_UPLIMIT", "did you mean GOSSAMER_UP_LIMIT?"),
         ("GOSSAMER_CONFG", "did you mean GOSSAMER_CONFIG?"),
-        ("GOSSAMER_QQQQQQQQ", "is no setting"),
+        ("GOSSAMER_QQQQQQQQ", "is no setting; docs/reference/settings.md has all"),
         ("GOSSAMER_threads", "did you mean GOSSAMER_THREADS?"),
     ],
 )

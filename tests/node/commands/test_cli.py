@@ -14,12 +14,13 @@ from gossamer.node.base.text_table import Look
 from gossamer.node.base.units import format_bytes
 from gossamer.node.cli import run_command
 from gossamer.node.command_table import COMMANDS, GROUPS, app
-from gossamer.node.commands.daemon import orders, running
+from gossamer.node.commands.daemon import orders
 from gossamer.node.commands.model import export_model
 from gossamer.node.commands.views import status_line
 from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry import logs
 from gossamer.node.telemetry.status import (
     CapacityStatus,
     DataStatus,
@@ -88,7 +89,8 @@ class FakeDaemon(ModuleType):
         super().__init__("gossamer.node.app.daemon")
         self.ran: list[tuple[Settings, Role]] = []
 
-    def run(self, settings: Settings, role: Role) -> int:
+    def run(self, settings: Settings, role: Role, state_dir: StateDir) -> int:
+        assert state_dir.is_in_use()
         self.ran.append((settings, role))
         return 0
 
@@ -98,7 +100,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     fake = FakeDaemon()
     monkeypatch.setitem(sys.modules, "gossamer.node.app.daemon", fake)
     # Logging is the process's: the tests keep theirs.
-    monkeypatch.setattr(running, "configure_logs", lambda *_arguments: None)
+    monkeypatch.setattr(logs, "configure_logs", lambda *_arguments: None)
     return fake
 
 
@@ -542,3 +544,16 @@ def test_presets_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--version"]) == 0
     assert capsys.readouterr().out.startswith("gossamer 0.")
+
+
+@pytest.mark.parametrize("command", ["id", "start", "status", "limits"])
+def test_a_state_directory_that_is_a_file_is_named_with_what_to_do(
+    command: str, daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert run_command([command, "--state-dir", str(file)]) in (1, 2)
+    (line,) = errors(capsys)
+    assert line.count(str(file)) == 1
+    assert "Give --state-dir" in line
+    assert not daemon.ran

@@ -11,10 +11,13 @@ import pytest
 import trio
 
 from gossamer.node.base.limit_periods import Period
-from gossamer.node.base.rate_limit import Limits, RateLimit
+from gossamer.node.base.rate_limit import BURST_SECONDS, Limits, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.receive_window import window_bytes
 from gossamer.node.network.transport import Stream
+from tests.benchmarks.line_limits import most_ahead
+from tests.support.daemons import poll
 from tests.support.netns import LINE, NamespacesUnavailable, Network, run_tool
 
 LINE_MBIT = 100.0
@@ -55,6 +58,10 @@ class Machine(threading.Thread):
         self.address = ""
         self.is_up, self.sends, self.ends = (threading.Event() for _ in range(3))
         self.sends_to: str | None = None
+        self.bulk_bytes = 200_000_000
+        """What it sends by itself on each of its streams."""
+        self.streams: list[Stream] = []
+        self.token: trio.lowlevel.TrioToken | None = None
         self.counted: list[tuple[float, int, int]] = []
         self.error: BaseException | None = None
 
@@ -68,6 +75,8 @@ class Machine(threading.Thread):
             self.sends.set()
 
     async def _main(self) -> None:
+        self.token = trio.lowlevel.current_trio_token()
+
         async def take(stream: Stream) -> None:
             while True:
                 await stream.receive_exactly(10_000)
@@ -84,12 +93,20 @@ class Machine(threading.Thread):
                 peer = await transport.connect(self.sends_to)
                 for _ in range(2):
                     stream = await transport.open_stream(peer, PROTOCOL)
-                    nursery.start_soon(stream.send, bytes(200_000_000))
+                    self.streams.append(stream)
+                    if self.bulk_bytes:
+                        nursery.start_soon(stream.send, bytes(self.bulk_bytes))
                 self.sends.set()
             while not self.ends.is_set():
                 self.counted.append((time.monotonic(), *_interface_bytes()))
                 await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
+
+    def send(self, num_bytes: int, taker: Machine) -> None:
+        """Sends so much at once, and returns when the other machine's interface has had it."""
+        wanted = taker.counted[-1][1] + num_bytes
+        trio.from_thread.run(self.streams[0].send, bytes(num_bytes), trio_token=self.token)
+        poll(lambda: taker.counted[-1][1] >= wanted, "all bytes at the other machine")
 
     def mbit(self) -> tuple[float, float]:
         """Received and sent, in the newest `MEASURE_SECONDS`."""
@@ -132,3 +149,43 @@ def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
     moved = sender.mbit()[1] if direction == "up" else taker.mbit()[0]
     print(f"{moved:.2f} of {mbit:g} Mbit/s {direction}")
     assert BUSY_PART * mbit < moved < 1.05 * mbit
+
+
+BURST_MBIT = 6.0
+BURST_BYTES = 2_000_000
+"""More than the window at the limit."""
+
+NUM_BURSTS = 4
+"""Enough for a window of megabytes to open, or to be used up."""
+
+
+def test_a_burst_comes_in_at_a_limit_that_was_set_while_the_line_was_free(
+    network: Network,
+) -> None:
+    limited, free = RateLimit(), RateLimit()
+    taker = Machine(network, 0, Limits(free, limited))
+    taker.start()
+    assert taker.is_up.wait(20)
+    sender = Machine(network, 1, Limits(RateLimit(), RateLimit()))
+    sender.bulk_bytes, sender.sends_to = 0, taker.address
+    sender.start()
+    try:
+        assert sender.sends.wait(20)
+        for _ in range(NUM_BURSTS):  # the kernel lets the peer send ever more
+            sender.send(BURST_BYTES, taker)
+        trio.from_thread.run_sync(limited.change, [Period(BURST_MBIT)], trio_token=taker.token)
+        for _ in range(NUM_BURSTS):  # what the kernel had let come before may come at once
+            sender.send(BURST_BYTES, taker)
+        poll(lambda: taker.counted[-1][1] == taker.counted[-20][1], "a second of silence")
+        first = len(taker.counted)
+        sender.send(BURST_BYTES, taker)
+    finally:
+        for machine in (sender, taker):
+            machine.ends.set()
+            machine.join(20)
+    received = [(at, 0, taken) for at, taken, _ in taker.counted[first - 1 :]]
+    ahead = most_ahead(received, 2, BURST_MBIT)
+    print(f"{ahead / 1000:.0f} kB ahead of the limit")
+    # The kernel's buffer is twice the window, and has little besides data in it here.
+    rate = BURST_MBIT / 8e-6
+    assert ahead < 2 * window_bytes(rate) + BURST_SECONDS * rate
