@@ -64,11 +64,14 @@ class JumpingClock(trio.abc.Clock):
         return 0.0
 
     def _leave_out_looks_before(self, deadline: float) -> None:
-        if deadline == math.inf:
+        """Nothing changes before the deadline, or before a look of a task that has not seen all."""
+        others = (look for task, (look, _) in self._looks.items() if task not in self._seen)
+        until_then = min(deadline, *others, math.inf)
+        if until_then == math.inf:
             return
         for task in self._seen & self._looks.keys():
             look, seconds = self._looks[task]
-            while look < deadline:
+            while look < until_then:
                 look += seconds  # as sleeps between the looks would add up
             self._looks[task] = look, seconds
 

@@ -19,6 +19,7 @@ def times_of(
 ) -> list[tuple[float, str]]:
     """When what happened in a story, at a clock."""
     happened: list[tuple[float, str]] = []
+    began = 0.0
 
     def note(what: str) -> None:
         happened.append((round(trio.current_time() - began, 6), what))
@@ -28,7 +29,6 @@ def times_of(
         began = trio.current_time()
         await story(note)
 
-    began = 0.0
     trio.run(main, clock=clock)
     return happened
 
@@ -84,6 +84,7 @@ def test_what_a_looking_task_does_is_seen_by_another() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follows)
             nursery.start_soon(trio.sleep, 1.0)
+            nursery.start_soon(trio.sleep, 50.0)  # looks before that could be left out
             await leads()
             nursery.cancel_scope.cancel()
 
