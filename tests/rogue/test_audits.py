@@ -133,9 +133,9 @@ def test_a_member_that_sends_random_numbers_is_found_and_sits_out_and_the_others
         return bool(when_found) and any(times_out(world, name) for name in "abcd")
 
     world = lived(tmp_path, Noise, is_over=is_over)
-    for good, poor in (when_found["e"], verdicts_on(world, "e")):
-        assert poor >= 2
-        assert good == 0
+    for num_good, num_poor in (when_found["e"], verdicts_on(world, "e")):
+        assert num_poor >= 2
+        assert num_good == 0
     assert all(when_found[name][1] == verdicts_on(world, name)[1] == 0 for name in "abcd")
     assert times_out(world, "e") == 0, "the others' work is good"
     for name in "abcd":
