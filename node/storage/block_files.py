@@ -31,7 +31,7 @@ class CorruptBlockError(BlockError):
 def path_of(root: Path, digest: Digest) -> Path:
     """The file of a block in the folder of a store."""
     name = digest.hex()
-    return root / name[:2] / name
+    return root / f"{name[:2]}/{name}"
 
 
 def digest_from_name(name: str) -> Digest | None:

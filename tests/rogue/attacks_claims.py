@@ -220,8 +220,14 @@ def _roster(rogue: Rogue, head: Announce, members: list[Signed]) -> Roster:
 Member = Callable[[Rogue, list[PeerId], Signed, Roster], Awaitable[None]]
 
 
-async def as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> None:
-    """Takes part until a roster names it, then misbehaves; twice if it is let."""
+async def as_member(
+    rogue: Rogue, victims: list[PeerId], misbehave: Member, look_seconds: float = 0.05
+) -> None:
+    """Takes part until a roster names it, then misbehaves; twice if it is let.
+
+    Args:
+        look_seconds: time between two looks at the head, each with a `Ready` for it.
+    """
     seen: set[Digest] = set()
     with trio.move_on_after(20.0):
         while len(seen) < 8:
@@ -237,7 +243,7 @@ async def as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> N
                 ):
                     seen.add(ring_id)
                     await misbehave(rogue, victims, signed, statement)
-            await trio.sleep(0.05)
+            await trio.sleep(look_seconds)
 
 
 async def member_that_is_silent(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -255,14 +261,16 @@ async def member_that_is_silent(rogue: Rogue, victims: list[PeerId]) -> None:
     await as_member(rogue, victims, nothing)
 
 
-async def member_that_passes_nothing_on(rogue: Rogue, victims: list[PeerId]) -> None:
+async def member_that_passes_nothing_on(
+    rogue: Rogue, victims: list[PeerId], look_seconds: float = 0.05
+) -> None:
     """It acknowledges all that it receives, and keeps it."""
 
     async def nothing(_rogue: Rogue, _victims: list[PeerId], _s: Signed, _r: Roster) -> None:
         pass
 
     rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
-    await as_member(rogue, victims, nothing)
+    await as_member(rogue, victims, nothing, look_seconds)
 
 
 async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import trio
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.attempt import SLOW
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.wire.statements import Accusation
 from tests.rogue.attacks_claims import heads_without_blocks, member_that_passes_nothing_on
 from tests.rogue.catalogue import Attack
@@ -20,6 +22,7 @@ from tests.support.measured import measured
 from tests.support.node_world import (
     STEP_SECONDS,
     NumbersTrainer,
+    SlowTrainer,
     World,
     credited,
     headers_of,
@@ -42,17 +45,20 @@ def quiet() -> None:
 
 
 def rounds_of(
-    root: Path, attack: Attack | None, seconds: float = SECONDS, inner_steps: int = 4
+    root: Path,
+    attack: Attack | None,
+    seconds: float = SECONDS,
+    trainer: type[NumbersTrainer] = NumbersTrainer,
 ) -> int:
     """Rounds that a swarm commits in some seconds, with or without an attack."""
-    world = World(root, seed=17, inner_steps=inner_steps)
+    world = World(root, seed=17)
     committed = 0
 
     async def story(nursery: trio.Nursery) -> None:
         nonlocal committed
-        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "a", (), trainer)
         for name in NAMES[1:]:
-            await nursery.start(world.run, name, ["a"])
+            await nursery.start(world.run, name, ["a"], trainer)
         await world.reach(4, *NAMES)
         async with rogue_among(world, NAMES, b"rogue") as (rogue, victims):
             before = world.round("b")
@@ -70,12 +76,15 @@ def rounds_of(
 
 
 def keeps_half_of_its_rounds(
-    root: Path, attack: Attack, seconds: float = SECONDS, inner_steps: int = 4
+    root: Path,
+    attack: Attack,
+    seconds: float = SECONDS,
+    trainer: type[NumbersTrainer] = NumbersTrainer,
 ) -> bool:
     """Returns whether a swarm under an attack commits at least half as many rounds as without."""
     looked = seconds * UNDISTURBED_PART
-    undisturbed = rounds_of(root / "undisturbed", None, looked, inner_steps) / UNDISTURBED_PART
-    attacked = rounds_of(root / "attacked", attack, seconds, inner_steps)
+    undisturbed = rounds_of(root / "undisturbed", None, looked, trainer) / UNDISTURBED_PART
+    attacked = rounds_of(root / "attacked", attack, seconds, trainer)
     measured(f"rounds in {seconds:.0f} s: {undisturbed:.0f} undisturbed, {attacked} attacked")
     return 2 * attacked >= undisturbed
 
@@ -85,14 +94,16 @@ def test_heads_whose_blocks_nobody_has_do_not_stop_training(tmp_path: Path) -> N
 
 
 async def always_back_in_the_ring(rogue: Rogue, victims: list[PeerId]) -> None:
-    """A member that keeps what it should pass on, and is ready for the next round each time."""
+    """A member that keeps what it should pass on, and is ready for the next round each time: long
+    before the others, whose rounds take 4 s."""
     while True:
-        await member_that_passes_nothing_on(rogue, victims)
+        await member_that_passes_nothing_on(rogue, victims, look_seconds=0.5)
 
 
 def test_a_member_that_spoils_every_ring_it_is_in_sits_out(tmp_path: Path) -> None:
-    # Rounds of 4 s: a ring that is spoilt takes half a minute whatever its rounds take.
-    assert keeps_half_of_its_rounds(tmp_path, always_back_in_the_ring, 600.0, 40)
+    # Rounds of 4 s: a ring that is spoilt takes half a minute whatever its rounds take. Few long
+    # steps make such a round with a tenth of the work of many short ones.
+    assert keeps_half_of_its_rounds(tmp_path, always_back_in_the_ring, 600.0, SlowTrainer)
 
 
 @pytest.mark.parametrize("reason", ["silent", SLOW])
@@ -106,16 +117,21 @@ def test_a_member_that_is_accused_in_every_ring_is_credited_all_the_same(
 
     async def accuse(seen: set[Digest]) -> None:
         node = world.participant(accuser)
-        while True:
+
+        def new_ring() -> Ring | None:
             driver = node.rounds._running
             ring = None if driver is None else driver.machine.ring
-            if ring is not None and ring.ring_id not in seen:
-                seen.add(ring.ring_id)
-                accused = world.identity(victim).peer_id
-                if accused in ring.members and len(ring.members) == len(names):
-                    statement = Accusation(ring.ring_id, accused, reason)
-                    node.context.swarm.gossip.say(statement)
-            await trio.sleep(world.look_seconds)
+            return ring if ring is not None and ring.ring_id not in seen else None
+
+        while True:
+            await world.until(lambda: new_ring() is not None, math.inf)
+            ring = new_ring()
+            assert ring is not None
+            seen.add(ring.ring_id)
+            accused = world.identity(victim).peer_id
+            if accused in ring.members and len(ring.members) == len(names):
+                statement = Accusation(ring.ring_id, accused, reason)
+                node.context.swarm.gossip.say(statement)
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")

@@ -17,6 +17,7 @@ from gossamer.protocol.policy.record_quota import RecordLimits
 from gossamer.protocol.policy.statement_store import STRANGER_BYTES_MAX
 from tests.rogue.attacks_claims import long_chains, rounds_of_the_future
 from tests.rogue.rogue import Rogue
+from tests.support import jumping_clock
 from tests.support.measured import measured
 from tests.support.node_world import World, simulate
 
@@ -118,12 +119,16 @@ def test_statements_of_strangers_are_under_a_quota_and_go(tmp_path: Path) -> Non
         await nursery.start(world.run, "b", ["a"])
         await world.reach(4, "a", "b")
         peak = 0
+
+        def have_all_said() -> bool:
+            nonlocal peak
+            peak = max(peak, bytes_of_strangers("a"), bytes_of_strangers("b"))
+            return len(said) == NUM_ROGUES
+
         async with trio.open_nursery() as rogues:
             for number in range(NUM_ROGUES):
                 rogues.start_soon(attack, number)
-            while len(said) < NUM_ROGUES:
-                peak = max(peak, bytes_of_strangers("a"), bytes_of_strangers("b"))
-                await trio.sleep(0.001)
+            await jumping_clock.until(have_all_said, 0.001)
         await world.reach(world.round("a") + 2, "a", "b")
         kept = max(bytes_of_strangers("a"), bytes_of_strangers("b"))
         measured(

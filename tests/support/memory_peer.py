@@ -106,13 +106,21 @@ class MemoryPeer:
     async def run(self) -> None:
         """Let events happen in order; the network's task of this peer."""
         while True:
-            self._new_event = trio.Event()
-            deadline = self._events[0][0] if self._events else float("inf")
-            with trio.move_on_at(deadline):
-                await self._new_event.wait()
-            now = trio.current_time()
-            while self._events and self._events[0][0] <= now:
-                heapq.heappop(self._events)[2]()
+            with trio.CancelScope() as scope:
+                # One scope for all waits until a deadline passes: to make one takes trio longer
+                # than most events.
+                while not scope.cancel_called:
+                    self._new_event = trio.Event()
+                    scope.deadline = self._events[0][0] if self._events else float("inf")
+                    await self._new_event.wait()
+                    self._happen()
+            self._happen()
+
+    def _happen(self) -> None:
+        """Lets all events happen whose time has come."""
+        now = trio.current_time()
+        while self._events and self._events[0][0] <= now:
+            heapq.heappop(self._events)[2]()
 
     def end(self) -> None:
         """The process is gone: nothing arrives, and the others see their connections break."""

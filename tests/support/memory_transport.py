@@ -1,7 +1,7 @@
 """A network inside one process: the same `Transport`, with links, faults and one seed. For tests.
 
 Everything that travels is an event in the receiver's queue, ordered by (arrival time, number), so a
-run under trio's MockClock takes no real time and, with `run_simulated`, is the same every time.
+run in virtual time takes no real time and, with `run_simulated`, is the same every time.
 
 - A link (one for each direction of a pair) has latency and bandwidth; bytes of all streams of a
   pair share it and arrive in order. A stream holds at most `WINDOW_BYTES` under way and unread.
@@ -28,10 +28,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
-import trio.testing
 
 from gossamer.node.network.identity import Identity
 from gossamer.protocol.ids import PeerId
+from tests.support.jumping_clock import JumpingClock
 from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_stream import MemoryConnection
 
@@ -254,4 +254,4 @@ def run_simulated(async_fn: Callable[[], Awaitable[None]], seed: int = 0) -> Non
 
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(seed)
-    trio.run(async_fn, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(async_fn, clock=JumpingClock())

@@ -55,7 +55,7 @@ from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes
-from tests.support import builders
+from tests.support import builders, jumping_clock
 from tests.support.balance import is_balanced
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.signatures_once import signatures_checked_once
@@ -656,8 +656,7 @@ class World:
     ) -> None:
         """Looks every `look_seconds`; 0 stands for those of the world."""
         with trio.fail_after(seconds):
-            while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
-                await trio.sleep(look_seconds or self.look_seconds)
+            await jumping_clock.until(condition, look_seconds or self.look_seconds)
 
     def all_shards_are_with(self, *names: str) -> bool:
         """Returns whether each shard is on one of their disks."""

@@ -32,3 +32,25 @@ def test_nothing_is_remembered_after_the_block(monkeypatch: pytest.MonkeyPatch) 
     assert signatures_once._check.cache_info().currsize == 0
     monkeypatch.setattr(signatures_once, "_check", None)
     assert verify(ONE.peer_id, b"said", signature)
+
+
+def test_what_was_signed_in_the_block_is_right_for_its_key_and_its_data_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bytes] = []
+    ask = signatures_once._ask
+
+    def note(raw_key: bytes, signature: bytes, data: bytes) -> None:
+        asked.append(data)
+        ask(raw_key, signature, data)
+
+    monkeypatch.setattr(signatures_once, "_ask", note)
+    with signatures_checked_once():
+        signature = ONE.sign(b"said")
+        assert verify(ONE.peer_id, b"said", signature)
+        assert not asked
+        assert not verify(OTHER.peer_id, b"said", signature)
+        assert not verify(ONE.peer_id, b"else", signature)
+        assert not verify(ONE.peer_id, b"said", bytes(64))
+        assert asked == [b"said", b"else", b"said"]
+    assert not signatures_once._made

@@ -39,6 +39,7 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Equivocation, Ready, Roster, Signed, Statement
+from tests.support import jumping_clock
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_peer import MemoryPeer
@@ -232,8 +233,7 @@ class Lab:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Looks a thousand times a second of virtual time."""
         with trio.fail_after(120):
-            while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
-                await trio.sleep(0.001)
+            await jumping_clock.until(condition, 0.001)
 
     def has_committed(self, peer: PeerId) -> bool:
         return self.members[peer].committed_seconds is not None
