@@ -2,6 +2,8 @@
 
     python -m tests.benchmarks.scale                             # docs/benchmarks/scale.md
     python -m tests.benchmarks.scale --net loopback --peers 4 8
+    python -m tests.benchmarks.scale --net memory --peers 4 8 16 32 64 --save "decision 120"
+    python -m tests.benchmarks._scale_picture                    # draws what was saved
 
 Whole nodes with a trainer of numbers are in one process: `--net memory` has the transport in memory
 and virtual time, `--net loopback` has libp2p over TCP on this machine. First all nodes wait for one
@@ -30,6 +32,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -56,6 +59,7 @@ from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.state.commit_records import compacted
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
+from tests.benchmarks._scale_picture import RESULTS, Series, save
 from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_transport import run_simulated
 from tests.support.node_world import World, headers_of
@@ -268,6 +272,22 @@ def exponent(costs: Sequence[Cost], column: str) -> float:
     return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread if spread else math.nan
 
 
+def _save(name: str, costs: Sequence[Cost]) -> None:
+    commit = subprocess.run(
+        ("git", "rev-parse", "--short", "HEAD"), check=True, capture_output=True, text=True
+    )
+    with_rounds = [cost for cost in costs if not math.isnan(cost.round)]
+    series = Series(
+        name,
+        commit.stdout.strip(),
+        [cost.peers for cost in costs],
+        [cost.presence for cost in costs],
+        [cost.round for cost in with_rounds],
+        [cost.announced for cost in with_rounds],
+    )
+    save(RESULTS / "scale.json", series)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the control plane costs a peer.")
     parser.add_argument("--net", choices=("memory", "loopback"), nargs="+",
@@ -275,6 +295,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=4, help="0: presence alone")
+    parser.add_argument("--save", help="keep the figures of the transport in memory by this name")
     options = parser.parse_args()
     errors_only = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=errors_only)
@@ -297,6 +318,8 @@ def main() -> None:
                 f"{cost.members:.1f}", f"{cost.seconds:.1f}", f"{cost.header:.1f}",
                 f"{cost.record:.0f}",
             )  # fmt: skip
+        if options.save is not None and net == "memory":
+            _save(options.save, costs)
         columns = [field.name for field in fields(Cost)][1:]
         table.add_row("exponent", *(f"{exponent(costs, column):.2f}" for column in columns))
         console.print(table)

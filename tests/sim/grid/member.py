@@ -59,13 +59,14 @@ class Sum(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Returns the payload."""
-        return msgspec.msgpack.encode((str(self.total), self.masks))
+        masks = [(row, f"{mask:x}") for row, mask in self.masks]  # of any number of columns
+        return msgspec.msgpack.encode((f"{self.total:x}", masks))
 
 
 def decode(payload: Payload) -> Sum:
     """The sum in a payload."""
-    total, masks = msgspec.msgpack.decode(payload, type=tuple[str, tuple[tuple[int, int], ...]])
-    return Sum(int(total), masks)
+    total, masks = msgspec.msgpack.decode(payload, type=tuple[str, list[tuple[int, str]]])
+    return Sum(int(total, 16), tuple((row, int(mask, 16)) for row, mask in masks))
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class GridMember:
         if peer in self.grid.row(self.row_number):
             self._do_row(self.row.member_removed(peer))
         for chunk, asked in list(self._asked.items()):
-            if asked == peer and chunk not in self._told:
+            if asked == peer:  # another one may have a better average, or get one
                 self._ask(chunk)
 
     def average_of(self, chunk: int) -> Sum | None:
