@@ -31,6 +31,17 @@ main()
 """A command that loads nothing large before a line comes in."""
 
 
+AT_A_TERMINAL = """
+import signal
+from gossamer.node.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+"""A command that a terminal can interrupt. Those that a shell runs in the background ignore that,
+and so do their children, as where tests run so."""
+
+
 def watching(port: int, *options: str, program: tuple[str, ...] = ()) -> list[str]:
     link = f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"
     run = program or ("-m", "gossamer.node.cli")
@@ -58,7 +69,7 @@ def test_a_peer_that_accepts_and_is_silent_is_waited_for_in_words() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         subprocess.Popen(
-            watching(silent.getsockname()[1], "--json"),
+            watching(silent.getsockname()[1], "--json", program=("-c", AT_A_TERMINAL)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -87,7 +98,7 @@ def test_a_terminal_shows_that_it_connects(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = subprocess.Popen(
-            watching(silent.getsockname()[1]),
+            watching(silent.getsockname()[1], program=("-c", AT_A_TERMINAL)),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
