@@ -26,7 +26,10 @@ class Disk:
     known: dict[Digest, Commit | None] = field(default_factory=dict)
     """Commit records whose parents are known; None for the beginning."""
     left: dict[Digest, int] = field(default_factory=dict)
-    """Heads at which it stood before, each with the number of records that it knew when it left."""
+    """Heads at which it stood before, each with the number of heads that it had heard of when it
+    left."""
+    heard: set[Digest] = field(default_factory=set)
+    """Heads of which it has a record, or that a peer has announced to it."""
     applied: set[Digest] = field(default_factory=set)
     """Heads whose averaged chunks are here."""
 
@@ -78,6 +81,7 @@ class Heads:
     def know(self, head: Digest, commit: Commit) -> None:
         """A record that this peer keeps from now on."""
         self.disk.known[head] = commit
+        self.disk.heard.add(head)
         self._tips.discard(self._world.checks.parent_of(head))
         self._tips.add(head)
 
@@ -107,6 +111,7 @@ class Heads:
         """The head that wins among mine, those that I may follow, and some more."""
         checks, mine = self._world.checks, self.head
         announced = {Digest(announce.head) for announce in self._peer.living().values()}
+        self.disk.heard |= announced
         anchors = {checks.choice.anchor_of(head, mine) for head in announced | self._tips}
         others = sorted(anchors - {mine})
         self._seen_seconds = {head: self._seen_seconds.get(head, self._peer.now) for head in others}
@@ -214,12 +219,12 @@ class Heads:
     def install(self, head: Digest) -> None:
         """Writes that this is the head from now on."""
         checks = self._world.checks
-        # A record that it learnt may have added to the support of the branch that it left.
-        num_known = len(self.disk.known)
+        # A head that it heard of since may have added to the support of the branch that it left.
+        num_heard = len(self.disk.heard)
         is_back = head in self.disk.left
         self._world.count("heads come back to", is_back)
-        assert not is_back or self.disk.left[head] < num_known, "it comes back for no new reason"
-        self.disk.left[self.head] = num_known
+        assert not is_back or self.disk.left[head] < num_heard, "it comes back for no new reason"
+        self.disk.left[self.head] = num_heard
         old, self.disk.head = self.head, head
         self.look()
         self.held.discard(checks.parent_of(head))
