@@ -328,13 +328,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each variable that looks like a setting and is none."""
     known = [ENVIRONMENT_PREFIX + field.upper() for field in Settings.__struct_fields__]
     known += _OTHER_VARIABLES
+    # The prefix is equal in all of them, and would make any two look alike.
+    known_names = [each.removeprefix(ENVIRONMENT_PREFIX) for each in known]
     problems = []
     for name in sorted(environment):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in known:
             continue
         if not _OF_KUBERNETES.fullmatch(name):
-            # The prefix is equal in all of them, and would make any two look alike.
-            known_names = [each.removeprefix(ENVIRONMENT_PREFIX) for each in known]
             meant = name.upper().removeprefix(ENVIRONMENT_PREFIX)
             hint = _nearest(meant, known_names, ENVIRONMENT_PREFIX)
             problems.append(

@@ -26,8 +26,8 @@ claimed."""
 QUIET_SECONDS = 6 * ANNOUNCE_SECONDS
 """Time between two announcements that say the same, of a peer that is connected to all living ones
 that it knows: none of these lives by its announcements. Each repetition has to be verified by all
-others, which was a sixth of what one of 64 waiting nodes did. A peer that is not known here, and
-that knows this one by others, announces itself within `FAR_SECONDS`, and is answered then."""
+others, which took a tenth of the time of one of 64 waiting nodes. A peer that is not known here,
+and that knows this one by others, announces itself within `FAR_SECONDS`, and is answered then."""
 
 OWN_SECONDS = 60.0
 """Interval between two answers, each with a warning, to a higher incarnation of this node. Two

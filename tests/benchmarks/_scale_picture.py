@@ -1,6 +1,8 @@
 """Draws what `scale.py --save` has written.
 
-python -m tests.benchmarks._scale_picture
+    python -m tests.benchmarks._scale_picture
+
+The picture is `results/scale.png`, and its figures are those of `results/scale.json`.
 """
 
 from __future__ import annotations

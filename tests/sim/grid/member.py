@@ -154,11 +154,6 @@ class GridMember:
         self._out: set[PeerId] = set()
 
     @property
-    def is_out(self) -> bool:
-        """Whether this member knows that it is out."""
-        return self.me in self._out
-
-    @property
     def is_complete(self) -> bool:
         """Whether every average is here."""
         return self.row.is_complete
