@@ -35,8 +35,11 @@ _WITH_TEXT = (
 
 _LASTING = (
     *_WITH_PROBLEMS,
+    "gossamer.trainer.export.hugging_face:ExportError",
     "gossamer.node.network.identity:IdentityError",
+    "gossamer.node.runs.inviting:InvitationError",
     "gossamer.node.peers.run_exchange:NotAdmittedError",
+    "gossamer.node.runs.signed_orders:OrderError",
     "gossamer.node.storage.state_dir:StateDirError",
     "gossamer.node.runs.needs:TooLargeError",
     "gossamer.node.peers.run_exchange:WrongRunError",
@@ -44,9 +47,17 @@ _LASTING = (
 """Errors that no second try mends. A peer that does not answer, a port that is in use or a full
 disk may be different in a while."""
 
-_MISTAKES = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
+_MISTAKES = (
+    errno.EACCES,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+)
 """Errors of the system that a wrong path or missing rights cause. Others are the disk's, which may
-be mended or mounted again."""
+be mended."""
 
 _IN_USE = "gossamer.node.storage.state_dir:StateDirInUseError"
 """Another daemon, which may end."""

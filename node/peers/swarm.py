@@ -235,21 +235,21 @@ class Swarm:
         return peer in self._transport.peers()
 
     def neighbours(self) -> tuple[list[PeerId], list[PeerId]]:
-        """Peers beside which this node can be in a ring, as in `linked_and_relayed`.
+        """Peers beside which this node can be in a ring: well, and where no order does without.
 
-        Peers with which it had trouble in a ring lately are left out while others remain.
+        The latter are behind a relay, or had trouble with this node in a ring lately.
         """
         linked, relayed = self.linked_and_relayed()
-        kept = [peer for peer in linked if not self.admission.is_avoided(peer)]
-        return (kept if len(kept) > 1 else linked), relayed
+        avoided = {*filter(self.admission.is_avoided, linked)}
+        return [peer for peer in linked if peer not in avoided], [*relayed, *sorted(avoided)]
 
     def links(self) -> bytes:
         """The peers beside which this node can be in a ring, as its `Ready` names them; empty if
         these are all peers that it knows."""
-        linked, relayed = self.neighbours()
-        if self.living_anywhere().keys() <= {*linked}:
+        good, makeshift = self.neighbours()
+        if self.living_anywhere().keys() <= {*good}:
             return b""
-        return encode_links(linked, relayed)
+        return encode_links(good, makeshift)
 
     def claims(self) -> dict[PeerId, Collection[int]]:
         """The shards that living others hold. A peer that trains no more holds none."""

@@ -17,11 +17,11 @@ Rules
 - A member that alone puts out all others of its ring sits out, and its marks count no more: the
   fault is its own, or that of its line. If the others have really died, they do not care.
 - A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
-  rounds: each of the two leaves the other out of the links in its `Ready` (`is_avoided`). So an
-  accusation that nobody shares separates the two, and expels neither.
+  rounds: each of the two names the other in its `Ready` among those that are neighbours only where
+  nothing else is left (`is_avoided`). So an accusation that nobody shares separates the two, and
+  expels neither. In a small ring with much trouble nobody loses its place.
 - A neighbour that this peer put out, and to which it has no connection any more, has died or lost
-  its line. This peer does not avoid it when it is back: the connection of the two is a new one. In
-  a small ring two members that avoid each other would cost one of them its place.
+  its line. This peer does not avoid it when it is back: the connection of the two is a new one.
 - A slow line is no fault, so a peer that is put out as slow gets no mark. As long as one accuser
   alone found it slow within `MEMORY_ROUNDS`, the two are no neighbours either. A line that is slow
   is slow to the next neighbour as well, and then it is in rings again next to everybody.

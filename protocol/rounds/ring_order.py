@@ -2,8 +2,9 @@
 
 In a ring each member sends to its successor. Two members behind routers may have no connection with
 each other, although both have one with a third member. So each peer lists in its `Ready` the peers
-that it is connected to, and those to which another peer relays. The members of a roster are ordered
-by a rule that everybody can check:
+that it is connected to, and those that are neighbours only where nothing else is left: another peer
+relays to them, or there was trouble between the two (`policy.ring_conduct`). The members of a
+roster are ordered by a rule that everybody can check:
 
 1. The *rank order* of a head and an attempt is sorted by ``blake3(head, attempt, peer id)``. If all
    its neighbours (the last and the first included) are linked, it is the order.
@@ -11,8 +12,9 @@ by a rule that everybody can check:
    member that has the fewest links to members not yet placed, then to the first by rank. It ends
    with the first order whose neighbours are all linked.
 3. If there is none within `SEARCH_STEPS_MAX` steps, the order is improved by reversals from the
-   search's greedy order until no reversal lowers its cost: `RELAY_COST` for a pair with a relay
-   between them, and `UNREACHABLE_COST` for a pair without a connection. No ring begins with a dial.
+   search's greedy order until no reversal lowers its cost: `RELAY_COST` for a pair with a relay or
+   with trouble between them, and `UNREACHABLE_COST` for a pair without a connection. No ring begins
+   with a dial.
 
 Two members are linked if neither says otherwise: a member that lists no links says nothing.
 
@@ -58,7 +60,7 @@ def encode_links(linked: Iterable[PeerId], relayed: Iterable[PeerId] = ()) -> by
 
     Args:
         linked: peers connected without a relay.
-        relayed: peers connected through one.
+        relayed: peers connected through one, and those with which there was trouble.
     """
     names = {_linked_name(peer) for peer in linked} | {_relayed_name(peer) for peer in relayed}
     return b"".join(sorted(names)[: limits.RING_MEMBERS_MAX])

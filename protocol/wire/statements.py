@@ -108,7 +108,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     spans: tuple[Span, ...]
     links: bytes = b""
     """The peers that the author is connected to, `limits.LINK_BYTES` of the digest of each, sorted
-    (`ring_order.encode_links`). Empty: it is connected to all that it knows."""
+    (`ring_order.encode_links`). Empty: it is connected well to all that it knows."""
     root: bytes = b""
     """Root over the author's records, chunk by chunk (`record_tree`), in a run with
     `trust = "open"`; empty in others."""

@@ -16,12 +16,15 @@ from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands import user_errors
 from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.commands.user_errors import exit_status, explain
-from gossamer.node.network.identity import IdentityError
+from gossamer.node.network.identity import IdentityError, read_backup
 from gossamer.node.network.transport import ListenError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongRunError
+from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.preparing import PreparingError
+from gossamer.node.runs.signed_orders import OrderError
 from gossamer.node.storage.state_dir import StateDir, StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
+from gossamer.trainer.export.hugging_face import ExportError
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
 
 
@@ -31,8 +34,11 @@ from gossamer.trainer.text.sources.corpus_errors import CorpusError
         ConfigError(["--device: 'gpu'"]),
         ManifestError(["sync"]),
         CorpusError(["no text"]),
+        ExportError("the folder is not empty"),
         IdentityError("damaged"),
+        InvitationError("no run"),
         NotAdmittedError("a stranger"),
+        OrderError("no run"),
         WrongRunError("another run"),
         StateDirError("of another run"),
     ],
@@ -57,6 +63,12 @@ def test_what_somebody_has_to_change_is_status_2(error: Exception) -> None:
 def test_what_may_pass_is_status_1(error: Exception) -> None:
     assert explain(error)
     assert exit_status(error) == 1
+
+
+def test_a_back_up_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(IdentityError) as caught:
+        read_backup(tmp_path / "nowhere")
+    assert exit_status(caught.value) == 2
 
 
 def test_a_state_directory_is_a_mistake_or_a_disk_that_fails(

@@ -168,6 +168,34 @@ def test_a_member_that_died_in_a_ring_is_a_neighbour_again_when_it_is_back(tmp_p
     simulate(world, story)
 
 
+def test_a_member_that_all_others_had_trouble_with_keeps_its_place(tmp_path: Path) -> None:
+    """It froze next to one of them, and its line was silent next to the other two. In a ring of
+    four each of them is its neighbour or the neighbour of both of its neighbours."""
+    world = World(tmp_path, seed=25)
+
+    async def story(nursery: trio.Nursery) -> None:
+        peers = await ring_of_four_at_work(world, nursery)
+        victim, *others = world.participant("a").rounds.ring
+        number = world.round("a") + 1
+        for other in others:
+            for name in (peers[victim], peers[other]):
+                conduct = world.participant(name).context.swarm.admission.conduct
+                order = (other, victim, *(peer for peer in others if peer != other))
+                conduct.put_out(number, victim, other, order, is_voting=False)
+                assert not conduct.sits_out(number + 1, other)
+        for peer, name in peers.items():
+            avoids = world.participant(name).context.swarm.admission.is_avoided
+            assert all(
+                avoids(other) == (victim in (peer, other)) for other in peers.keys() - {peer}
+            )
+        await world.reach(number + 3, *"abcd", seconds=60)
+        for header in headers_of(world, "a")[number : number + 3]:
+            assert {member.peer_id for member in header.members} == {*peers}
+        world.assert_one_chain(*"abcd")
+
+    simulate(world, story)
+
+
 def test_a_node_whose_disk_keeps_it_from_following_waits_for_it(tmp_path: Path) -> None:
     world = World(tmp_path, seed=21)
 
