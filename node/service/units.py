@@ -92,8 +92,9 @@ RestrictSUIDSGID=yes
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
 SystemCallArchitectures=native
 SystemCallErrorNumber=EPERM
-# The trainer confines itself further, with Landlock.
-SystemCallFilter=@system-service landlock_create_ruleset landlock_add_rule landlock_restrict_self
+# The trainer confines itself further, with seccomp and Landlock.
+SystemCallFilter=@system-service seccomp
+SystemCallFilter=landlock_create_ruleset landlock_add_rule landlock_restrict_self
 """
 
 _LEFT_OUT_FOR_ALL = """\

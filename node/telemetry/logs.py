@@ -38,13 +38,15 @@ KEPT_CHARACTERS_MAX = 2_000
 """Characters of one kept line, so that all of them take 2 MB at most. Tracebacks are cut."""
 
 # These libraries log much at INFO. libp2p also logs stack traces at WARNING for mistakes of other
-# peers. Gossamer itself logs the part of this that matters.
+# peers, and zeroconf for each interface that has no multicast. Gossamer itself logs the part of this
+# that matters.
 _LIBRARY_LEVELS = {
     "": logging.WARNING,
     "libp2p": logging.CRITICAL,
     "hypercorn": logging.ERROR,
     "multiaddr": logging.ERROR,
     "matplotlib": logging.ERROR,
+    "zeroconf": logging.ERROR,
 }
 
 

@@ -35,14 +35,21 @@ from tests.support.daemons import MANIFEST, OPTIONS, get, path_on_disk
 
 LOOK_SECONDS = 1.0
 
+CORPUS_LINES = 200_000
+"""Some 9 MB: shards for many more daemons than are measured."""
+
 
 def _start(swarm: LocalSwarm, root: Path, num_peers: int, inner_steps: int) -> None:
     """Starts daemons that train until one round has all of them."""
     manifest = root / "run.toml"
     manifest.write_text(MANIFEST.replace("inner_steps = 40", f"inner_steps = {inner_steps}"))
     corpus = root / "corpus.txt"
-    corpus.write_text("All of them train on this together. " * 200_000)
-    seed = swarm.found("--manifest", str(manifest), "--corpus", str(corpus))
+    # Equal documents count once, and a daemon without a shard of its own is in no ring.
+    lines = (f"Number {number} of all lines that they train on." for number in range(CORPUS_LINES))
+    corpus.write_text("\n".join(lines))
+    # Alone the founder would do rounds quicker than many newcomers on few cores fetch them.
+    wait = ("--wait-for-peers", str(num_peers - 1))
+    seed = swarm.found("--manifest", str(manifest), "--corpus", str(corpus), *wait)
     address = seed.address()
     for first in range(1, num_peers, JOINING_AT_ONCE):
         joining = [swarm.add() for _ in range(first, min(first + JOINING_AT_ONCE, num_peers))]
