@@ -38,8 +38,7 @@ KEPT_CHARACTERS_MAX = 2_000
 """Characters of one kept line, so that all of them take 2 MB at most. Tracebacks are cut."""
 
 # These libraries log much at INFO. libp2p also logs stack traces at WARNING for mistakes of other
-# peers, and zeroconf for each interface that has no multicast. Gossamer itself logs the part of this
-# that matters.
+# peers, and zeroconf for interfaces without multicast. Gossamer itself logs what matters of this.
 _LIBRARY_LEVELS = {
     "": logging.WARNING,
     "libp2p": logging.CRITICAL,
