@@ -40,9 +40,14 @@ class KnownPeersFile:
     async def save(self) -> None:
         """Writes the connected peers. A disk that does not take them does not end the node."""
         connected = set(self._transport.peers())
-        for peer, announce in sorted(self._membership.known().items()):
-            if peer in connected and announce.addresses:
-                self._known.saw(peer, announce.addresses)
+        members = self._membership.known()  # by peer id
+        self._known.saw(
+            {
+                peer: announce.addresses
+                for peer, announce in members.items()
+                if peer in connected and announce.addresses
+            }
+        )
         await self._run_in_thread(self._write)
 
     def _write(self) -> None:

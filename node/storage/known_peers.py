@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -48,30 +49,31 @@ class KnownPeers:
     def newest_first(self) -> list[tuple[PeerId, tuple[str, ...]]]:
         return list(self._addresses.items())
 
-    def saw(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
-        """Puts a peer first; the one that was seen longest ago makes room for it."""
-        self._put(peer_id, self.in_order(peer_id, addresses))
+    def saw(self, peers: Mapping[PeerId, tuple[str, ...]]) -> None:
+        """Puts peers first, the last one before the others; those that were seen longest ago make
+        room for them."""
+        self._put({peer: self.in_order(peer, peers[peer]) for peer in reversed([*peers])})
 
     def reached(self, peer_id: PeerId, address: str) -> None:
         """Puts a peer first, and the address that led to it first among its addresses."""
         others = self._addresses.get(peer_id, ())
-        self._put(peer_id, (address, *(other for other in others if other != address)))
+        self._put({peer_id: (address, *(other for other in others if other != address))})
 
     def found(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
         """Adds addresses at which a peer may be, behind the one that led to it last."""
         before = self._addresses.get(peer_id, ())
         more = tuple(address for address in addresses if address not in before)
         if more:
-            self._put(peer_id, before[:1] + more + before[1:])
+            self._put({peer_id: before[:1] + more + before[1:]})
 
     def in_order(self, peer_id: PeerId, addresses: tuple[str, ...]) -> tuple[str, ...]:
         """Addresses of a peer, and before them the one that led to it before."""
         first = self._addresses.get(peer_id, ())[:1]
         return first + tuple(address for address in addresses if address not in first)
 
-    def _put(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
-        kept = {peer_id: addresses[: limits.ADDRESSES_MAX]}
-        kept.update((peer, known) for peer, known in self._addresses.items() if peer != peer_id)
+    def _put(self, first: Mapping[PeerId, tuple[str, ...]]) -> None:
+        kept = {peer: addresses[: limits.ADDRESSES_MAX] for peer, addresses in first.items()}
+        kept.update((peer, known) for peer, known in self._addresses.items() if peer not in first)
         while len(kept) > limits.MEMBERS_MAX:
             kept.popitem()
         self._addresses = kept

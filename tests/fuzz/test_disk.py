@@ -49,7 +49,7 @@ def test_known_peers(folder: Path, data: bytes) -> None:
     path = folder / "peers"
     path.write_bytes(data)
     known = KnownPeers(path)
-    known.saw(peer(5), ())
+    known.saw({peer(5): ()})
     known.save()
     assert KnownPeers(path).newest_first()[0] == (peer(5), ())
 

@@ -50,13 +50,21 @@ def num_rounds(systemd: LiveSystemd) -> int:
     return sum("committed  peers=2" in line for line in systemd.log().splitlines())
 
 
+def wait_for_rounds(systemd: LiveSystemd, number: int) -> None:
+    poll(lambda: num_rounds(systemd) >= number, f"{number} rounds of the service")
+
+
+def wait_for_starts(systemd: LiveSystemd, number: int) -> None:
+    poll(lambda: systemd.show("NRestarts") == str(number), f"{number} new starts")
+
+
 def test_a_service_trains_is_started_again_and_leaves_in_order(
     systemd: LiveSystemd, founder: LocalNode
 ) -> None:
     made = systemd.run(systemd.program, "service", "install", "--system", founder.address())
     assert made.returncode == 0, made.stdout + made.stderr + systemd.log()
     assert systemd.show("ActiveState") == "active"
-    poll(lambda: num_rounds(systemd) >= 2, "round of the service")
+    wait_for_rounds(systemd, 2)
     poll(lambda: systemd.show("StatusText").startswith("training, round "), "word of its work")
     said = [line for line in systemd.log().splitlines() if "the trainer can write" in line]
     assert said[0].endswith("it cannot open network connections"), said
@@ -64,8 +72,8 @@ def test_a_service_trains_is_started_again_and_leaves_in_order(
     for number, name in enumerate(("SIGKILL", "SIGSTOP"), start=1):
         before = num_rounds(systemd)
         systemd.run("systemctl", "kill", "--kill-whom=main", f"--signal={name}", "gossamer")
-        poll(lambda number=number: systemd.show("NRestarts") == str(number), f"start after {name}")
-        poll(lambda before=before: num_rounds(systemd) >= before + 2, f"round after {name}")
+        wait_for_starts(systemd, number)
+        wait_for_rounds(systemd, before + 2)
     assert systemd.run("systemctl", "stop", "gossamer").returncode == 0
     assert "left in order" in systemd.log().splitlines()[-1]
     assert systemd.show("Result") == "success"

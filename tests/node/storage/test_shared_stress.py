@@ -255,7 +255,7 @@ def test_the_journal_and_the_known_peers(tmp_path: Path) -> None:
         while time.monotonic() < end:
             work.stepped(1)
             assert work.status.trained >= 0
-            known.saw(draw.choice(PEERS), ("/ip4/10.0.0.1/tcp/1",))
+            known.saw({draw.choice(PEERS): ("/ip4/10.0.0.1/tcp/1",)})
             if draw.random() < 0.3:
                 known.forget(draw.choice(PEERS))
 

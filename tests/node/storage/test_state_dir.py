@@ -265,7 +265,7 @@ def test_a_damaged_manifest(tmp_path: Path, data: bytes) -> None:
 def test_known_peers_are_kept_newest_first(tmp_path: Path) -> None:
     peers = StateDir(tmp_path).known_peers()
     for number in (1, 2, 3, 1):
-        peers.saw(peer(number), (f"/ip4/192.0.2.{number}/tcp/1",))
+        peers.saw({peer(number): (f"/ip4/192.0.2.{number}/tcp/1",)})
     peers.forget(peer(2))
     peers.save()
     again = StateDir(tmp_path).known_peers()
@@ -273,10 +273,21 @@ def test_known_peers_are_kept_newest_first(tmp_path: Path) -> None:
     assert again.newest_first()[1] == (peer(3), ("/ip4/192.0.2.3/tcp/1",))
 
 
+def test_peers_that_are_seen_at_once_stand_as_if_seen_one_after_the_other(tmp_path: Path) -> None:
+    at_once, after_another = KnownPeers(tmp_path / "one"), KnownPeers(tmp_path / "other")
+    for seen in ((1, 2, 3), (2, 4), (), (3,)):
+        addresses = {peer(number): (f"/ip4/192.0.2.{number}/tcp/{len(seen)}",) for number in seen}
+        at_once.saw(addresses)
+        for each in addresses:
+            after_another.saw({each: addresses[each]})
+    assert at_once.newest_first() == after_another.newest_first()
+    assert [seen for seen, _ in at_once.newest_first()] == [peer(3), peer(4), peer(2), peer(1)]
+
+
 def test_known_peers_are_bounded(tmp_path: Path) -> None:
     peers = KnownPeers(tmp_path / "peers")
     for number in range(limits.MEMBERS_MAX + 1):
-        peers.saw(peer(number), tuple(str(index) for index in range(limits.ADDRESSES_MAX + 1)))
+        peers.saw({peer(number): tuple(str(index) for index in range(limits.ADDRESSES_MAX + 1))})
     assert len(peers) == limits.MEMBERS_MAX
     assert peer(0) not in dict(peers.newest_first())
     assert len(peers.newest_first()[0][1]) == limits.ADDRESSES_MAX
@@ -295,7 +306,7 @@ def test_damaged_known_peers_count_as_none(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     peers = KnownPeers(path)
     assert len(peers) == 0
-    peers.saw(peer(1), ())
+    peers.saw({peer(1): ()})
     peers.save()
     assert len(KnownPeers(path)) == 1
 
@@ -312,12 +323,12 @@ def test_a_peer_seen_while_known_peers_are_written_is_written_next(
     """A thread writes the file, and the event loop hears of a peer meanwhile."""
     peers = KnownPeers(tmp_path / "peers")
     first, second = peer(1), peer(2)
-    peers.saw(first, ("/ip4/10.0.0.1/tcp/1",))
+    peers.saw({first: ("/ip4/10.0.0.1/tcp/1",)})
 
     def write_and_hear(path: Path, *parts: bytes) -> None:
         monkeypatch.undo()
         write_atomically(path, *parts)
-        peers.saw(second, ("/ip4/10.0.0.2/tcp/1",))
+        peers.saw({second: ("/ip4/10.0.0.2/tcp/1",)})
 
     monkeypatch.setattr(known_peers_module, "write_atomically", write_and_hear)
     peers.save()

@@ -372,10 +372,10 @@ def test_all_are_restarted_and_the_newest_known_addresses_are_dead(tmp_path: Pat
             world.crash(name)
         await trio.sleep(1.0)
         known = StateDir(tmp_path / "b").known_peers()
-        known.saw(world.identity("a").peer_id, known.newest_first()[0][1])
+        known.saw({world.identity("a").peer_id: known.newest_first()[0][1]})
         for number in range(100):
             dead = Identity.from_seed(digest_of(b"dead %d" % number)).peer_id
-            known.saw(dead, (f"/ip4/10.9.9.{number}/tcp/1",))
+            known.saw({dead: (f"/ip4/10.9.9.{number}/tcp/1",)})
         known.save()
         await nursery.start(world.run, "b")
         await trio.sleep(5.0)
