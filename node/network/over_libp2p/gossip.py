@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 # in a mesh costs nothing: `GuardedGossipSub.publish` chooses to whom a message goes.
 GOSSIP_DEGREE, GOSSIP_DEGREE_LOW, GOSSIP_DEGREE_HIGH = 200, 100, 400
 # Upstream's 120 s leave a newcomer out of the mesh for two minutes. The mesh is for peers of other
-# implementations, and each heartbeat looks at every peer for each topic: among 64 every 5 s it was 6 %
-# of what a waiting node does.
+# implementations, and each heartbeat looks at every peer for each topic. Among 64, one every 5 s is
+# 6 % of what a waiting node does.
 GOSSIP_HEARTBEAT_SECONDS = 10
 GOSSIP_PREFIX = "/meshsub/"
 GOSSIP_PROTOCOLS = ("/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0")
