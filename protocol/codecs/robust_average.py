@@ -106,7 +106,7 @@ def robust_average(
             lanes[:, : rows.shape[1]] += rows
 
     _by_tiles(parts, measure)
-    shares = _shares([math.fsum(each) for each in lanes], weights, judging)
+    shares = _shares([math.fsum(each) for each in lanes.tolist()], weights, judging)
 
     def move(tile: slice, values: Float64Array) -> None:
         values -= centre[tile]

@@ -12,6 +12,7 @@ libraries are not simulated.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -42,13 +43,25 @@ Python, which takes longer than all else that a simulated card does, and it is t
 card: some thousand are kept."""
 
 
+@functools.cache
+def _makes_no_fresh_tensor(func: Any) -> bool:
+    """Whether an operation writes into an input or returns a view of one, by its own declaration.
+    Such an operation is done each time, and needs no search for a known form."""
+    schema = func._schema
+    is_view = any(returned.alias_info is not None for returned in schema.returns)
+    return bool(schema.is_mutable) or is_view
+
+
 def _result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation returns, without computing a form that was computed before.
 
     Only forms of fresh tensors are remembered: an operation whose result shares the storage of an
     input, or that writes into an input, is done each time.
     """
-    key = (func, _form(args), _form(tuple(kwargs.items())))
+    if _makes_no_fresh_tensor(func):
+        return func(*args, **kwargs)
+    named = tuple([(name, _form(value)) for name, value in kwargs.items()]) if kwargs else ()
+    key = (func, tuple([_form(value) for value in args]), named)
     try:
         known = _known_results.get(key)
     except TypeError:  # an argument without a hash
@@ -61,7 +74,7 @@ def _result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tuple(made) if is_several else made[0]
     result = func(*args, **kwargs)
     results, forms = result if isinstance(result, tuple) else (result,), ()
-    if not func._schema.is_mutable and all(_is_on_card(one) for one in results):
+    if all(_is_on_card(one) for one in results):
         inputs = {_storage_of(one) for one in tree_leaves((args, kwargs)) if _is_on_card(one)}
         outputs = {_storage_of(one) for one in results}
         is_fresh = len(outputs) == len(results) and not outputs & inputs
@@ -82,7 +95,7 @@ def _form(value: Any) -> Any:
 
 
 def _is_on_card(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "meta"
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
@@ -100,6 +113,12 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.num_failures = 0
         self.error: Callable[[], Exception] = lambda: torch.OutOfMemoryError(MESSAGE)
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled on a simulated card, and torch takes some time in each operation to
+        keep its compiler out of it."""
+        return False
 
     def __torch_dispatch__(
         self,
