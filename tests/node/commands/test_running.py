@@ -89,9 +89,7 @@ def test_a_node_that_is_starting_is_asked_and_refused_like_one_that_runs(
         assert f"is in use by process {starting.process.pid}" in second.stderr
 
 
-def test_a_node_that_ended_while_it_started_is_none(
-    starting: Starting, tmp_path: Path
-) -> None:
+def test_a_node_that_ended_while_it_started_is_none(starting: Starting, tmp_path: Path) -> None:
     starting.process.communicate("\n")
     assert starting.process.returncode == 7
     asked = gossamer(tmp_path, "status")
