@@ -17,6 +17,7 @@ from gossamer.node.commands.node_options import Node
 from gossamer.node.commands.options import settings_of
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
+from gossamer.node.storage.state_dir import StateDir
 
 if TYPE_CHECKING:
     from gossamer.node.network.lan import Neighbour
@@ -57,6 +58,7 @@ def join(
     settings = settings_of(options)
     # What is mistyped is said before anything is touched.
     parse_links(tuple(each for each in addresses if not is_without_peer(each)))
+    require_way(addresses, settings)
     with held(settings, "it looks for peers") as state_dir:
         links = parse_links(confirm_on_terminal(addresses))
         role: Role
@@ -74,7 +76,7 @@ def join(
         if not links.addresses and settings.bootstrap:
             links = Links(settings.bootstrap)
         if not links.addresses:
-            links = parse_links(links_nearby(settings))
+            links = parse_links(links_nearby())
         role = Join(
             **links._asdict(),
             asks_owner=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
@@ -91,15 +93,20 @@ SEARCH_SECONDS = 4.0
 _NEEDED = "gossamer join needs the address of a peer: the link that `gossamer start` printed"
 
 
-def links_nearby(settings: Settings) -> tuple[str, ...]:
+def require_way(addresses: Sequence[str], settings: Settings) -> None:
+    """Raises ConfigError where nothing says which run to join, and no node may be looked for."""
+    is_told = addresses or settings.bootstrap or StateDir(settings.state_dir).has_run()
+    if not is_told and settings.lan != "on":
+        raise ConfigError([_NEEDED])
+
+
+def links_nearby() -> tuple[str, ...]:
     """Returns links to the nodes of the only run in this machine's networks.
 
     Raises:
-        ConfigError: nodes of several runs are found, or none may be looked for.
+        ConfigError: nodes of several runs are found.
         JoinError: no node is found.
     """
-    if settings.lan != "on":
-        raise ConfigError([_NEEDED])
     import trio  # here, and the network: the state directory is held before they are loaded
 
     from gossamer.node.network.lan import look_around
