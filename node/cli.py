@@ -71,7 +71,9 @@ def _run_from_table(arguments: Sequence[str]) -> int:
     try:
         result = app(list(arguments))
     except CycloptsError as error:
-        _complain([" ".join(str(error).split()), "`gossamer --help` shows the commands"])
+        from gossamer.node.commands.line_errors import explain_line
+
+        _complain(explain_line(error))
         return 2
     return result if isinstance(result, int) else 0
 

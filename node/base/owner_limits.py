@@ -80,11 +80,12 @@ def check_change(name: str, text: str) -> None:
         ValueError: they are no limit and no part of the schedule; the message says why.
     """
     if name not in _SETTINGS:
-        import difflib  # here: only mistakes need it
+        from gossamer.node.base.meant_names import meant_settings  # here: only mistakes need it
 
-        near = difflib.get_close_matches(name, _SETTINGS, n=1)
+        meant = meant_settings(name, [*_SETTINGS, *_SETTINGS.values()])
+        near = [each for each in _SETTINGS if each in meant or _SETTINGS[each] in meant]
         known = f"the limits are {', '.join(SETTING_OF)}; the schedule has {', '.join(SCHEDULE)}"
-        hint = f"did you mean {near[0]}?" if near else known
+        hint = f"did you mean {' or '.join(near)}?" if near else known
         raise ValueError(f"{name}: there is no such limit; {hint}")
     if len(text) > TEXT_CHARACTERS_MAX:
         raise ValueError(f"{name}: a value has up to {TEXT_CHARACTERS_MAX} characters")

@@ -98,7 +98,10 @@ def _size_max(value: GivenValue) -> int:
     """A limit of bytes; 0 is none."""
     size = parse_size(value)
     if size != 0 and size < LIMIT_BYTES_MIN:
-        raise ValueError(f"{size} bytes are too few: at least {LIMIT_BYTES_MIN}, or 0 for no limit")
+        raise ValueError(
+            f"{size} bytes are too few: at least {LIMIT_BYTES_MIN}, or 0 for no limit; a size has "
+            "a unit, as in 8GiB"
+        )
     return size
 
 
@@ -157,7 +160,9 @@ def _integer(low: int, high: int) -> Parser:
                 raise ValueError
             number = int(str(value))
         except ValueError:
-            raise ValueError(f"{value!r} is not a whole number") from None
+            digits = re.match(r"\d+", str(value).strip())
+            hint = f"; write it as {digits[0]}" if digits else ""
+            raise ValueError(f"{value!r} is not a whole number{hint}") from None
         if not low <= number <= high:
             raise ValueError(f"{number} is not allowed: {low} to {high}")
         return number
@@ -190,7 +195,9 @@ def _device(value: GivenValue) -> str:
 def _cache_bytes(value: GivenValue) -> int:
     size = parse_size(value)
     if size < CACHE_BYTES_MIN:
-        raise ValueError(f"{size} bytes are too few: at least {CACHE_BYTES_MIN}")
+        raise ValueError(
+            f"{size} bytes are too few: at least {CACHE_BYTES_MIN}; a size has a unit, as in 8GiB"
+        )
     return size
 
 

@@ -9,7 +9,7 @@ what is allowed there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -329,25 +329,24 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = [ENVIRONMENT_PREFIX + field.upper() for field in Settings.__struct_fields__]
     known += _OTHER_VARIABLES
     # The prefix is equal in all of them, and would make any two look alike.
-    known_names = [each.removeprefix(ENVIRONMENT_PREFIX) for each in known]
+    known_names = [each.removeprefix(ENVIRONMENT_PREFIX).lower() for each in known]
     problems = []
     for name in sorted(environment):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in known:
             continue
         if not _OF_KUBERNETES.fullmatch(name):
-            meant = name.upper().removeprefix(ENVIRONMENT_PREFIX)
-            hint = _nearest(meant, known_names, ENVIRONMENT_PREFIX)
+            meant = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+            hint = _hint(meant, known_names, lambda each: ENVIRONMENT_PREFIX + each.upper())
             problems.append(
                 f"{name}: is no setting; {hint or 'docs/reference/settings.md has all'}"
             )
     return problems
 
 
-def _nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    import difflib  # here: only mistakes need it
+def _hint(name: str, known: Sequence[str], spelt: Callable[[str], str] = str) -> str:
+    from gossamer.node.base.meant_names import hint  # here: only mistakes need it
 
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {prefix}{near[0]}?" if near else ""
+    return hint(name, known, spelt)
 
 
 def read_config_file(path: Path) -> list[str]:
@@ -382,11 +381,16 @@ def _read_file(path: Path, problems: list[str], is_named: bool) -> Mapping[str, 
         problems.append(f"{path}: cannot be read: {error.strerror}{hint}")
         return {}
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
-        problems.append(f"{path}: not valid TOML: {error}")
+        problems.append(
+            f"{path}: not valid TOML: {error}; a line is NAME = VALUE, and text has quotes, as in "
+            'work_hours = "22:00-07:00"'
+        )
         return {}
     unknown = sorted(set(table) - set(Settings.__struct_fields__))
     for key in unknown:
         known = Settings.__struct_fields__
-        hint = _nearest(key, known) or f"the settings are {', '.join(known)}"
+        hint = _hint(key, known) or f"the settings are {', '.join(known)}"
+        if isinstance(table[key], dict):
+            hint = f"write the settings without the line [{key}]"
         problems.append(f"{path}: {key}: no such setting; {hint}")
     return table

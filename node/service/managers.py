@@ -35,6 +35,14 @@ MARK = "# Written by `gossamer service install`; `systemctl edit gossamer` chang
 ORDER_SECONDS_MAX = 120.0
 """Limit of an order to the manager: it waits until the node has left, which may take 90 s."""
 
+_NO_LOG = (
+    "the log cannot be read. A journal that lies in memory is for root and the group "
+    "systemd-journal: `sudo journalctl _SYSTEMD_USER_UNIT=gossamer.service` shows it, and with "
+    "`sudo mkdir -p /var/log/journal && sudo systemctl restart systemd-journald` each user has a "
+    "log on the disk from then on"
+)
+"""What journalctl says of it names neither the place nor what to do."""
+
 _HIDDEN = ("/home", "/root", "/run/user")
 """Folders that the unit for all users does not see (ProtectHome)."""
 
@@ -198,7 +206,10 @@ class Systemd:
     def logs(self, *, lines: int, follow: bool) -> int:
         unit = "--unit" if self.system else "--user-unit"
         wanted = ("--follow",) if follow else ("--no-pager",)
-        return _shown("journalctl", unit, NAME, "--lines", str(lines), *wanted)
+        status = _shown("journalctl", unit, NAME, "--lines", str(lines), *wanted)
+        if status == 1 and not self.system:
+            raise ServiceError(_NO_LOG)
+        return status
 
     def _scope(self) -> tuple[str, ...]:
         return () if self.system else ("--user",)

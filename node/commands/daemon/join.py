@@ -5,21 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import trio
 from cyclopts import Parameter
 
+from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.links import Links, parse_links
-from gossamer.node.base.settings import ConfigError, Join, Resume, Settings
-from gossamer.node.commands.daemon.running import run_node
+from gossamer.node.base.settings import ConfigError, Join, Resume, Role, Settings
+from gossamer.node.commands.daemon.running import held, run_held
 from gossamer.node.commands.node_options import Node
 from gossamer.node.commands.options import settings_of
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
-from gossamer.node.network.lan import Neighbour, look_around
-from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.storage.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from gossamer.node.network.lan import Neighbour
 
 
 def join(
@@ -55,32 +56,35 @@ def join(
     """
     texts = texts_of(corpus)
     settings = settings_of(options)
-    links = parse_links(confirm_on_terminal(addresses))
-    state_dir = StateDir(settings.state_dir)
-    if state_dir.has_run():
-        if links.run_id is not None:
-            state_dir.require_run(bytes.fromhex(links.run_id))
-        resume = Resume(
-            addresses=links.addresses,
-            run_id=links.run_id,
+    # What is mistyped is said before anything is touched.
+    parse_links(tuple(each for each in addresses if not is_without_peer(each)))
+    require_way(addresses, settings)
+    with held(settings, "it looks for peers") as state_dir:
+        links = parse_links(confirm_on_terminal(addresses))
+        role: Role
+        if state_dir.has_run():
+            if links.run_id is not None:
+                state_dir.require_run(bytes.fromhex(links.run_id))
+            role = Resume(
+                addresses=links.addresses,
+                run_id=links.run_id,
+                corpus=texts,
+                text_field=text_field,
+                skip_bad=skip_bad,
+            )
+            return run_held(settings, role, state_dir)
+        if not links.addresses and settings.bootstrap:
+            links = Links(settings.bootstrap)
+        if not links.addresses:
+            links = parse_links(links_nearby())
+        role = Join(
+            **links._asdict(),
+            asks_owner=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
             corpus=texts,
             text_field=text_field,
             skip_bad=skip_bad,
         )
-        return run_node(settings, resume)
-    if not links.addresses and settings.bootstrap:
-        links = Links(settings.bootstrap)
-    if not links.addresses:
-        links = parse_links(links_nearby(settings))
-    asks_owner = not yes and sys.stdin.isatty() and sys.stdout.isatty()
-    role = Join(
-        **links._asdict(),
-        asks_owner=asks_owner,
-        corpus=texts,
-        text_field=text_field,
-        skip_bad=skip_bad,
-    )
-    return run_node(settings, role)
+        return run_held(settings, role, state_dir)
 
 
 SEARCH_SECONDS = 4.0
@@ -89,15 +93,25 @@ SEARCH_SECONDS = 4.0
 _NEEDED = "gossamer join needs the address of a peer: the link that `gossamer start` printed"
 
 
-def links_nearby(settings: Settings) -> tuple[str, ...]:
+def require_way(addresses: Sequence[str], settings: Settings) -> None:
+    """Raises ConfigError where nothing says which run to join, and no node may be looked for."""
+    is_told = addresses or settings.bootstrap or StateDir(settings.state_dir).has_run()
+    if not is_told and settings.lan != "on":
+        raise ConfigError([_NEEDED])
+
+
+def links_nearby() -> tuple[str, ...]:
     """Returns links to the nodes of the only run in this machine's networks.
 
     Raises:
-        ConfigError: nodes of several runs are found, or none may be looked for.
+        ConfigError: nodes of several runs are found.
         JoinError: no node is found.
     """
-    if settings.lan != "on":
-        raise ConfigError([_NEEDED])
+    import trio  # here, and the network: the state directory is held before they are loaded
+
+    from gossamer.node.network.lan import look_around
+    from gossamer.node.peers.run_exchange import JoinError
+
     print("looking for nodes in this network ...", flush=True)
     try:
         found = trio.run(partial(look_around, SEARCH_SECONDS))
@@ -113,6 +127,8 @@ def only_run(found: Sequence[Neighbour]) -> tuple[str, ...]:
         ConfigError: they are in different runs.
         JoinError: there are none.
     """
+    from gossamer.node.peers.run_exchange import JoinError  # here: see `links_nearby`
+
     runs = {neighbour.run_id: neighbour for neighbour in found}
     if not runs:
         raise JoinError(f"{_NEEDED}; no node was found in this network")

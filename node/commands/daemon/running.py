@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from gossamer.node.base.settings import Role, Settings
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 
+_LOADS = "it loads its modules"
+
 
 def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int:
-    """Runs the daemon until it has left, and returns its exit status.
-
-    It takes the state directory and leaves a word there before it loads the
-    daemon, which takes seconds: `gossamer status` finds the node at once, and a second node
-    on the directory is refused at once.
+    """Takes the state directory, runs the daemon until it has left, and returns its exit status.
 
     Args:
         ignored: flags that have no effect, because the state directory holds a run already.
+
+    Raises:
+        ConfigError, StateDirError, DiskError: as `held`.
+    """
+    with held(settings) as state_dir:
+        return run_held(settings, role, state_dir, ignored)
+
+
+@contextlib.contextmanager
+def held(settings: Settings, does: str = _LOADS) -> Iterator[StateDir]:
+    """Takes the state directory and leaves a word there, before anything that takes seconds.
+
+    So `gossamer status` finds the node at once, and a second node on the directory is refused at
+    once.
+
+    Args:
+        does: what comes first, for people.
 
     Raises:
         ConfigError: `log_to` names a place whose package is not installed.
@@ -29,12 +45,16 @@ def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int
         require_packages(settings.log_to)
     state_dir = StateDir(settings.state_dir)
     with state_dir.locked():
-        DaemonFiles(state_dir).write_starting("it loads its modules")
-        return _run(settings, role, state_dir, ignored)
+        DaemonFiles(state_dir).write_starting(does)
+        yield state_dir
 
 
-def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str]) -> int:
-    import structlog  # here, and the daemon with libp2p: see `run_node`
+def run_held(
+    settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str] = ()
+) -> int:
+    """Runs the daemon as `run_node` does, on a state directory that this process holds."""
+    DaemonFiles(state_dir).write_starting(_LOADS)
+    import structlog  # here, and the daemon with libp2p: see `held`
 
     from gossamer.node.app.daemon import run
     from gossamer.node.telemetry.logs import configure_logs

@@ -3,6 +3,9 @@
 A limit of the download is kept by reading later. What a peer sends meanwhile goes into the kernel's
 buffer at the full rate of the line, and on a fast line the kernel lets that buffer grow to
 megabytes: a ring of some seconds would come in as if there were no limit.
+
+Whenever a peer that paused goes on, a whole window comes in at the full rate of the line. So the
+window is no larger than the round trip needs.
 """
 
 from __future__ import annotations
@@ -13,9 +16,19 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-WINDOW_SECONDS = 0.25
-"""Data on its way and unread, as time at the limit: a longer round trip than that makes a
-connection slower than its limit."""
+SPARE_SECONDS = 0.05
+"""Unread data besides what is on its way, as time at the limit: more than two turns of a caller
+(`rate_limit.PIECE_SECONDS`), and with what the limit lets through at once a thirtieth of 3 s."""
+
+ROUND_TRIP_SECONDS = 0.2
+"""Where the kernel does not say how long the round trip is. Few pairs of homes have a longer one,
+which makes a connection slower than its limit."""
+
+ROUND_TRIP_SECONDS_MAX = 1.0
+"""The kernel says more than an hour before it has measured."""
+
+ROUND_TRIP_STEP_SECONDS = 0.01
+"""The window follows the round trip in such steps, and so changes seldom."""
 
 WINDOW_BYTES_MIN = 32 * 1024
 """Some packets have to be on their way for TCP to work well."""
@@ -28,9 +41,27 @@ _SO_BUF_LOCK = 72
 """Option of <asm-generic/socket.h>, Linux 5.14: 0 lets the kernel choose the size again."""
 
 
-def window_bytes(bytes_per_second: float) -> int:
+_MIN_RTT_PLACE = 148
+"""Where `struct tcp_info` of <linux/tcp.h> has the shortest round trip of the last minutes, in
+microseconds (Linux 4.6)."""
+
+
+def window_bytes(bytes_per_second: float, round_trip_seconds: float) -> int:
     """Returns how much may be on its way at a limit."""
-    return max(WINDOW_BYTES_MIN, int(bytes_per_second * WINDOW_SECONDS))
+    num_steps = math.ceil(round_trip_seconds / ROUND_TRIP_STEP_SECONDS)
+    seconds = num_steps * ROUND_TRIP_STEP_SECONDS + SPARE_SECONDS
+    return max(WINDOW_BYTES_MIN, int(bytes_per_second * seconds))
+
+
+def round_trip_seconds(raw_socket: socket.socket) -> float:
+    """Returns the shortest round trip of a connection, or what is assumed of one that is not
+    known. OSError."""
+    if sys.platform == "linux":
+        info = raw_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_PLACE + 4)
+        if len(info) == _MIN_RTT_PLACE + 4:
+            microseconds = int.from_bytes(info[_MIN_RTT_PLACE:], sys.byteorder)
+            return min(microseconds * 1e-6, ROUND_TRIP_SECONDS_MAX)
+    return ROUND_TRIP_SECONDS
 
 
 def most_bytes() -> int:
@@ -55,13 +86,13 @@ class ReceiveWindow:
         has come. Where the system gives no window as large as the limit needs, the kernel goes on
         to choose: a window that is too small would make long lines slower than the limit.
         """
-        wanted: int | None = None
-        if bytes_per_second != math.inf:
-            wanted = window_bytes(bytes_per_second)
-        if wanted == self._bytes:
-            return
-        self._bytes = wanted
         with suppress(OSError):  # the connection may have ended: reading says so
+            wanted: int | None = None
+            if bytes_per_second != math.inf:
+                wanted = window_bytes(bytes_per_second, round_trip_seconds(self._socket))
+            if wanted == self._bytes:
+                return
+            self._bytes = wanted
             if wanted is not None and wanted <= most_bytes():
                 # The kernel takes twice as much, for what it keeps beside the data.
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)

@@ -1,4 +1,4 @@
-"""The service for all users of a machine, under a systemd that runs."""
+"""The services for all users of a machine and for one of them, under a systemd that runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import pytest
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from tests.support.daemons import poll, wait_for_round
 from tests.support.live_systemd import LOG, LiveSystemd, SystemdUnavailable
+from tests.support.live_user import LiveUser
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_processes]
 
 WATCHDOG_SECONDS = 3
+
+HERE = (
+    # The interpreter of the tests is not the machine's own.
+    "[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/gossamer/python/lib\n"
+    "Environment=GOSSAMER_LISTEN=/ip4/127.0.0.1/tcp/0 GOSSAMER_API=127.0.0.1:0\n"
+    "Environment=GOSSAMER_THREADS=1 GOSSAMER_LAN=off\n"
+    "RestartSec=0.1\n"
+)
 
 
 @pytest.fixture
@@ -25,12 +34,8 @@ def systemd(tmp_path: Path) -> Iterator[LiveSystemd]:
         pytest.skip(str(reason))
     try:
         systemd.add(
-            # The interpreter of the tests is not the machine's own.
-            "[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/gossamer/python/lib\n"
-            "Environment=GOSSAMER_LISTEN=/ip4/127.0.0.1/tcp/0 GOSSAMER_API=127.0.0.1:0\n"
-            "Environment=GOSSAMER_THREADS=1 GOSSAMER_LAN=off\n"
-            f"StandardOutput=append:{LOG}\nStandardError=append:{LOG}\n"
-            f"WatchdogSec={WATCHDOG_SECONDS}\nRestartSec=0.1\n"
+            f"{HERE}StandardOutput=append:{LOG}\nStandardError=append:{LOG}\n"
+            f"WatchdogSec={WATCHDOG_SECONDS}\n"
         )
         yield systemd
     finally:
@@ -50,12 +55,12 @@ def num_rounds(systemd: LiveSystemd) -> int:
     return sum("committed  peers=2" in line for line in systemd.log().splitlines())
 
 
-def wait_for_rounds(systemd: LiveSystemd, number: int) -> None:
-    poll(lambda: num_rounds(systemd) >= number, f"{number} rounds of the service")
-
-
-def wait_for_starts(systemd: LiveSystemd, number: int) -> None:
-    poll(lambda: systemd.show("NRestarts") == str(number), f"{number} new starts")
+def is_started_again_after(systemd: LiveSystemd, signal: str, number: int) -> None:
+    """Sends a signal to the service, and sees its start with that number and two more rounds."""
+    before = num_rounds(systemd)
+    systemd.run("systemctl", "kill", "--kill-whom=main", f"--signal={signal}", "gossamer")
+    poll(lambda: systemd.show("NRestarts") == str(number), f"start after {signal}")
+    poll(lambda: num_rounds(systemd) >= before + 2, f"round after {signal}")
 
 
 def test_a_service_trains_is_started_again_and_leaves_in_order(
@@ -64,16 +69,13 @@ def test_a_service_trains_is_started_again_and_leaves_in_order(
     made = systemd.run(systemd.program, "service", "install", "--system", founder.address())
     assert made.returncode == 0, made.stdout + made.stderr + systemd.log()
     assert systemd.show("ActiveState") == "active"
-    wait_for_rounds(systemd, 2)
+    poll(lambda: num_rounds(systemd) >= 2, "round of the service")
     poll(lambda: systemd.show("StatusText").startswith("training, round "), "word of its work")
     said = [line for line in systemd.log().splitlines() if "the trainer can write" in line]
     assert said[0].endswith("it cannot open network connections"), said
     # Its machine loses power, and its event loop hangs.
     for number, name in enumerate(("SIGKILL", "SIGSTOP"), start=1):
-        before = num_rounds(systemd)
-        systemd.run("systemctl", "kill", "--kill-whom=main", f"--signal={name}", "gossamer")
-        wait_for_starts(systemd, number)
-        wait_for_rounds(systemd, before + 2)
+        is_started_again_after(systemd, name, number)
     assert systemd.run("systemctl", "stop", "gossamer").returncode == 0
     assert "left in order" in systemd.log().splitlines()[-1]
     assert systemd.show("Result") == "success"
@@ -96,3 +98,41 @@ def test_a_service_with_a_mistake_is_not_started_again(
     assert systemd.show("ActiveState") == "failed"
     assert systemd.show("ExecMainStatus") == "2"
     assert systemd.show("NRestarts") == "0"
+
+
+def test_the_service_of_one_user_trains_is_started_again_and_shows_its_log(
+    systemd: LiveSystemd, founder: LocalNode
+) -> None:
+    user = LiveUser(systemd)
+    user.add(HERE)
+
+    def service(*words: str) -> tuple[int, str]:
+        done = user.run(systemd.program, "service", *words)
+        return done.returncode, done.stdout + done.stderr
+
+    def num_rounds_shown() -> int:
+        return service("logs", "--lines", "1000")[1].count("committed  peers=2")
+
+    status, text = service("install", founder.address())
+    assert status == 0, text
+    assert "loginctl enable-linger" in text
+    assert user.show("ActiveState") == "active"
+    poll(lambda: user.show("StatusText").startswith("training, round "), "word of its work")
+    status, text = service("logs")
+    assert (status, "`sudo mkdir -p /var/log/journal" in text) == (1, True), text
+    user.keep_journal()
+    poll(lambda: num_rounds_shown() >= 1, "round in the log")
+    user.run("systemctl", "--user", "kill", "--kill-whom=main", "--signal=SIGKILL", "gossamer")
+    poll(lambda: user.show("NRestarts") == "1", "start after SIGKILL")
+    before = num_rounds_shown()
+    poll(lambda: num_rounds_shown() >= before + 2, "round after SIGKILL")
+    status, text = service("status")
+    assert (status, "Active: active (running)" in text) == (0, True), text
+    log = service("logs", "--lines", "1000")[1]
+    said = [line for line in log.splitlines() if "the trainer can write" in line]
+    assert said[-1].endswith("it cannot open network connections"), log
+    status, text = service("uninstall")
+    assert status == 0, text
+    assert user.show("LoadState") == "not-found"
+    assert "left in order" in service("logs")[1]
+    assert service("uninstall")[0] == 1

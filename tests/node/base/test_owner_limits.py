@@ -43,6 +43,9 @@ def test_a_limit_may_depend_on_the_time_of_the_day() -> None:
     ("name", "text", "message"),
     [
         ("uplaod", "10", "did you mean upload"),
+        ("up_limit", "10", "did you mean upload\\?"),
+        ("bandwidth", "10", "did you mean upload or download\\?"),
+        ("ram", "8GiB", "did you mean memory\\?"),
         ("sleep", "10", "the limits are upload, download"),
         ("upload", "fast", "upload: 'fast' is not a limit"),
         ("memory", "3", "at least"),

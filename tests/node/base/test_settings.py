@@ -61,6 +61,10 @@ def test_a_micro_batch_is_a_whole_number(tmp_path: Path) -> None:
         ("GOSSAMER_UPLIMIT", "did you mean GOSSAMER_UP_LIMIT?"),
         ("GOSSAMER_CONFG", "did you mean GOSSAMER_CONFIG?"),
         ("GOSSAMER_QQQQQQQQ", "is no setting; docs/reference/settings.md has all"),
+        ("GOSSAMER_MAX_UPLOAD", "did you mean GOSSAMER_UP_LIMIT?"),
+        ("GOSSAMER_DOWNLOAD_LIMIT", "did you mean GOSSAMER_DOWN_LIMIT?"),
+        ("GOSSAMER_BANDWIDTH", "did you mean GOSSAMER_UP_LIMIT or GOSSAMER_DOWN_LIMIT?"),
+        ("GOSSAMER_RAM", "did you mean GOSSAMER_MEMORY_MAX?"),
         ("GOSSAMER_threads", "did you mean GOSSAMER_THREADS?"),
     ],
 )
@@ -89,6 +93,31 @@ def test_a_misspelt_key_of_the_file_gets_a_suggestion(tmp_path: Path) -> None:
     file.write_text("thread = 3\n")
     with pytest.raises(ConfigError, match="thread: no such setting; did you mean threads"):
         load_settings({}, {}, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("upload = 10", "upload: no such setting; did you mean up_limit?"),
+        ("max-upload = 10", "max-upload: no such setting; did you mean up_limit?"),
+        ("gpu_temp = 80", "gpu_temp: no such setting; did you mean gpu_temperature_max?"),
+        ("[limits]\nup_limit = 10", "write the settings without the line [limits]"),
+        ("up_limit = 10 Mbit", 'text has quotes, as in work_hours = "22:00-07:00"'),
+        ("memory_max = 8", "a size has a unit, as in 8GiB"),
+        ("cache_bytes = 8", "a size has a unit, as in 8GiB"),
+        ('gpu_temperature_max = "80C"', "is not a whole number; write it as 80"),
+    ],
+)
+def test_a_mistake_in_the_file_is_said_with_what_to_do(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f"{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings({}, {}, file)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{file}: ")
+    assert reason in problem
 
 
 def test_lists_come_from_every_source(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
         (["status", "--config", "/none.toml"], 2, ["/none.toml: no such file"]),
         (["status"], 1, ["no node runs on"]),
         (["leave"], 1, ["no node runs on"]),
-        (["init", "/none/run.toml"], 1, ["/none/run.toml"]),
+        (["init", "/none/run.toml"], 2, ["/none/run.toml"]),
         (["init", "--preset", "gigantic"], 2, ["gigantic"]),
     ],
 )
@@ -519,7 +519,7 @@ def test_export_does_not_overwrite_unless_it_is_told_to(
     model.mkdir()
     assert run_command(["export", str(model)]) == 0  # empty
     (model / "config.json").write_text("mine")
-    assert run_command(["export", str(model)]) == 1
+    assert run_command(["export", str(model)]) == 2
     (line,) = errors(capsys)
     assert str(model) in line
     assert "--force" in line

@@ -1,4 +1,4 @@
-"""A node that loads its modules is a node: it is asked and refused like one that runs."""
+"""A node that looks for peers or loads its modules is asked and refused like one that runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,16 +18,20 @@ from gossamer.node.cli import run_command
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "gossamer.node.app.daemon":
+        if name == module:
             print("loading", flush=True)
             sys.stdin.readline()
             raise SystemExit(7)
 
 
+module = sys.argv[1]
 sys.meta_path.insert(0, Slow())
-run_command(sys.argv[1:])
+run_command(sys.argv[2:])
 """
-"""A command whose import of the daemon takes until a line comes in."""
+"""A command whose import of a module takes until a line comes in."""
+
+DAEMON, NEIGHBOURS = "gossamer.node.app.daemon", "gossamer.node.network.lan"
+LOADS, LOOKS = "it loads its modules", "it looks for peers"
 
 JOINING = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -40,11 +45,25 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "GOSSAMER_STATE_DIR": str(root / "state"), "XDG_CONFIG_HOME": str(root)}
 
 
-@pytest.fixture(params=[("start",), ("join", JOINING)], ids=["start", "join"])
-def loading(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A node that loads its modules."""
+class Starting(NamedTuple):
+    """A node that does something before it can answer."""
+
+    process: subprocess.Popen[str]
+    does: str
+
+
+@pytest.fixture(
+    params=[
+        ((DAEMON, "start"), LOADS),
+        ((DAEMON, "join", JOINING), LOADS),
+        ((NEIGHBOURS, "join"), LOOKS),
+    ],
+    ids=["start", "join", "join without an address"],
+)
+def starting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Starting]:
+    words, does = request.param
     with subprocess.Popen(
-        [sys.executable, "-c", LOADING, *request.param],
+        [sys.executable, "-c", LOADING, *words],
         env=environment(tmp_path),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -52,36 +71,35 @@ def loading(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subproce
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
-        yield process
+        yield Starting(process, does)
         process.kill()
 
 
-def test_a_node_that_loads_its_modules_is_asked_and_refused_like_one_that_runs(
-    loading: subprocess.Popen[str], tmp_path: Path
+def test_a_node_that_is_starting_is_asked_and_refused_like_one_that_runs(
+    starting: Starting, tmp_path: Path
 ) -> None:
     asked = gossamer(tmp_path, "status")
     assert asked.returncode == 0, asked
-    assert f"the node on {tmp_path / 'state'} is starting: it loads its modules" in asked.stdout
+    assert f"the node on {tmp_path / 'state'} is starting: {starting.does}" in asked.stdout
     told = gossamer(tmp_path, "pause")
     assert (told.returncode, "is starting" in told.stderr) == (1, True), told
-    second = gossamer(tmp_path, "start")
-    assert second.returncode == 1, second
-    assert f"is in use by process {loading.pid}" in second.stderr
+    for words in (("start",), ("join",)):
+        second = gossamer(tmp_path, *words)
+        assert second.returncode == 1, second
+        assert f"is in use by process {starting.process.pid}" in second.stderr
 
 
-def test_a_node_that_ended_while_it_loaded_is_none(
-    loading: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    loading.communicate("\n")
-    assert loading.returncode == 7
+def test_a_node_that_ended_while_it_started_is_none(starting: Starting, tmp_path: Path) -> None:
+    starting.process.communicate("\n")
+    assert starting.process.returncode == 7
     asked = gossamer(tmp_path, "status")
     assert (asked.returncode, "no node runs" in asked.stderr) == (1, True), asked
 
 
-def test_a_node_that_was_killed_while_it_loaded_is_none(
-    loading: subprocess.Popen[str], tmp_path: Path
+def test_a_node_that_was_killed_while_it_started_is_none(
+    starting: Starting, tmp_path: Path
 ) -> None:
-    loading.kill()
-    loading.wait()
+    starting.process.kill()
+    starting.process.wait()
     asked = gossamer(tmp_path, "status")
     assert (asked.returncode, "no node runs" in asked.stderr) == (1, True), asked

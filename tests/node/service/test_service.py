@@ -105,6 +105,16 @@ def test_a_service_is_installed_shown_and_removed(
     assert "there is no service" in capfd.readouterr().err
 
 
+def test_a_log_that_a_user_may_not_read_is_said_with_what_to_do(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine.program("journalctl", says="No journal files were opened", status=1)
+    assert machine.gossamer("service", "logs") == 1
+    told = capfd.readouterr().err
+    assert "No journal files were opened" in told
+    assert "`sudo journalctl _SYSTEMD_USER_UNIT=gossamer.service` shows it" in told
+
+
 def test_a_second_install_keeps_the_links_and_the_other_variables(machine: Machine) -> None:
     variables = machine.root / "config/gossamer/gossamer.env"
     variables.parent.mkdir(parents=True)

@@ -1,0 +1,48 @@
+"""What is wrong with a command line that cyclopts cannot read, in sentences for people."""
+
+from __future__ import annotations
+
+from cyclopts import CycloptsError
+from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+
+from gossamer.node.base.meant_names import meant_settings
+from gossamer.node.base.owner_limits import SCHEDULE, SETTING_OF
+
+_CHANGED_BY_WORDS = {"limits": list(SETTING_OF), "schedule": list(SCHEDULE)}
+"""The commands whose settings are words, and no options."""
+
+
+def explain_line(error: CycloptsError) -> list[str]:
+    """Returns one sentence on the mistake, and one on where the right words stand."""
+    command = " ".join(error.command_chain or ())
+    if isinstance(error, UnknownOptionError):
+        return [_unknown_option(error, command), _where(command)]
+    if isinstance(error, UnusedCliTokensError) and command:
+        words = " ".join(error.unused_tokens or ())
+        return [f"`gossamer {command}` does not take {words!r}", _where(command)]
+    if isinstance(error, UnknownCommandError) and (error.unused_tokens or [""])[0].startswith("-"):
+        option = (error.unused_tokens or [""])[0]
+        return [f"{option}: options come after a command, as in `gossamer status {option}`",
+                _where("")]  # fmt: skip
+    return [" ".join(str(error).split()), _where(command)]
+
+
+def _unknown_option(error: UnknownOptionError, command: str) -> str:
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    name = option.lstrip("-").replace("-", "_")
+    said = f"{option}: `gossamer {command}` has no such option"
+    if command in _CHANGED_BY_WORDS:
+        settings = {SETTING_OF.get(each, each): each for each in _CHANGED_BY_WORDS[command]}
+        meant = meant_settings(name, list(settings))
+        if meant:
+            return f"{said}; write `gossamer {command} set {settings[meant[0]]}=VALUE`"
+    names = {each for argument in error.argument_collection for each in argument.names}
+    options = {each.lstrip("-").replace("-", "_"): each for each in sorted(names)}
+    found = [options[each] for each in meant_settings(name, list(options))]
+    return f"{said}; did you mean {' or '.join(found)}?" if found else said
+
+
+def _where(command: str) -> str:
+    if not command:
+        return "`gossamer --help` shows the commands"
+    return f"`gossamer {command} --help` shows what it takes"
