@@ -19,9 +19,7 @@ from gossamer.node.commands.user_errors import exit_status, explain
 from gossamer.node.network.identity import IdentityError, read_backup
 from gossamer.node.network.transport import ListenError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongRunError
-from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.preparing import PreparingError
-from gossamer.node.runs.signed_orders import OrderError
 from gossamer.node.storage.state_dir import StateDir, StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export.hugging_face import ExportError
@@ -36,9 +34,7 @@ from gossamer.trainer.text.sources.corpus_errors import CorpusError
         CorpusError(["no text"]),
         ExportError("the folder is not empty"),
         IdentityError("damaged"),
-        InvitationError("no run"),
         NotAdmittedError("a stranger"),
-        OrderError("no run"),
         WrongRunError("another run"),
         StateDirError("of another run"),
     ],
