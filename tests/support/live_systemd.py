@@ -53,6 +53,9 @@ mount --bind {prefix} /opt/gossamer/python
 mount --bind {tree} /opt/gossamer/tree
 mount --bind {packages} /opt/gossamer/packages
 ln -s ../tree /opt/gossamer/sources/gossamer
+# Services have folders of their own there (PrivateTmp), which stay when systemd is killed.
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /var/tmp
 export LD_LIBRARY_PATH=/opt/gossamer/python/lib
 /opt/gossamer/python/bin/python3 -m venv --without-pip /opt/gossamer/venv
 for site in /opt/gossamer/venv/lib/python3*/site-packages; do
