@@ -176,7 +176,7 @@ class LiveSystemd:
         return int(numbers[0]) if numbers else None
 
     def _inside(self) -> list[str]:
-        return ["nsenter", "-t", str(self._first()), *["-m", "-p", "-u", "-i", "-C"]]
+        return ["nsenter", "-t", str(self._first()), "-m", "-p", "-u", "-i", "-C"]
 
     def _state(self) -> str:
         if self._first() is None:

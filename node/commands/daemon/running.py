@@ -22,7 +22,7 @@ def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int
         ConfigError, StateDirError, DiskError: as `held`.
     """
     with held(settings) as state_dir:
-        return run_held(settings, role, state_dir, ignored)
+        return _run(settings, role, state_dir, ignored)
 
 
 @contextlib.contextmanager
@@ -49,11 +49,14 @@ def held(settings: Settings, does: str = _LOADS) -> Iterator[StateDir]:
         yield state_dir
 
 
-def run_held(
-    settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str] = ()
-) -> int:
-    """Runs the daemon as `run_node` does, on a state directory that this process holds."""
+def run_held(settings: Settings, role: Role, state_dir: StateDir) -> int:
+    """Runs the daemon as `run_node` does, on a state directory that this process holds and has
+    left another word in."""
     DaemonFiles(state_dir).write_starting(_LOADS)
+    return _run(settings, role, state_dir)
+
+
+def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str] = ()) -> int:
     import structlog  # here, and the daemon with libp2p: see `held`
 
     from gossamer.node.app.daemon import run

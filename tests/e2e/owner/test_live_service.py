@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,18 +29,16 @@ HERE = (
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[LiveSystemd]:
-    try:
-        systemd = LiveSystemd(tmp_path).__enter__()
-    except SystemdUnavailable as reason:
-        pytest.skip(str(reason))
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            systemd = stack.enter_context(LiveSystemd(tmp_path))
+        except SystemdUnavailable as reason:
+            pytest.skip(str(reason))
         systemd.add(
             f"{HERE}StandardOutput=append:{LOG}\nStandardError=append:{LOG}\n"
             f"WatchdogSec={WATCHDOG_SECONDS}\n"
         )
         yield systemd
-    finally:
-        systemd.__exit__(None, None, None)
 
 
 @pytest.fixture

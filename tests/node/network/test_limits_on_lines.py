@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -123,6 +124,15 @@ class Machine(threading.Thread):
         return tuple((last[i] - first[i]) * 8 / 1e6 / seconds for i in (1, 2))  # type: ignore[return-value]
 
 
+class Moved(NamedTuple):
+    """What two nodes moved."""
+
+    received_mbit: float
+    """By the one that takes."""
+    sent_mbit: float
+    """By the one that sends."""
+
+
 def _interface_bytes() -> tuple[int, int]:
     """Bytes received and sent by the interface of this thread's machine."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
@@ -133,18 +143,13 @@ def _interface_bytes() -> tuple[int, int]:
     raise AssertionError("no interface")
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize("mbit", [2.0, 20.0])
-def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
-    network: Network, direction: str, mbit: float
-) -> None:
-    limited, free = RateLimit([Period(mbit)]), RateLimit()
-    none = Limits(RateLimit(), RateLimit())
-    taker = Machine(network, 0, Limits(free, limited) if direction == "down" else none)
+def _measure(network: Network | Internet, taker_limits: Limits, sender_limits: Limits) -> Moved:
+    """Lets one node send to another one for `MEASURE_SECONDS`, after `WARM_UP_SECONDS`."""
+    taker = Machine(network, 0, taker_limits)
     taker.start()
     assert taker.is_up.wait(20)
     assert taker.error is None, taker.error
-    sender = Machine(network, 1, Limits(limited, free) if direction == "up" else none)
+    sender = Machine(network, 1, sender_limits)
     sender.sends_to = taker.address
     sender.start()
     assert sender.sends.wait(20)
@@ -153,7 +158,22 @@ def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
         machine.ends.set()
         machine.join(20)
         assert machine.error is None, machine.error
-    moved = sender.mbit()[1] if direction == "up" else taker.mbit()[0]
+    return Moved(received_mbit=taker.mbit()[0], sent_mbit=sender.mbit()[1])
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("mbit", [2.0, 20.0])
+def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
+    network: Network, direction: str, mbit: float
+) -> None:
+    limited, free = RateLimit([Period(mbit)]), RateLimit()
+    none = Limits(RateLimit(), RateLimit())
+    both = _measure(
+        network,
+        Limits(free, limited) if direction == "down" else none,
+        Limits(limited, free) if direction == "up" else none,
+    )
+    moved = both.sent_mbit if direction == "up" else both.received_mbit
     print(f"{moved:.2f} of {mbit:g} Mbit/s {direction}")
     assert BUSY_PART * mbit < moved < 1.05 * mbit
 
@@ -163,7 +183,7 @@ BURST_BYTES = 2_000_000
 """More than the window at the limit."""
 
 LONG_BURST_BYTES = 4_000_000
-"""More than `WINDOW_SECONDS` at the limit."""
+"""More than `line_limits.WINDOW_SECONDS` at the limit."""
 
 NUM_BURSTS = 4
 """Enough for a window of megabytes to open, or to be used up."""
@@ -223,18 +243,10 @@ def long_line() -> Iterator[Internet]:
 
 
 def test_a_long_line_is_no_slower_than_its_limit(long_line: Internet) -> None:
-    taker = Machine(long_line, 0, Limits(RateLimit(), RateLimit([Period(LONG_MBIT)])))
-    taker.start()
-    assert taker.is_up.wait(20)
-    sender = Machine(long_line, 1, Limits(RateLimit(), RateLimit()))
-    sender.sends_to = taker.address
-    sender.start()
-    assert sender.sends.wait(20)
-    time.sleep(WARM_UP_SECONDS + MEASURE_SECONDS)
-    for machine in (sender, taker):
-        machine.ends.set()
-        machine.join(20)
-        assert machine.error is None, machine.error
-    moved, _ = taker.mbit()
+    limited, none = (
+        Limits(RateLimit(), RateLimit([Period(LONG_MBIT)])),
+        Limits(RateLimit(), RateLimit()),
+    )
+    moved = _measure(long_line, limited, none).received_mbit
     print(f"{moved:.2f} of {LONG_MBIT:g} Mbit/s with a round trip of {2 * DELAY_SECONDS:g} s")
     assert BUSY_PART * LONG_MBIT < moved < 1.05 * LONG_MBIT
