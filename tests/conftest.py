@@ -53,6 +53,8 @@ os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "gossamer-te
 # Two processes of tests on two cores, and models so small that threads only wait for each other.
 # Read when numpy and torch are loaded, which is after this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As daemons set it for their trainers, which are copies of a process with the same environment.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile("default", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile(

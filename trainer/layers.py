@@ -50,6 +50,15 @@ class Embedding(nn.Embedding):
         """Leaves the weights undefined."""
 
 
+class RMSNorm(nn.RMSNorm):
+    """Computed in fp32 and rounded once, whatever the type of its input: torch's fused kernel wants
+    weights of the input's type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., width) -> the same, in x's type"""
+        return super().forward(x.float()).to(x.dtype)
+
+
 class Rotary(nn.Module):
     """Tables of the rotary positions, computed once: (context, 1, D)."""
 
@@ -128,11 +137,11 @@ class Attention(nn.Module):
         self.k_proj = _projection(model, "k_proj", bias=bias)
         self.v_proj = _projection(model, "v_proj", bias=bias)
         self.o_proj = _projection(model, "o_proj")
-        self.q_norm: nn.RMSNorm | None = None
-        self.k_norm: nn.RMSNorm | None = None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         if (widths := model.query_norm_widths) is not None:
-            self.q_norm = nn.RMSNorm(widths[0], eps=model.norm_epsilon)
-            self.k_norm = nn.RMSNorm(widths[1], eps=model.norm_epsilon)
+            self.q_norm = RMSNorm(widths[0], eps=model.norm_epsilon)
+            self.k_norm = RMSNorm(widths[1], eps=model.norm_epsilon)
 
     def forward(self, x: Tensor, rotary: Rotary, past: KeyValues | None = None) -> Tensor:
         """x: (B, T, W) -> (B, T, W). With a `past` that holds tokens already, T is 1."""
@@ -159,14 +168,13 @@ class Attention(nn.Module):
         return output
 
 
-def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    """Queries or keys, normalised in fp32 over each group of the norm's width: a head (Qwen 3), or
+def _normed(x: Tensor, norm: RMSNorm | None) -> Tensor:
+    """Queries or keys, normalised over each group of the norm's width: a head (Qwen 3), or
     all heads together (OLMo 2). (B, T, heads x D) -> the same."""
     if norm is None:
         return x
-    groups = x.float().view(*x.shape[:-1], -1, norm.normalized_shape[0])
-    normed: Tensor = norm(groups)
-    return normed.to(x.dtype).view(x.shape)
+    normed: Tensor = norm(x.view(*x.shape[:-1], -1, norm.normalized_shape[0]))
+    return normed.view(x.shape)
 
 
 class MLP(nn.Module):
@@ -188,12 +196,12 @@ class Layer(nn.Module):
         # The order of the modules is the order of their parameters in the flat vector.
         self.norms_after = model.norms_after
         if not self.norms_after:
-            self.input_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
+            self.input_layernorm = RMSNorm(model.width, eps=model.norm_epsilon)
         self.self_attn = Attention(model)
-        self.post_attention_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
+        self.post_attention_layernorm = RMSNorm(model.width, eps=model.norm_epsilon)
         self.mlp = MLP(model)
         if self.norms_after:
-            self.post_feedforward_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
+            self.post_feedforward_layernorm = RMSNorm(model.width, eps=model.norm_epsilon)
 
     def forward(self, x: Tensor, rotary: Rotary, past: KeyValues | None = None) -> Tensor:
         """x: (B, T, W) -> (B, T, W)"""

@@ -32,7 +32,7 @@ from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.adapters import read_frozen
 from gossamer.trainer.chunked_loss import NO_TARGET, LossOfProducts, chunked_loss_sum
-from gossamer.trainer.layers import Embedding, KeyValues, Layer, Linear, Rotary, run_layer
+from gossamer.trainer.layers import Embedding, KeyValues, Layer, Linear, RMSNorm, Rotary, run_layer
 from gossamer.trainer.resources.device import Device, grouped_dtypes_of
 from gossamer.trainer.resources.memory_estimate import logits_max_of
 
@@ -75,7 +75,7 @@ class Decoder(nn.Module):
         with torch.device("meta"):
             self.embed_tokens = Embedding(model.vocabulary, model.width)
             self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
-            self.norm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
+            self.norm = RMSNorm(model.width, eps=model.norm_epsilon)
             self.lm_head = Linear(model.width, model.vocabulary, bias=False)
         if model.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
@@ -92,6 +92,9 @@ class Decoder(nn.Module):
         self.checkpointing = False
         """Whether a layer keeps its input alone for the backward pass, which computes the rest
         again (arXiv 1604.06174)."""
+        self.residual_dtype = torch.float32
+        """Type of the sums between the layers, under autocast too, and with a frozen embedding in
+        half precision."""
         self.compiled: CompiledParts | None = None
         """Taken for the passes that they were compiled for."""
 
@@ -150,9 +153,7 @@ class Decoder(nn.Module):
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) -> input of the head: (B, T, W)"""
-        # (B, T, W), fp32 under autocast too, and of a frozen embedding in bf16: the residual stream
-        # stays in it
-        x = self.embed_tokens(tokens).float()
+        x = self.embed_tokens(tokens).to(self.residual_dtype)  # (B, T, W)
         compiled = self._compiled_for(x)
         run = run_layer if compiled is None else compiled.layer
         for layer in self.layers:
@@ -240,6 +241,7 @@ def decoder_on(
     """
     is_half = model.lora and model.lora.weights == "bf16" and device.is_half
     decoder = Decoder(model, device.torch_device, torch.bfloat16 if is_half else torch.float32)
+    decoder.residual_dtype = device.residual_dtype
     if frozen_paths and model.lora:
         decoder.load_frozen(read_frozen(frozen_paths, model.lora, on_progress))
     return decoder

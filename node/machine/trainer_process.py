@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.machine.trainer_exit import TrainerExit, kernel_memory_kills
 from gossamer.trainer.ipc import framing, memory, messages
+from gossamer.trainer.ipc.environment import computing_environment
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -244,6 +245,7 @@ class TrainerProcess:
             pass_fds=self._fds,
             # A Ctrl-C at the terminal is the daemon's to handle; the end of stdin ends the worker.
             start_new_session=True,
+            env=computing_environment(),
         )
         try:
             yield process

@@ -16,6 +16,7 @@ from gossamer.trainer.ipc.choices import MomentChoice, MomentFormat
 from gossamer.trainer.resources.memory_estimate import (
     GPU_FEW_TOKENS,
     GPU_TOKENS_MAX,
+    HALF_BYTES,
     Training,
     fitting_moments,
     moment_elements,
@@ -82,7 +83,8 @@ def device_fit(
 ) -> DeviceFit:
     """Returns how the run's model fits into a card with so much free memory.
 
-    Matrix products are taken to be in half precision, as on all but old cards.
+    Matrix products and the sums between the layers are taken to be in bf16, as on all but old
+    cards.
 
     Args:
         moments: the owner's choice of what the optimiser keeps its moments in.
@@ -95,7 +97,10 @@ def device_fit(
     shares_steps = SYNC_MODES[run.sync].shares_steps
     elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
     training = smallest = Training(
-        run.model, half=True, moment_elements=elements if holds_moments else 0
+        run.model,
+        half=True,
+        residual_bytes=HALF_BYTES,
+        moment_elements=elements if holds_moments else 0,
     )
     if holds_moments and not shares_steps:  # the momentum of shared steps is always in fp32
         chosen = moments

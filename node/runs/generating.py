@@ -16,6 +16,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.protocol.ids import short
 from gossamer.trainer.ipc import memory
+from gossamer.trainer.ipc.environment import computing_environment
 from gossamer.trainer.ipc.generation import (
     LINE_BYTES_MAX,
     PROMPT_BYTES_MAX,
@@ -106,6 +107,7 @@ def pieces(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],
+                env=computing_environment(),
             )
         finally:
             os.close(descriptor)

@@ -33,6 +33,7 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.ipc import memory
+from gossamer.trainer.ipc.environment import computing_environment
 from gossamer.trainer.ipc.generation import (
     LINE_BYTES_MAX,
     Done,
@@ -249,6 +250,7 @@ class ServedModel:
             pass_fds=[self._descriptor],
             # Ctrl-C ends this server, which ends the process.
             start_new_session=True,
+            env=computing_environment(),
         )
         await self._expect_loaded(self._load)
         log.debug("the model is loaded", state=short(self._entry.state_digest))

@@ -10,7 +10,8 @@ daemons have in a step of theirs: synchronous training. All read the founder's s
 losses are of the same held-out tokens. Inner rates and schedules are the same.
 
 Printed are for the swarm each committed round: seconds since the first step, tokens, held-out nats;
-at the end the same for the trainers, and the text that the swarm's model goes on with.
+then the held-out nats of the states that the founder's disk still has; at the end the same for the
+trainers, and the text that the swarm's model goes on with.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from gossamer.node.base.settings import Settings
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.rounds.evaluation import EVALUATION_TOKENS_MAX
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.manifest import InnerOptimizer, Manifest
+from gossamer.node.runs.reading import read_state
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, Manifest
 from gossamer.protocol.shard_index import decode_index
+from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.trainer_config import TrainerConfig
@@ -145,6 +150,16 @@ def watch(founder: LocalNode, options: argparse.Namespace) -> int:
     return tokens
 
 
+class Lone(NamedTuple):
+    """A trainer without a daemon."""
+
+    trainer: LocalTrainer
+    base: FloatVector
+    """(num_parameters,), the state that it reads."""
+    work: FloatVector
+    """(num_parameters,), what it hands over."""
+
+
 class Shards:
     """The founder's shards on its disk."""
 
@@ -168,6 +183,34 @@ class Shards:
             trainer.push(number, self._path(shard.digest), 0, shard.num_tokens)
 
 
+def trainer_on(manifest: Manifest, inner: InnerConfig, device: str) -> Lone:
+    base = np.zeros(manifest.model.num_parameters, np.float32)
+    work = np.zeros_like(base)
+    config = TrainerConfig(
+        model=manifest.model,
+        inner=inner,
+        seed=manifest.seed,
+        token_bytes=manifest.data.token_bytes,
+        device=device,
+        compiling="auto",
+    )
+    return Lone(LocalTrainer(config, base, work), base, work)
+
+
+def measure_states(shards: Shards, root: Path, rounds: int, options: argparse.Namespace) -> None:
+    """Prints the held-out loss of every third state, as far as the disk has them, and the last."""
+    trainer, base, _ = trainer_on(shards.manifest, shards.manifest.inner, options.device)
+    for number in [*range(3, rounds, 3), None]:
+        try:
+            state = read_state(Settings(state_dir=root), number)
+        except StateDirError as error:
+            say(f"round {number}: {error}")
+            continue
+        base[:] = state.parameters
+        loss = trainer.evaluate(shards.heldout, EVALUATION_TOKENS_MAX, 30.0).loss
+        say(f"| state of the swarm after round {state.entry.round} | held-out {loss:.4f} |")
+
+
 def train_alone(
     shards: Shards, optimizer: InnerOptimizer, tokens_max: int, options: argparse.Namespace
 ) -> None:
@@ -177,17 +220,7 @@ def train_alone(
     inner = msgspec.structs.replace(
         manifest.inner, sequences_per_step=sequences, optimizer=optimizer
     )
-    base = np.zeros(manifest.model.num_parameters, np.float32)
-    config = TrainerConfig(
-        model=manifest.model,
-        inner=inner,
-        seed=manifest.seed,
-        token_bytes=manifest.data.token_bytes,
-        device=options.device,
-        compiling="auto",
-    )
-    work = np.zeros_like(base)
-    trainer = LocalTrainer(config, base, work)
+    trainer, base, work = trainer_on(manifest, inner, options.device)
     trainer.genesis()
     seconds, tokens, done, number = 0.0, 0, 0, 0
     loss = math.nan
@@ -241,10 +274,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         root = options.keep or Path(folder)
         with LocalSwarm(root, (*OPTIONS, "--device", options.device)) as swarm:
             founder, tokens = run_swarm(swarm, options)
-            for node in swarm.nodes[1:]:
+            status = founder.status()
+            for node in swarm.nodes:
                 node.kill()
             shards = Shards(founder)
-            founder.kill()
+        if status is not None:
+            measure_states(shards, founder.root, status.round, options)
         command = ("generate", "def ", "--tokens", "80", "--state-dir", str(founder.root))
         said = subprocess.run(
             [sys.executable, "-m", "gossamer.node.cli", *command],

@@ -106,9 +106,10 @@ def _storage_of(tensor: torch.Tensor) -> int:
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of living storages on the `meta` device."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, low: torch.dtype | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.capacity_bytes = capacity_bytes
+        self.residual_dtype = low or torch.float32
         self.live_bytes = self.peak_bytes = 0
         self.num_failures = 0
         self.error: Callable[[], Exception] = lambda: torch.OutOfMemoryError(MESSAGE)
@@ -213,6 +214,10 @@ class CardDevice(Device):
     def free_bytes(self) -> int | None:
         return self.memory.capacity_bytes - self.memory.live_bytes
 
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        return self.memory.residual_dtype
+
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the card's own functions cast
 
@@ -224,7 +229,7 @@ def device_of(memory: Memory) -> CardDevice:
 @contextmanager
 def card(capacity_bytes: int, low: torch.dtype | None = torch.bfloat16) -> Iterator[Memory]:
     """A card with so much memory, for tensors that are made and used within the block."""
-    memory = Memory(capacity_bytes)
+    memory = Memory(capacity_bytes, low)
     with ExitStack() as stack:
         stack.enter_context(memory)
         for name, kernel in _kernels(low).items():
@@ -243,6 +248,7 @@ def decoder_on(memory: Memory, model: ModelConfig) -> Decoder:
         memory.capacity_bytes = capacity_bytes
     if memory.live_bytes > capacity_bytes:
         raise memory.error()
+    decoder.residual_dtype = memory.residual_dtype
     return decoder
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.model_config import Family, ImportedShape, ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_json, export_model
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources.accelerator import Precision
+from gossamer.trainer.resources.device import Device
 
 ONE_STEP = """
 import sys, torch
@@ -127,6 +129,50 @@ def test_bf16_autocast_stays_close(model_config: ModelConfig) -> None:
     assert half.dtype == torch.float32
     assert half.item() == pytest.approx(full.item(), rel=1e-2)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in decoder.parameters())
+
+
+@pytest.mark.parametrize("family", [None, "qwen3", "olmo2"])
+def test_sums_between_layers_in_bf16_cost_rounding_alone(
+    model_config: ModelConfig, family: Family | None
+) -> None:
+    if family is not None:
+        head_width = model_config.width // model_config.num_heads
+        shape = ImportedShape(family=family, head_width=head_width, rope_scaling=None)
+        model_config = msgspec.structs.replace(model_config, imported=shape)
+    decoder = decoder_of(model_config)
+    sequences = torch.randint(0, 64, (4, 17), generator=torch.Generator().manual_seed(0))
+    stream: list[torch.dtype] = []
+    for layer in decoder.layers:
+        layer.register_forward_hook(lambda _layer, _inputs, output: stream.append(output.dtype))
+
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        stream.clear()
+        decoder.residual_dtype = dtype
+        decoder.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = decoder.loss_sum(sequences)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert set(stream) == {dtype}
+        return torch.cat([p.grad.flatten() for p in decoder.parameters() if p.grad is not None])
+
+    fine, coarse = gradient(torch.float32), gradient(torch.bfloat16)
+    assert coarse.dtype == torch.float32
+    assert (coarse - fine).norm() < 0.02 * fine.norm()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "dtype"),
+    [
+        ("cuda", "bf16", torch.bfloat16),
+        ("cuda", "fp16", torch.float32),  # its range is too small for sums
+        ("cuda", "fp32", torch.float32),
+        ("cpu", "bf16", torch.float32),
+    ],
+)
+def test_sums_between_layers_are_in_bf16_on_cards_that_have_it(
+    device: str, precision: Precision, dtype: torch.dtype
+) -> None:
+    assert Device(torch.device(device), "a device", precision).residual_dtype == dtype
 
 
 def test_a_start_does_not_load_torchs_compiler() -> None:

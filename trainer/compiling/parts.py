@@ -20,8 +20,8 @@ from gossamer.trainer.chunked_loss import fused_loss
 from gossamer.trainer.layers import run_layer
 from gossamer.trainer.model import CompiledParts, decoder_on
 from gossamer.trainer.resources.device import Device
-from gossamer.trainer.resources.memory_estimate import FLOAT_BYTES, Training
-from gossamer.trainer.resources.passes import Pass
+from gossamer.trainer.resources.memory_estimate import FLOAT_BYTES
+from gossamer.trainer.resources.passes import Pass, training_on
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -77,6 +77,6 @@ def compile_now(model: ModelConfig, device: Device, size: Pass, loss_rows: int) 
 def bytes_to_compile(model: ModelConfig, device: Device, size: Pass) -> int:
     """Estimate of the device's memory that `compile_now` takes in a process of its own."""
     one = replace(model, num_layers=1)
-    training = Training(one, half=device.is_half)
+    training = training_on(device, one)
     one_pass = training.pass_bytes(size.sequences, checkpointing=size.checkpointing)
     return CONTEXT_BYTES + FLOAT_BYTES * one.num_parameters + training.frozen_bytes + one_pass

@@ -104,6 +104,13 @@ class Device:
         return _DTYPES[self.precision]
 
     @property
+    def residual_dtype(self) -> torch.dtype:
+        """Type of the sums between the layers (the residual stream). Norms and rotary positions are
+        computed in fp32 all the same."""
+        is_coarse = self.precision == "bf16" and self.torch_device.type != "cpu"
+        return torch.bfloat16 if is_coarse else torch.float32
+
+    @property
     def coarse_dtype(self) -> torch.dtype:
         """Type for products whose rounding errors do no harm: the fastest one."""
         if self.torch_device.type == "cpu" and cpu_has_bf16():

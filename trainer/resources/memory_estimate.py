@@ -52,6 +52,10 @@ _FIT_SHARE = 0.95
 """Part of the free memory that the choice of moments counts on: the estimate is a little less than
 the truth, and moments cannot be made smaller when memory has run out."""
 
+_PASS_SHARE = 0.98
+"""Part of the free memory that a pass may need by the estimate, for the same reason. Simulated
+passes (`tests/trainer/resources`) need 1 to 11 % more than it says."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -62,6 +66,9 @@ class Training:
     """Whether matrix products are in half precision (autocast)."""
     logits_max: int = GPU_LOGITS_MAX
     """Logits that exist at once."""
+
+    residual_bytes: int = FLOAT_BYTES
+    """Bytes of an element of the sums between the layers, see `Device.residual_dtype`."""
 
     moment_elements: int | None = None
     """Elements of the vectors besides the parameters that are held all the time; see
@@ -105,15 +112,16 @@ class Training:
     def layer_token_bytes(self) -> int:
         """Bytes that one layer keeps of one token for its backward pass.
 
-        Both norms keep their input, which is fp32. The products keep their inputs: three of
-        attention and two of the MLP have each a copy of their own under autocast, and share one
-        without it. Attention keeps queries, keys, values and its output; the MLP keeps both halves
-        of the hidden vector, the activation and the product.
+        Both norms keep their input in fp32. The products keep their inputs: if those are in half
+        precision and the sums between the layers are not, three of attention and two of the MLP
+        have each a copy of their own; else those behind one norm share it. Attention keeps queries,
+        keys, values and its output; the MLP keeps both halves of the hidden vector, the activation
+        and the product.
         """
         model = self.model
         queries, keys = model.query_width, model.key_width
-        copies = 5 if self.half else 2
         element = HALF_BYTES if self.half else FLOAT_BYTES
+        copies = 2 if self.residual_bytes == element else 5
         elements = copies * model.width + 2 * queries + 2 * keys + 4 * model.hidden_width
         return 2 * FLOAT_BYTES * model.width + element * elements
 
@@ -122,7 +130,7 @@ class Training:
         model, element = self.model, HALF_BYTES if self.half else FLOAT_BYTES
         logits = model.vocabulary * min(num_tokens, max(1, self.logits_max // model.vocabulary))
         head = 0 if model.lora else model.vocabulary
-        gradients = FLOAT_BYTES * model.width * (head + num_tokens)
+        gradients = model.width * (FLOAT_BYTES * head + self.residual_bytes * num_tokens)
         return logits * (FLOAT_BYTES + element) + gradients
 
     def pass_bytes(
@@ -139,7 +147,7 @@ class Training:
         layer = num_tokens * self.layer_token_bytes
         loss = self.loss_bytes(num_tokens)
         if checkpointing:
-            kept = num_tokens * num_layers * FLOAT_BYTES * self.model.width
+            kept = num_tokens * num_layers * self.residual_bytes * self.model.width
             work = kept + max(layer, loss)
         else:
             work = self.weight_copies_bytes + num_layers * layer + loss
@@ -158,7 +166,7 @@ class Training:
         for size in sizes_from(sequences_max):
             is_whole_step = size >= num_sequences
             need = self.pass_bytes(size, checkpointing=checkpointing, is_whole_step=is_whole_step)
-            if need <= free_bytes:
+            if need <= _PASS_SHARE * free_bytes:
                 return size
         return 0
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,9 +108,7 @@ class Passes:
             path: file that keeps the size over restarts; None keeps it nowhere.
         """
         self._device, self._num_sequences, self._wanted = device, num_sequences, wanted
-        self._training = Training(
-            model, half=device.is_half, logits_max=logits_max_of(device.torch_device.type)
-        )
+        self._training = training_on(device, model)
         self._path = path
         key = (device.name, device.precision, str(torch.__version__), num_sequences, wanted)
         self._key = digest_of(msgspec.json.encode(model), msgspec.json.encode(key)).hex()
@@ -277,6 +276,16 @@ class Passes:
             log.warning("%s cannot be written: %s; a restart tries sizes anew", self._path, error)
 
 
+def training_on(device: Device, model: ModelConfig) -> Training:
+    """The training of a model on a device, with AdamW's moments."""
+    return Training(
+        model,
+        half=device.is_half,
+        residual_bytes=device.residual_dtype.itemsize,
+        logits_max=logits_max_of(device.torch_device.type),
+    )
+
+
 def moment_format_on(
     device: Device, model: ModelConfig, inner: InnerConfig, choice: MomentChoice
 ) -> MomentFormat:
@@ -289,7 +298,7 @@ def moment_format_on(
     free_bytes = device.free_bytes()
     if device.torch_device.type == "cpu" or free_bytes is None:
         return "fp32"
-    training = Training(model, half=device.is_half, moment_elements=moment_elements(model, inner))
+    training = replace(training_on(device, model), moment_elements=moment_elements(model, inner))
     num_sequences = inner.sequences_per_step
     few_sequences = device.micro_batch_min(num_sequences, model.context)
     free_bytes += FLOAT_BYTES * model.num_parameters

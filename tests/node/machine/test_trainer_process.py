@@ -256,6 +256,12 @@ def test_the_last_lines_on_stderr_are_kept() -> None:
     assert "code 3" in exit_.description
 
 
+def test_threads_of_a_worker_sleep_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    exit_ = end_of(python("import os, sys; sys.exit(os.environ['OMP_WAIT_POLICY'])"))
+    assert exit_.stderr == ("PASSIVE",)
+
+
 def test_a_worker_that_talks_nonsense_is_killed() -> None:
     exit_ = end_of(
         python(

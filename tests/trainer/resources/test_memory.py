@@ -79,7 +79,11 @@ def _train(
     if only is not None:
         passes._sizes = [only]
     gradients = Gradients(decoder, device, model.context, passes, lambda: None)
-    gradients.take(sequences_of(model, min(num_sequences, 2 * passes.present.sequences)))
+    taken = 0
+    # A pass without checkpointing may fail, and then larger ones with it are next.
+    while taken < (wanted := min(num_sequences, 2 * passes.present.sequences)):
+        gradients.take(sequences_of(model, wanted))
+        taken = wanted
     assert optimizer.num_steps == 1  # the card's answer to every question: both vectors are alive
     return passes
 
@@ -168,7 +172,7 @@ def test_the_largest_pass_that_fits_is_found_and_remembered(name: str, tmp_path:
 def test_a_model_that_does_not_fit_is_told_with_numbers() -> None:
     with (
         card(15 * GB) as memory,
-        pytest.raises(TrainerError, match=r"\(at least 5.1 GB are needed for it, and 1.8 GB of"),
+        pytest.raises(TrainerError, match=r"\(at least 5.0 GB are needed for it, and 1.8 GB of"),
     ):
         _train(PRESETS["1.1b"], memory)
 
@@ -181,7 +185,7 @@ def test_nothing_of_a_failed_pass_is_alive_at_the_next(
     preset = PRESETS["150m"]
     left: list[int] = []
     real = Decoder.loss_sum
-    with card(5 * GB) as memory:
+    with card(4 * GB) as memory:
         decoder = decoder_on(memory, preset.model)
         optimizer_for(decoder, preset.inner, torch.bfloat16)
         empty = memory.live_bytes
@@ -253,7 +257,7 @@ def test_other_errors_are_not_taken_for_want_of_memory() -> None:
 
 def test_a_process_that_is_killed_over_an_attempt_goes_on_with_less(tmp_path: Path) -> None:
     """The system kills it, or the driver breaks: no error comes that could be caught."""
-    preset, capacity = PRESETS["150m"], 12 * GB
+    preset, capacity = PRESETS["150m"], 13 * GB
     best = Life(largest_that_fits(preset, capacity), 0)
 
     def killed() -> None:
@@ -278,7 +282,7 @@ def test_more_free_memory_is_used_after_a_restart(tmp_path: Path) -> None:
     with too_hopeful():
         assert live(preset, 12 * GB, tmp_path).size == small
         assert live(preset, 12 * GB, tmp_path) == Life(small, 0)
-        lives = [live(preset, 40 * GB, tmp_path) for _ in range(4)]
+        lives = [live(preset, 40 * GB, tmp_path) for _ in range(5)]
         assert all(life.failures <= 1 for life in lives)
         assert lives[-1] == Life(large, 0)
         assert live(preset, 12 * GB, tmp_path).size == small, "the memory is short again"
@@ -333,7 +337,7 @@ def test_an_evaluation_goes_in_parts_where_memory_is_short() -> None:
     preset = PRESETS["150m"]
     model = preset.model
     batches = [sequences_of(model, size) for size in (64, 1, 64)]
-    with card(1_500_000_000) as memory:
+    with card(1_450_000_000) as memory:
         decoder = decoder_on(memory, model)
         loss, tokens = evaluate.evaluate(decoder, device_of(memory), batches)
         assert memory.num_failures == 3, "64, 32 and 16 at once; the last batch begins with 8"
@@ -352,7 +356,8 @@ def test_the_estimate_is_a_little_below_the_peak(
     name: str, low: torch.dtype | None, checkpointing: bool
 ) -> None:
     preset, size = PRESETS[name], Pass(4, checkpointing)
-    training = Training(preset.model, half=low is not None)
+    residual_bytes = (low or torch.float32).itemsize
+    training = Training(preset.model, half=low is not None, residual_bytes=residual_bytes)
     with card(10**13, low) as memory:
         _train(preset, memory, only=size)
         peak = memory.peak_bytes
