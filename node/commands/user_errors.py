@@ -47,9 +47,11 @@ disk may be different in a while."""
 
 _MISTAKES = (
     errno.EACCES,
+    errno.EEXIST,
     errno.EINVAL,
     errno.EISDIR,
     errno.ELOOP,
+    errno.ENAMETOOLONG,
     errno.ENOENT,
     errno.ENOTDIR,
     errno.EPERM,

@@ -245,8 +245,10 @@ def test_init_writes_a_manifest_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"gossamer start --manifest {path}" in capsys.readouterr().out
     written = path.read_text()
     assert "[model]" in written
-    assert run_command(["init", str(path)]) == 1
+    assert run_command(["init", str(path)]) == 2
     assert "exists already" in errors(capsys)[0]
+    assert run_command(["init", str(tmp_path / ("x" * 300))]) == 2
+    assert "name too long" in errors(capsys)[0]
     assert path.read_text() == written
 
 
