@@ -82,6 +82,7 @@ def _help(*command: str) -> str:
     text = io.StringIO()
     console = Console(file=text, width=HELP_COLUMNS, color_system=None, legacy_windows=False)
     app: App = command_table.app
+    command_table.tell_all(command)
     app.help_print(list(command), console=console)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip()
 

@@ -66,9 +66,11 @@ def run_command(arguments: Sequence[str]) -> int:
 def _run_from_table(arguments: Sequence[str]) -> int:
     from cyclopts import CycloptsError  # here: `status` needs neither
 
-    from gossamer.node.command_table import app
+    from gossamer.node.command_table import HELP_FLAGS, app, tell_all
 
     try:
+        if not set(HELP_FLAGS).isdisjoint(arguments):
+            tell_all(arguments)
         result = app(list(arguments))
     except CycloptsError as error:
         from gossamer.node.commands.line_errors import explain_line

@@ -6,6 +6,8 @@ quick.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cyclopts import App, Parameter
 
 from gossamer.node.base.terminal import open_console, wants_plain_text
@@ -118,6 +120,9 @@ GROUPS = (
 )
 """Commands that have commands of their own: name, line in help, and these as in `COMMANDS`."""
 
+HELP_FLAGS = ("--help", "-h")
+"""What asks for help, anywhere in a command line."""
+
 COMPLETION = "gossamer.node.shell_completion:install"
 COMPLETION_HELP = "Install completion for bash, zsh or fish, whichever shell this is."
 
@@ -133,6 +138,7 @@ def _build_app() -> App:
         name="gossamer",
         help="Train one model together on machines without a common administrator.",
         version=_version,
+        help_flags=HELP_FLAGS,
         default_parameter=Parameter(negative=()),
         print_error=False,
         exit_on_error=False,
@@ -156,3 +162,14 @@ def _path(function: str) -> str:
 
 
 app = _build_app()
+
+
+def tell_all(words: Sequence[str]) -> None:
+    """Makes the help of the command in some words the whole text of its function. Until then it is
+    the line of the table, by which `gossamer --help` lists a command without importing it."""
+    command = [word for word in words if word not in HELP_FLAGS]
+    path, apps, _ = app.parse_commands(command)
+    function = apps[-1].default_command
+    # A group has no function, and that of completion is the library's, with a text of its own.
+    if path and function is not None and (function.__doc__ or "").startswith(apps[-1].help):
+        apps[-1].help = function.__doc__

@@ -38,6 +38,10 @@ CHUNK_ELEMENTS_MAX = BLOCK_BYTES_MAX // 4
 # A digest (32 bytes) a chunk, for parameters and momentum, must fit one index block.
 CHUNKS_MAX = 32 * KIB
 
+# Longest side of a tile of the discrete cosine transform, DeMo's s (arXiv 2411.19870): a tile has
+# at most 4096 coefficients, whose index has 12 bits.
+TILE_SIDE_MAX = 64
+
 # Of a model: twice as many layers as Llama 3.1 with 405 billion parameters has.
 LAYERS_MAX = 256
 

@@ -132,6 +132,14 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Whether the parts of many members travel as a sum where a set of them would be longer
     (`sparse` with `trust = "members"` only, `protocol.codecs.payloads`). A manifest from before
     there were such sums has no such field, and keeps its id and its bytes on the wire."""
+    step_chunks: int | msgspec.UnsetType = msgspec.UNSET
+    """Chunks in which a shared step travels (`distro` only, `protocol.codecs.step_codec`). Without
+    this field it is one, as in a manifest from before a step could have several."""
+
+    @property
+    def chunks_of_step(self) -> int:
+        """Returns the number of chunks of a shared step."""
+        return 1 if self.step_chunks is msgspec.UNSET else self.step_chunks
 
     def is_warmup(self, round_number: int) -> bool:
         """Returns whether round `round_number` (the first is 1) belongs to the warm-up."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
@@ -30,6 +32,14 @@ def require_valid(manifest: Manifest) -> Manifest:
     if problems := problems_of(manifest):
         raise ManifestError(problems)
     return manifest
+
+
+def step_chunks_max(model: ModelConfig, outer: OuterConfig) -> int:
+    """Returns the most chunks that a shared step may have: each then has a row of tiles at least,
+    and a round has no more chunks than a ring."""
+    row_elements = limits.TILE_SIDE_MAX * max(model.width, model.hidden_width, model.query_width)
+    in_model = model.num_parameters // row_elements
+    return max(1, min(in_model, limits.CHUNKS_MAX // max(1, outer.inner_steps)))
 
 
 def problems_of(manifest: Manifest) -> list[str]:
@@ -248,6 +258,8 @@ class _Checks:
                 1,
                 limits.CHUNKS_MAX,
             )
+            most = step_chunks_max(manifest.model, outer)
+            self.within("outer.step_chunks", outer.chunks_of_step, 1, most)
             self.require(
                 not outer.warmup_rounds,
                 'outer.warmup_rounds is not 0: every step of "distro" is shared',
@@ -264,6 +276,12 @@ class _Checks:
                 not manifest.inner.counts_tokens,
                 'schedule.kind is "wsd"; with sync = "distro" it is "cosine": all peers take each '
                 "step, so no step is counted that was not taken",
+            )
+        else:
+            self.require(
+                outer.step_chunks is msgspec.UNSET,
+                f"outer.step_chunks is {outer.chunks_of_step}; only the steps of "
+                '"distro" have chunks',
             )
         self.require(
             not outer.displacement or mode.may_choose_momentum,

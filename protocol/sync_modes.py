@@ -31,9 +31,6 @@ class ModeRules(NamedTuple):
     """Whether the outer momentum may follow from the work (`outer.displacement`)."""
     may_have_adapters: bool
     """Whether the parameters may be adapters of a model that stays as it is (`model.lora`)."""
-    adds_up: bool
-    """Whether sums of all work travel where members trust each other, which an auditor can add up
-    again (`policy.sum_audits`)."""
 
 
 SYNC_MODES: Mapping[SyncMode, ModeRules] = {
@@ -43,7 +40,6 @@ SYNC_MODES: Mapping[SyncMode, ModeRules] = {
         may_have_fragments=True,
         may_choose_momentum=True,
         may_have_adapters=True,
-        adds_up=True,
     ),
     "sparse": ModeRules(
         shares_steps=False,
@@ -51,7 +47,6 @@ SYNC_MODES: Mapping[SyncMode, ModeRules] = {
         may_have_fragments=False,
         may_choose_momentum=False,
         may_have_adapters=True,
-        adds_up=False,
     ),
     "distro": ModeRules(
         shares_steps=True,
@@ -59,6 +54,5 @@ SYNC_MODES: Mapping[SyncMode, ModeRules] = {
         may_have_fragments=False,
         may_choose_momentum=False,
         may_have_adapters=False,
-        adds_up=False,
     ),
 }

@@ -66,8 +66,17 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-LONG_FOLDERS = ("chaos", "e2e", "internet", "rogue", "browser")
-"""Folders whose files each take long and have few tests, because they start real daemons."""
+LONG = (
+    # They start real daemons.
+    *("chaos/", "e2e/", "internet/", "rogue/", "browser/"),
+    # Whole nodes in virtual time, a chain of a hundred thousand rounds, rings with real payloads.
+    *("swarms/", "node/whole_nodes/", "node/peers/test_long_chain.py"),
+    "node/rounds/test_ring_faults.py",
+    # Simulated cards, and a real compiler.
+    *("trainer/resources/test_memory.py", "trainer/compiling/test_compiler.py"),
+)
+"""Folders and files that take long. One that begins when all others are done has one worker wait
+for the other."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
 
     def is_short(item: pytest.Item) -> bool:
-        return item.path.relative_to(here).parts[0] not in LONG_FOLDERS
+        return not item.path.relative_to(here).as_posix().startswith(LONG)
 
     items.sort(key=is_short)
 

@@ -5,8 +5,9 @@
 This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daemons use:
 
 1. Text becomes tokens, and tokens become shards. Each of k workers reads shards of its own.
-2. Inner steps: every worker copies the shared parameters theta, and takes H steps of AdamW alone
-   (or of Muon, `--optimizer muon`).
+2. Inner steps: every worker copies the shared parameters theta, and takes H steps alone: of Muon
+   for the matrices of the layers and of AdamW for all else, or of AdamW for all (`--optimizer
+   adamw`, the default with `sparse`).
 3. Pseudo-gradient: theta - local_parameters, what the worker has learnt, is used like a gradient.
 4. The ring averages the pseudo-gradients, weighted with the workers' tokens, each worker's capped
    at twice the lower median. Each chunk goes from worker to worker; each adds its part and encodes
@@ -52,7 +53,7 @@ from gossamer.trainer.inner_step.optimizer import clip, gradient_norm
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc.choices import MomentFormat
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets.modes import adapted
+from gossamer.trainer.presets.modes import adapted, default_optimizer
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.resources.device import choose_device
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, help="of a round after the warm-up")
     parser.add_argument("--codec", choices=(*codec_names(), SPARSE), default="fp16")
     parser.add_argument("--trust", choices=get_args(Trust), default="members")
-    parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
+    parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), help="not the default")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -167,7 +168,8 @@ def main() -> None:
     run = adapted(PRESETS[options.preset], sync)
     steps = options.inner_steps or run.outer.inner_steps
     outer = replace(run.outer, codec=options.codec, inner_steps=steps)
-    run = replace(run, inner=replace(run.inner, optimizer=options.optimizer), outer=outer)
+    optimizer = options.optimizer or default_optimizer(sync, trust=options.trust)
+    run = replace(run, inner=replace(run.inner, optimizer=optimizer), outer=outer)
     with tempfile.TemporaryDirectory() as folder:
         text = cut_text(options.text, Path(folder), run.tokenizer, run.model, options.seed)
         swarm = Swarm(run, sync, options.seed, options.trust)

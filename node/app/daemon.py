@@ -29,6 +29,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.service_notify import ServiceManager
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
+from gossamer.node.base.terminal import ask
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine.capacity import (
     device_memories,
@@ -305,7 +306,7 @@ class _Daemon:
         lines = describe(manifest, needs, free_memory_bytes(), device)
         lines.append(f"limits    {describe_limits(self._settings)}")
         if self._role.asks_owner:
-            await run_abandonable(lambda: ask_owner(lines, print, input))
+            await run_abandonable(lambda: ask_owner(lines, print, ask))
         else:
             log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))
 

@@ -105,10 +105,10 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def remove_quietly(path: Path) -> None:
-    """Removes a file that is not needed, if the disk allows it."""
+def remove_quietly(path: Path | str) -> None:
+    """Removes a file that is not needed, if the disk allows it. There may be none."""
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        os.unlink(path)
 
 
 class DiskHealth:

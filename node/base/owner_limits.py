@@ -67,7 +67,8 @@ def changes_of(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, sign, text = word.partition("=")
         if not sign or not text:
-            raise ConfigError([f"{word}: write NAME=VALUE, such as upload=10"])
+            example = "work_hours=22:00-07:00" if name.strip() in SCHEDULE else "upload=10"
+            raise ConfigError([f"{word}: write NAME=VALUE, such as {example}, or NAME=off"])
         wanted[name.strip().replace("-", "_")] = text.strip()
     changed({}, wanted)
     return wanted
@@ -86,7 +87,8 @@ def check_change(name: str, text: str) -> None:
         near = [each for each in _SETTINGS if each in meant or _SETTINGS[each] in meant]
         known = f"the limits are {', '.join(SETTING_OF)}; the schedule has {', '.join(SCHEDULE)}"
         hint = f"did you mean {' or '.join(near)}?" if near else known
-        raise ValueError(f"{name}: there is no such limit; {hint}")
+        missing = "there is no such limit, and no such rule of the schedule"
+        raise ValueError(f"{name}: {missing}; {hint}")
     if len(text) > TEXT_CHARACTERS_MAX:
         raise ValueError(f"{name}: a value has up to {TEXT_CHARACTERS_MAX} characters")
     if text not in (OFF, DEFAULT):

@@ -99,8 +99,8 @@ def _size_max(value: GivenValue) -> int:
     size = parse_size(value)
     if size != 0 and size < LIMIT_BYTES_MIN:
         raise ValueError(
-            f"{size} bytes are too few: at least {LIMIT_BYTES_MIN}, or 0 for no limit; a size has "
-            "a unit, as in 8GiB"
+            f"{size:,} bytes are too few: at least {LIMIT_BYTES_MIN // limits.MIB}MiB, or 0 for no "
+            "limit; a size has a unit, as in 8GiB"
         )
     return size
 
@@ -150,7 +150,7 @@ def _texts(value: GivenValue) -> tuple[str, ...]:
         texts = tuple(item for item in value if isinstance(item, str))
         if len(texts) == len(value):
             return texts
-    raise ValueError(f"{value!r} is not a list of strings")
+    raise ValueError(f'{value!r} is not a list of texts, each in quotes, such as ["one", "two"]')
 
 
 def _integer(low: int, high: int) -> Parser:
@@ -196,7 +196,8 @@ def _cache_bytes(value: GivenValue) -> int:
     size = parse_size(value)
     if size < CACHE_BYTES_MIN:
         raise ValueError(
-            f"{size} bytes are too few: at least {CACHE_BYTES_MIN}; a size has a unit, as in 8GiB"
+            f"{size:,} bytes are too few: at least {CACHE_BYTES_MIN // limits.MIB}MiB; a size has "
+            "a unit, as in 8GiB"
         )
     return size
 

@@ -15,6 +15,16 @@ def wants_plain_text(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(environment.get("NO_COLOR"))
 
 
+def ask(question: str) -> str:
+    """Asks a question on the terminal. Returns the answer without spaces around it; empty as well
+    where the input ends (Ctrl-D): that is no answer."""
+    try:
+        return input(question).strip()
+    except EOFError:
+        print()  # the next line stands below the question, not behind it
+        return ""
+
+
 def open_console(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Returns a console, on stdout by default. With `NO_COLOR` it writes plain text: rich by itself
     would leave out the colours and keep dim and bold."""

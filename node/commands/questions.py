@@ -5,6 +5,13 @@ from __future__ import annotations
 import sys
 
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import ask
+
+
+def require_terminal() -> None:
+    """Raises ConfigError where nobody is there to ask."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(["nobody is at the terminal to ask: give --yes, if you mean it"])
 
 
 def require_yes(question: str, *, yes: bool) -> bool:
@@ -18,6 +25,5 @@ def require_yes(question: str, *, yes: bool) -> bool:
     """
     if yes:
         return True
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(["nobody is at the terminal to ask: give --yes, if you mean it"])
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    require_terminal()
+    return ask(f"{question} [y/N] ").lower() in ("y", "yes")

@@ -51,8 +51,8 @@ def answering_peer(address: str) -> str:
     Raises:
         TransportError: no peer answers there.
     """
-    import trio  # here, and libp2p: most addresses name their peer
-
+    # here: trio and libp2p take seconds to import, and most addresses name their peer
+    from gossamer.node.base.interrupting import run_interruptibly
     from gossamer.node.network.identity import Identity
     from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 
@@ -60,7 +60,7 @@ def answering_peer(address: str) -> str:
         async with open_libp2p_transport(Identity.generate(), ()) as transport:
             return await transport.connect(address)
 
-    return trio.run(dial)
+    return run_interruptibly(dial)
 
 
 def confirm_on_terminal(addresses: tuple[str, ...]) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ class HeadFetcher:
         except BehindError as error:
             log.info("the blocks of a heavier head cannot be had", head=short(head), why=str(error))
             if not claim.counts_at_once:
-                self._heads.avoid(head)
+                self._heads.avoid(head, error)
         except DiskError:
             self._heads.note_counting(head)  # taking it over meets the same error, and reports it
         else:

@@ -26,7 +26,7 @@ from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
 from gossamer.node.heads.side_records import SideRounds
 from gossamer.node.peers.chain_records import BehindError
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain_sync import ChainSync, DamagedHereError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.known_rounds import KnownRounds
@@ -315,7 +315,7 @@ class Heads:
             log.warning(
                 "a heavier head could not be taken over", head=short(head), error=str(error)
             )
-            self.avoid(head)
+            self.avoid(head, error)
             return False
         self._taking_seconds = trio.current_time() - began
         self._avoided.reached(self.signers_of(head))
@@ -324,13 +324,20 @@ class Heads:
         log.info("at the swarm's head", round=entry.round, head=short(entry.head))
         return True
 
-    def avoid(self, head: Digest) -> None:
+    def avoid(self, head: Digest, error: BehindError | RemoteProtocolError) -> None:
         """Avoids a head. A peer that announces it without helping others to it breaks the rules.
 
-        Only peers that this node can ask for blocks are blamed. A peer behind a router may be known
-        by its word alone for a while, until the two have crossed their routers.
+        Only peers that this node can ask for blocks are blamed, and nobody for the damage of this
+        node's own disk. A peer behind a router may be known by its word alone for a while, until
+        the two have crossed their routers.
+
+        Args:
+            error: what kept this node from the head.
         """
         self._counting.discard(head)
+        if isinstance(error, DamagedHereError):
+            self._avoided.failed(trio.current_time(), head, ())
+            return
         swarm = self._swarm
         sources, living = set(swarm.sources()), swarm.living()
         signers = self.signers_of(head) & sources
@@ -338,8 +345,8 @@ class Heads:
         was_asked = bool(signers | holders)
         self._avoided.failed(trio.current_time(), head, signers, was_asked=was_asked)
         for peer in sorted(holders):
-            error = UnprovenError(f"at head {short(head)}, which cannot be reached")
-            swarm.offence(peer, error)
+            unproven = UnprovenError(f"at head {short(head)}, which cannot be reached")
+            swarm.offence(peer, unproven)
 
     async def _take_over(self, head: Digest) -> None:
         committed = self._committed

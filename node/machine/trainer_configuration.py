@@ -20,7 +20,9 @@ def configuration_of(
     shared_steps = None
     if SYNC_MODES[manifest.sync].shares_steps:
         outer = manifest.outer
-        shared_steps = messages.SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
+        shared_steps = messages.SharedSteps(
+            top_k=outer.top_k, chunks=outer.chunks_of_step, lookahead=outer.lookahead
+        )
     return messages.Configure(
         model=manifest.model,
         inner=manifest.inner,

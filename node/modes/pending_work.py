@@ -16,9 +16,13 @@ training begins at the latest when the round is committed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
+from gossamer.node.base.threads import map_pieces, num_piece_threads
 from gossamer.node.modes.sync_mode import (
     Contribution,
+    OpenedPart,
     Promise,
     RingDuration,
     RoundOutcome,
@@ -35,7 +39,6 @@ from gossamer.protocol.codecs.payloads import (
     SignPayloads,
     SumPayloads,
 )
-from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import LocalProtocolError
@@ -43,11 +46,18 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.ring_parts import SumPart, tree_of
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.set_parts import RecordPart, SetPart
+from gossamer.protocol.rounds.set_parts import RecordPart, SetPart, blocks_of, tree_over
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
+
+
+class _SignedSet(NamedTuple):
+    """The sparse parts behind the root of a `Ready`."""
+
+    blocks: list[bytes]
+    tree: RecordTree
 
 
 class _Finished:
@@ -72,16 +82,37 @@ class FinishedSum(_Finished, SumPart):
         super().__init__(pending, plan, coder, tokens, position)
         self._tree = tree
 
-    def opened(self, chunk: int) -> tuple[bytes, bytes] | None:
-        """A copy of this node's work in a chunk, as fp32, and the path to its root; None if it has
-        signed other work. To be called before the round's commit changes the work."""
+    def opened(self, chunk: int) -> OpenedPart | None:
+        """See `OpensChunks`: a copy of the work, as fp32."""
         if self._tree is None:
             return None
-        return self.work_of(chunk).astype("<f4").tobytes(), self._tree.path(chunk)
+        return OpenedPart(self.work_of(chunk).astype("<f4").tobytes(), self._tree.path(chunk))
 
 
-class _FinishedSet(_Finished, SetPart):
-    pass
+class FinishedSet(_Finished, SetPart):
+    """This node's part in a ring that moves sets, which it opens for an auditor."""
+
+    def __init__(
+        self,
+        pending: FloatVector,
+        plan: ChunkPlan,
+        payloads: SetPayloads,
+        tokens: Sequence[int],
+        position: int,
+        error_decay: float,
+        signed: _SignedSet | None,
+    ) -> None:
+        """`signed`: the work of this node's `Ready`; None: it has signed other work. The rest as of
+        `SetPart`."""
+        blocks = None if signed is None else dict(enumerate(signed.blocks))
+        super().__init__(pending, plan, payloads, tokens, position, error_decay, blocks)
+        self._signed = signed
+
+    def opened(self, chunk: int) -> OpenedPart | None:
+        """See `OpensChunks`."""
+        if self._signed is None:
+            return None
+        return OpenedPart(self._signed.blocks[chunk], self._signed.tree.path(chunk))
 
 
 class _FinishedRecords(_Finished, RecordPart):
@@ -97,19 +128,28 @@ class Contributions:
         self._error_decay = error_decay
         self._tree: RecordTree | None = None
         """Of the work of the newest `Ready`. A ring that names another one is not followed."""
+        self._blocks: list[bytes] = []
+        """The sparse parts of that work, where sets travel."""
 
     def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
         """The root over the records of some work, for this node's `Ready`. It encodes all work
-        once: seconds for a large model. Where sums travel, it is over the work itself. Empty where
-        members trust each other's sets.
+        once, in threads. Where sums travel, it is over the work itself.
 
         Args:
             pending, plan: as below.
         """
-        if not isinstance(self._payloads, RecordPayloads | SumPayloads):
-            return b""
-        self._tree = tree_of(pending, plan, self._payloads)
+        payloads = self._payloads
+        apply = partial(map_pieces, num_threads=num_piece_threads(plan.num_elements))
+        if isinstance(payloads, SetPayloads):
+            self._blocks = blocks_of(pending, plan, payloads, apply)
+            self._tree = tree_over(self._blocks)
+        else:
+            self._tree = tree_of(pending, plan, payloads, apply)
         return self._tree.root
+
+    def release(self) -> None:
+        """The round is over: no ring asks for its work any more."""
+        self._blocks = []
 
     def contribution(
         self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId
@@ -129,7 +169,10 @@ class Contributions:
             tree = self._tree if self._is_signed(ring, position) else None
             return FinishedSum(pending, plan, payloads.coder, tokens, position, tree)
         if isinstance(payloads, SetPayloads):
-            return _FinishedSet(pending, plan, payloads, tokens, position, decay)
+            signed = None
+            if self._tree is not None and self._blocks and self._is_signed(ring, position):
+                signed = _SignedSet(self._blocks, self._tree)
+            return FinishedSet(pending, plan, payloads, tokens, position, decay, signed)
         if self._tree is None or not self._is_signed(ring, position):
             raise LocalProtocolError("a ring that names this node with other work than it signed")
         return _FinishedRecords(pending, plan, payloads, self._tree, position, decay)
@@ -276,6 +319,7 @@ class _PendingRound:
 
     async def end(self, outcome: RoundOutcome) -> None:
         """See `RoundWork`: `pending` has all the work."""
+        self._mode.contributions.release()
 
     async def missed(self) -> None:
         """See `RoundWork`."""

@@ -4,10 +4,10 @@
        ^                                                                            |
        +------------------------------------Share-----------------------------------+
 
-The peers agree on the ring of a round once, for all its steps: a step is a chunk. The partial sum
-of step s walks round the ring after the steps before it are done, and collects a part from each
-member. So the rules of the ring hold as for any chunk: a failed member is skipped, and no step
-waits for it.
+The peers agree on the ring of a round once, for all its steps: a step is a chunk, or several
+(`outer.step_chunks`). The partial sums of step s walk round the ring after the steps before it are
+done, and collect a part from each member. So the rules of the ring hold as for any chunk: a failed
+member is skipped, and no step waits for it.
 
 Rules
 -----
@@ -16,6 +16,9 @@ Rules
 - A member may have no part yet when the partial sum of a step comes. It then keeps the partial sum
   half as long as the others took until then (`StepTiming`). After that it abstains with an empty
   part. Its trainer's work stays in its momentum.
+- A step of several chunks has one part or none of a member: the first chunk that waits for the
+  member decides for all of them. A part of which any chunk is in an average counts as taken as a
+  whole: rather lost than counted twice.
 - The member that begins a step has no partial sum to compare with. It waits as long, counted from
   the step before.
 - A part that the average of a step contains is removed from the trainer's momentum; any other part
@@ -39,6 +42,7 @@ import trio
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
+from gossamer.node.modes.sync_mode import OpenedPart
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
@@ -176,8 +180,8 @@ class SharedStepRunner:
         if self._steps is not None:
             self._steps.become_void()
             self._void.append(self._steps)
-        num_steps = self._committed.sync_sets.whole.plan.num_chunks
-        self._steps = RingSteps(ring, self._me, self._payloads, num_steps, self)
+        num_chunks = self._committed.sync_sets.whole.plan.num_chunks
+        self._steps = RingSteps(ring, self._me, self._payloads, num_chunks, self)
         self.notify()
         return self._steps
 
@@ -191,7 +195,7 @@ class SharedStepRunner:
     # Tasks
 
     async def run(self) -> None:
-        """Takes each step when its average has come, and tells the trainer."""
+        """Takes each chunk of each step when its average has come, and tells the trainer."""
         try:
             with self._scope:
                 while True:
@@ -202,27 +206,30 @@ class SharedStepRunner:
             self._ended.set()
 
     async def _take_next(self, steps: RingSteps) -> bool:
-        """Says whether there was a step to be taken."""
-        step, number = steps.num_taken, self._machine.number
-        if step == steps.num_steps:
+        """Says whether there was a chunk to be taken."""
+        chunk, number = steps.num_taken, self._machine.number
+        if chunk == steps.num_chunks:
             return False
-        average = self._machine.average_of(steps.ring_id, step)
+        average = self._machine.average_of(steps.ring_id, chunk)
         if average is None:
             return False
         committed = self._committed
 
         def take() -> None:
-            if step == 0:  # of an earlier ring some steps may have been taken
+            if chunk == 0:  # of an earlier ring some steps may have been taken
                 committed.begin_steps(number)
-            committed.take_step(number, step, average)
+            committed.take_step(number, chunk, average)
 
         await self._run_in_thread(take)
-        steps.taken(step, average)
-        if self._update is not None and steps.has_part_in(step) and not steps.is_void:
+        steps.taken(chunk, average)
+        step = steps.step_of(chunk)
+        is_whole = steps.step_of(steps.num_taken) > step
+        has_part = self._update is not None and steps.has_part_in(step)
+        if is_whole and has_part and not steps.is_void:
             # The offer's step is taken: the trainer goes on from the new parameters.
             self._update = None
             with trio.CancelScope(shield=True):  # the round may be over by now
-                await self._trainer.share(taken=steps.is_in(average))
+                await self._trainer.share(taken=steps.is_taken_from(step))
         self.notify()
         return True
 
@@ -232,7 +239,7 @@ class SharedStepRunner:
         Only after `close`, when the trainer has ended the round.
 
         Args:
-            averages: averages of all steps, if the round is committed. None: it may be committed
+            averages: averages of all chunks, if the round is committed. None: it may be committed
                 later, with that part.
 
         Returns:
@@ -243,33 +250,36 @@ class SharedStepRunner:
         self._steps, self._void = None, []  # they refer to this object: the cycle ends here
         if steps is None:
             return []
-        step = steps.num_taken
+        step = steps.step_of(steps.num_taken)
         if averages is not None:
-            for later in range(step, steps.num_steps):
+            for later in range(steps.num_taken, steps.num_chunks):
                 steps.taken(later, averages[later])
         if self._update is not None and steps.has_part_in(step):
             self._update = None
-            await self._trainer.share(taken=averages is None or steps.is_in(averages[step]))
+            await self._trainer.share(taken=averages is None or steps.is_taken_from(step))
         return [each.parts for each in (*void, steps) if each.has_given]
 
-    async def part(self, steps: RingSteps, step: int, partial_sum_seconds: float | None) -> bytes:
-        """This peer's part in a step; empty if it is late.
+    async def part(self, steps: RingSteps, chunk: int, partial_sum_seconds: float | None) -> bytes:
+        """This peer's part in a chunk of a step; empty if it is late.
 
         Args:
-            partial_sum_seconds: local time at which the step's partial sum came; None for a step
+            partial_sum_seconds: local time at which the chunk's partial sum came; None for a chunk
                 that this peer begins.
         """
+        step = steps.step_of(chunk)
         if not self.is_closed:
             await steps.until_next(step)
-        while not (steps.is_void or self.is_closed or steps.num_taken > step):
+        while not (steps.is_void or self.is_closed or steps.num_taken > chunk):
+            if (decided := steps.decided_part(chunk)) is not None:
+                return decided
             if self._update is not None:
-                return self._update
+                return steps.decide(chunk, self._update)
             if self._has_trained:
-                break
+                return steps.decide(chunk, None)
             wait_seconds = self._give_up_seconds(steps, partial_sum_seconds) - trio.current_time()
             if wait_seconds <= 0:
                 log.debug("too late for a step", step=step, ring=short(steps.ring_id))
-                break
+                return steps.decide(chunk, None)
             with trio.move_on_after(wait_seconds):
                 await self._news.wait()
         return b""
@@ -280,9 +290,9 @@ class SharedStepRunner:
             return steps.taken_seconds + self._timing.step_patience
         return max(partial_sum_seconds, steps.taken_seconds) + self._timing.partial_sum_patience
 
-    def partial_sum_came(self, steps: RingSteps, step: int) -> None:
+    def partial_sum_came(self, steps: RingSteps, chunk: int) -> None:
         """A partial sum with other members' parts in a step has come."""
-        if steps.num_taken == step:
+        if steps.comes_first(chunk):
             self._timing.took(trio.current_time() - steps.taken_seconds)
 
 
@@ -294,18 +304,30 @@ class RingSteps:
         ring: Ring,
         me: PeerId,
         payloads: SignPayloads,
-        num_steps: int,
+        num_chunks: int,
         shared: SharedStepRunner,
     ) -> None:
+        """
+        Args:
+            num_chunks: of all steps of the round.
+        """
         self._payloads = payloads
+        self._chunks_of_step = payloads.coder.num_chunks
         self._position = ring.members.index(me)
         self._tokens = ring.ready[self._position].tokens
         self._shared = shared
         self._given: dict[int, bytes] = {}
-        """The part given to each step, empty where this peer abstained."""
+        """The part given to each chunk, empty where this peer abstained."""
+        self._decided: tuple[int, tuple[bytes, ...]] | None = None
+        """The newest step for which this peer decided whether it has a part, and its chunks."""
+        self._taken_from: set[int] = set()
+        """Steps of which a taken average contains this peer's part."""
+        self._timed_step = -1
+        """The newest step of which a partial sum came."""
         self.ring_id: Digest = ring.ring_id
-        self.num_steps = num_steps
+        self.num_chunks = num_chunks
         self.num_taken = 0
+        """Number of chunks that are taken."""
         self.taken_seconds = trio.current_time()
         """Local time at which the newest step was taken."""
         self.is_void = False
@@ -314,21 +336,59 @@ class RingSteps:
         """Of steps with a waiting task: set when the step is the next one. Tasks of all chunks wait
         from the beginning of a ring on, and most news matter to the next step alone."""
         self._num_out = 0
-        """Parts that were given and have left the trainer's momentum."""
+        """Chunks to which a part was given that has left the trainer's momentum."""
 
-    def taken(self, step: int, average: Payload) -> None:
-        """Notes that a step was taken."""
+    def step_of(self, chunk: int) -> int:
+        """Returns the step that a chunk belongs to."""
+        return chunk // self._chunks_of_step
+
+    def taken(self, chunk: int, average: Payload) -> None:
+        """Notes that a chunk was taken, the one after the chunk before."""
+        step = self.step_of(chunk)
+        if self._is_in(average):
+            self._taken_from.add(step)
+        self.num_taken = chunk + 1
+        if self.step_of(self.num_taken) == step:
+            return
         # The trainer is not told about a void ring: it offers the part again.
-        self._num_out += self.is_in(average) and not self.is_void
-        self.num_taken = step + 1
+        if self.is_taken_from(step) and not self.is_void:
+            self._num_out += self._num_given_to(step)
         self.taken_seconds = trio.current_time()
-        for waiting in [each for each in self._next if each <= self.num_taken]:
+        for waiting in [each for each in self._next if each <= step + 1]:
             self._next.pop(waiting).set()
+
+    def is_taken_from(self, step: int) -> bool:
+        """Returns whether an average of the step that was taken contains this peer's part."""
+        return step in self._taken_from
 
     async def until_next(self, step: int) -> None:
         """Waits until a step is the next one to be taken, or no step of this ring is any more."""
-        if self.num_taken < step and not self.is_void:
+        if self.step_of(self.num_taken) < step and not self.is_void:
             await self._next.setdefault(step, trio.Event()).wait()
+
+    def decided_part(self, chunk: int) -> bytes | None:
+        """Returns this peer's part in a chunk, as decided for another chunk of the same step; None
+        if nothing is decided."""
+        if self._decided is None or self._decided[0] != self.step_of(chunk):
+            return None
+        return self._decided[1][chunk % self._chunks_of_step]
+
+    def decide(self, chunk: int, update: bytes | None) -> bytes:
+        """Decides this peer's part in the step of a chunk: an update of the trainer, or None to
+        abstain. Returns the part in that chunk."""
+        parts = (b"",) * self._chunks_of_step
+        if update is not None:
+            parts = self._payloads.coder.cut(update)
+        self._decided = (self.step_of(chunk), parts)
+        return parts[chunk % self._chunks_of_step]
+
+    def comes_first(self, chunk: int) -> bool:
+        """Returns whether a partial sum is the first to come of the next step, and notes that one
+        came."""
+        step = self.step_of(chunk)
+        is_first = step == self.step_of(self.num_taken) and step != self._timed_step
+        self._timed_step = max(step, self._timed_step)
+        return is_first
 
     def become_void(self) -> None:
         """Notes that this peer follows another ring."""
@@ -349,16 +409,24 @@ class RingSteps:
     def parts(self) -> RingParts:
         """This peer's parts in the ring, at the end of the round."""
         # The trainer was told that a part of unknown fate was taken.
-        num_out = self._num_out + (self.has_part_in(self.num_taken) and not self.is_void)
+        num_out = self._num_out
+        if not self.is_void:
+            num_out += self._num_given_to(self.step_of(self.num_taken))
         num_given = sum(map(bool, self._given.values()))
-        tokens = tokens_taken(self._tokens, num_out, self.num_steps)
+        tokens = tokens_taken(self._tokens, num_out, self.num_chunks)
         return RingParts(self.ring_id, tokens, has_left_out=num_out < num_given)
 
     def has_part_in(self, step: int) -> bool:
         """Returns whether this peer gave a part that is not empty to a step."""
-        return bool(self._given.get(step))
+        return self._num_given_to(step) > 0
 
-    def is_in(self, average: Payload) -> bool:
+    def _num_given_to(self, step: int) -> int:
+        """Returns the number of a step's chunks to which this peer gave a part."""
+        first = step * self._chunks_of_step
+        chunks = range(first, first + self._chunks_of_step)
+        return sum(bool(self._given.get(chunk)) for chunk in chunks)
+
+    def _is_in(self, average: Payload) -> bool:
         """Returns whether an average contains this peer's part."""
         return bool(self._payloads.contributors(average, None) >> self._position & 1)
 
@@ -381,6 +449,10 @@ class RingSteps:
     def finish_average(self, chunk: int, payload: Payload, mask: int) -> Payload:
         """See `Contribution`: every peer takes the step itself."""
         return payload
+
+    def opened(self, chunk: int) -> OpenedPart:
+        """See `OpensChunks`: what this peer gave, and nothing where it was not asked."""
+        return OpenedPart(self._given.get(chunk, b""), b"")
 
     def error_of(self, chunk: int) -> FloatVector | None:
         """See `Contribution`: what this peer did not send is in the trainer's momentum."""

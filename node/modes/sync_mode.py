@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTrainings
@@ -34,6 +34,23 @@ class Contribution(RingPart, Protocol):
         Args:
             is_first: whether this peer begins the chunk: no partial sum came for it.
         """
+
+
+class OpenedPart(NamedTuple):
+    """A part as its member opens it for an auditor."""
+
+    part: bytes
+    path: bytes
+    """To the root in the member's `Ready`; empty where none was signed before the ring."""
+
+
+@runtime_checkable
+class OpensChunks(Protocol):
+    """A contribution that this peer can open for an auditor (`policy.sum_audits`)."""
+
+    def opened(self, chunk: int) -> OpenedPart | None:
+        """This peer's part of a chunk; None: it is not what this peer has signed. To be called
+        before the round's commit changes the work."""
 
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -61,7 +78,7 @@ class Promise:
     spans: tuple[Span, ...]
     """Data behind the work."""
     root: bytes = b""
-    """Root over the records of the work, where the run signs them."""
+    """Root over the work or its records; empty where members train inside the ring."""
 
 
 class RoundOutcome(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -22,6 +23,9 @@ from gossamer.protocol.ids import PeerId, peer_id_from_public_key, public_key_of
 # An Ed25519 PKCS #8 PEM file has 119 bytes; whatever is far larger is not one.
 IDENTITY_FILE_BYTES_MAX = 4096
 SIGNATURE_BYTES = 64
+
+_KEYS_MAX = 1024
+"""Keys of peers that stay decoded, some 0.5 kB each: more than the members of a run."""
 
 
 class IdentityError(ValueError):
@@ -141,7 +145,12 @@ def read_backup(path: Path) -> Identity:
             pem = file.read(IDENTITY_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise IdentityError(f"cannot read the back-up {path}: {error.strerror}") from error
-    return Identity._parse(path, pem)
+    try:
+        return Identity._parse(path, pem)
+    except IdentityError as error:
+        raise IdentityError(
+            f"{path} is damaged, or no back-up of an identity; nothing is changed"
+        ) from error
 
 
 def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
@@ -150,10 +159,16 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, data)
+        _key_of(peer_id).verify(signature, data)
     except (InvalidSignature, MalformedError, ValueError):
         return False
     return True
+
+
+@lru_cache(_KEYS_MAX)
+def _key_of(peer_id: PeerId) -> Ed25519PublicKey:
+    """The key in a peer id. Raises MalformedError, or ValueError for bytes that are no key."""
+    return Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -117,11 +117,17 @@ class Announcer:
         slower than an announcement, and costs a fraction of it. Nothing is done where all others
         have it already, see `QUIET_SECONDS`.
 
+        A peer without a connection to this node, or one that has lost it, lives by what is said
+        here. It compares often, and what it compares with has to be there by then. So this node
+        publishes its standing to all others in that case.
+
         Args:
             is_apart: whether a living peer is not connected to this node.
         """
+        if is_apart or self._has_new_connection:
+            self._gossip.repeat(self._present())
+            return
         is_due = trio.current_time() >= self._newest_seconds + QUIET_SECONDS
-        is_due = is_due or is_apart or self._has_new_connection
         if is_due or self._standing_now() != self._newest:
             self._gossip.keep(self._present())
 

@@ -8,6 +8,7 @@ that is killed meanwhile goes on where it stopped.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.chain_records import BehindError, ChainRecords
 from gossamer.node.storage.committed import CommittedState, Replayed
 from gossamer.node.storage.restoring import rebuild
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state_blocks import CannotRebuildError, DamagedBlocksError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chain import Header
@@ -36,10 +37,18 @@ OLDER_ROUNDS = 256
 """Rounds before the wanted head that are searched for a state on this disk: more than lie between
 the checkpoints that are kept."""
 
+DAMAGE_TRIES = 3
+"""Tries of one way to a head over blocks that this disk damaged: the second one fetches the indices
+that were damaged, and the third one the blocks that these name."""
+
 _Get = Callable[[list[Digest]], Awaitable[None]]
 """Gets blocks, or raises FetchError or DiskError."""
 
 log = structlog.get_logger("sync")
+
+
+class DamagedHereError(BehindError):
+    """The disk of this node damages what is fetched. The peers are not to blame."""
 
 
 class ReplayListener(Protocol):
@@ -79,30 +88,64 @@ class ChainSync:
 
         Raises:
             BehindError: blocks are missing everywhere, or the blocks do not give that state.
+            DamagedHereError: this disk damages blocks of the way as often as they are fetched.
             DiskError: our own disk does not take what was fetched.
 
         The state is then the present one, or nearer to that head.
         """
         committed = self._committed
-        problems: list[str] = []
+        problems: list[Exception] = []
         disk_error: DiskError | None = None
+
+        async def follow_from(start: Digest) -> None:
+            await self._follow_from(start, head, sources)
+
         for base in self._bases(head):
             try:
-                await self._follow_from(base, head, sources)
+                await self._over_damage(base, head, follow_from)
                 if head in self.kept_states():
                     await self._run_in_thread(committed.checkpoint)
                 return
             except DiskError as error:
                 disk_error = error  # another way may need less room
             except (FetchError, CannotRebuildError) as error:
-                problems.append(str(error))
+                problems.append(error)
                 if committed.is_loaded and committed.head == head:
                     return
             finally:
                 committed.blocks.release()
         if disk_error is not None:
             raise disk_error
-        raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
+        raise _no_way(head, problems)
+
+    async def _over_damage(
+        self, base: Digest, head: Digest, go_from: Callable[[Digest], Awaitable[None]]
+    ) -> None:
+        """Goes from a state to a head, and again while this disk damaged blocks of the way.
+
+        One damaged block says that there may be more. All blocks of the way are read then, so that
+        the next try fetches everything that is damaged at once.
+        """
+        committed = self._committed
+        for tries_left in reversed(range(DAMAGE_TRIES)):
+            try:
+                await go_from(base)
+                return
+            except DamagedBlocksError as error:
+                if not tries_left:
+                    raise
+                log.warning("a block on disk is of no use", problem=str(error))
+            path = committed.chain.path_between(base, head) or []
+            if committed.is_loaded and committed.head in path:
+                base = committed.head  # a part of the way is behind this node
+            await self._run_in_thread(functools.partial(self._remove_damaged, base, head))
+
+    def _remove_damaged(self, base: Digest, head: Digest) -> None:
+        """Removes the damaged blocks of the way from a state to a head. It reads all of them."""
+        committed = self._committed
+        steps = committed.chain.path_between(base, head) or []
+        is_present = committed.is_loaded and committed.head == base
+        committed.blocks.remove_damaged(None if is_present else base, steps)
 
     def _bases(self, head: Digest) -> list[Digest]:
         """Returns the states to start from, the best first: the present one, own checkpoints,
@@ -200,25 +243,27 @@ class ChainSync:
 
         Raises:
             BehindError: blocks are missing everywhere.
+            DamagedHereError: as for `follow`.
             DiskError: our own disk does not take them.
         """
         committed = self._committed
-        problems: list[str] = []
+        problems: list[Exception] = []
 
         async def get(digests: list[Digest]) -> None:
             await self._blocks.fetch(digests, sources, passes=1)
 
+        async def fetch_from(start: Digest) -> None:
+            if not committed.is_loaded or committed.head != start:
+                await self._get_checkpoint(start, get)
+            for step in committed.chain.path_between(start, head) or ():
+                await self._get_averages(step, get)
+
         for base in self._bases(head):
-            path = committed.chain.path_between(base, head)
             try:
-                if not committed.is_loaded or committed.head != base:
-                    await self._get_checkpoint(base, get)
-                for step in path or ():
-                    await self._get_averages(step, get)
-                return
+                return await self._over_damage(base, head, fetch_from)
             except (FetchError, CannotRebuildError) as error:
-                problems.append(str(error))
-        raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
+                problems.append(error)
+        raise _no_way(head, problems)
 
     async def fetch_update_index(
         self, header: Header, sources: Callable[[], Sequence[PeerId]]
@@ -260,3 +305,10 @@ class ChainSync:
             await self._blocks.fetch(digests, sources, passes=1)
 
         return get
+
+
+def _no_way(head: Digest, problems: Sequence[Exception]) -> BehindError:
+    """Returns the error of a head to which no way led, with the problems of all ways."""
+    is_damaged = any(isinstance(problem, DamagedBlocksError) for problem in problems)
+    kind = DamagedHereError if is_damaged else BehindError
+    return kind("; ".join(map(str, problems)) or f"no way to {short(head)} is known")

@@ -14,12 +14,12 @@ RECONCILE_SECONDS = 1.0
 
 APART_SECONDS = 0.5
 """The same while a living member is not connected to this node: its statements come through others,
-and in a large swarm by comparisons alone."""
+and in a large swarm by comparisons alone. The author publishes them to these others
+(`Announcer.renew`)."""
 
-QUIET_RECONCILE_SECONDS = 2.0
+QUIET_RECONCILE_SECONDS = 4.0
 """The same while there is no news. Comparisons bring nothing then but announcements that repeat
-what was said. A member that is not connected to the author lives by them: among 64 it now and then
-hears none for `FAR_SECONDS` with an interval of 3 s (decision 119)."""
+what was said, and no peer that lives by them compares so seldom (decision 127)."""
 
 NEWS_SECONDS = 15.0
 """News is news for this long. The statements of a round, of which gossip may lose any, follow each

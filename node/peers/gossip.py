@@ -3,8 +3,8 @@
 Gossipsub carries statements quickly and may lose them. The `StatementStore` keeps those that still
 matter. Every second, and more seldom while there is no news (`comparison_pace`), this node compares
 its store with that of one random peer and takes what it lacks. So nothing depends on a single
-gossip message. What is no news goes this way alone (`Gossip.keep`): a comparison brings each
-statement once, and gossip may repeat it.
+gossip message. What is no news goes this way alone (`Gossip.keep`), unless a member lives by it
+(`Gossip.repeat`): a comparison brings each statement once, and gossip may repeat it.
 
 Topics:   gossamer/<start of the run id>/members   Signed(Announce)
           gossamer/<start of the run id>/rounds    Signed(Ready | Accusation | Vote), rosters
@@ -169,6 +169,12 @@ class Gossip:
         self.publish(signed, statement)
         return signed
 
+    def repeat(self, announce: Announce) -> Signed:
+        """Signs an announcement, stores it and publishes it, and does not count it as news."""
+        signed = self.keep(announce)
+        self._enqueue(self._members_topic, _OWN + encode_own(signed))
+        return signed
+
     def keep(self, statement: Statement) -> Signed:
         """Signs a statement and stores it. Others take it when they compare stores."""
         signed = self._seal(statement)
@@ -182,6 +188,7 @@ class Gossip:
 
     def publish(self, signed: Signed, statement: Statement) -> None:
         """Stores and publishes a statement that is signed already."""
+        self._pace.note_news()
         self.statement_store.post(signed, statement)
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
         if signed.author != self._identity.peer_id:
@@ -198,10 +205,10 @@ class Gossip:
             num_members: of the round's ring.
         """
         if num_members <= PUBLISHING_RING_MAX:
+            self._pace.note_news()
             self._enqueue(self._rounds_topic, _COMMIT + encode_commit(commit))
 
     def _enqueue(self, topic: str, data: bytes) -> None:
-        self._pace.note_news()
         try:
             self._send_outbox.send_nowait((topic, data))
         except trio.WouldBlock:
@@ -220,15 +227,12 @@ class Gossip:
     # In
 
     def _received(self, author: PeerId, data: bytes) -> bool:
-        """Takes a gossip message and returns whether it is news."""
+        """Takes a gossip message and returns whether it is passed on."""
         try:
-            is_news = self._take_message(author, data)
+            return self._take_message(author, data)
         except RemoteProtocolError as error:
             self._listener.offence(author, error)
             return False
-        if is_news:
-            self._pace.note_news()
-        return is_news
 
     def _take_message(self, author: PeerId, data: bytes) -> bool:
         if data[:1] == _OWN:
@@ -236,15 +240,22 @@ class Gossip:
         if data[:1] == _STATEMENT:
             return self._take(author, decode_signed(data[1:]))
         if data[:1] == _COMMIT:
-            return self._listener.heard_commit(decode_commit(data[1:]))
+            if not self._listener.heard_commit(decode_commit(data[1:])):
+                return False
+            self._pace.note_news()
+            return True
         if data[:1] == _ROSTER:
             return self._take_roster(author, decode_compact(data[1:]))
         raise MalformedError("gossip message of an unknown kind")
 
-    def _take(self, bringer: PeerId, signed: Signed) -> bool:
-        """Takes a statement that `bringer` made or passed on, and returns whether it is news.
+    def _take(self, bringer: PeerId, signed: Signed, *, compared: bool = False) -> bool:
+        """Takes a statement that `bringer` made or passed on, and returns whether it is new here.
 
         An error in it is its author's offence if the author signed it.
+
+        Args:
+            compared: a comparison brought it. Then an announcement is no news: it says what has
+                changed little, such as a speed (`keep`).
 
         Raises:
             RemoteProtocolError: the error is the bringer's.
@@ -274,8 +285,8 @@ class Gossip:
         self._listener.verified(signed, statement)
         if not self.statement_store.post(signed, statement):
             return False
-        self._listener.heard_statement(signed, statement)
-        if not isinstance(statement, Announce):
+        says_something_new = self._listener.heard_statement(signed, statement)
+        if says_something_new and not (compared and isinstance(statement, Announce)):
             self._pace.note_news()
         if isinstance(statement, Ready):
             for roster in self._rosters.completed():
@@ -378,7 +389,7 @@ class Gossip:
             is_stranger = signed.author not in connected
             if is_stranger and num_strangers == STRANGERS_PER_RECONCILIATION:
                 continue
-            num_strangers += self._take(peer, signed) and is_stranger
+            num_strangers += self._take(peer, signed, compared=True) and is_stranger
             await trio.lowlevel.checkpoint()
 
     async def _serve_reconciliation(self, stream: Stream) -> None:

@@ -9,7 +9,7 @@ loop runs other tasks.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import trio
@@ -43,6 +43,8 @@ class KeeperRanks:
         self._before_me: dict[PeerId, NDArray[np.uint8]] = {}
         """A bit for each shard, set where the peer ranks before this node; by peer."""
         self._num_before_me = np.zeros(num_shards, np.int16)
+        self._shards: list[int] | None = None
+        """What `shards` returned, until a count changes."""
 
     async def update(self, living: Collection[PeerId]) -> None:
         """Counts these other peers, and no more those that are not among them.
@@ -51,6 +53,7 @@ class KeeperRanks:
         """
         await trio.lowlevel.checkpoint()
         for peer in sorted(self._before_me.keys() - set(living)):
+            self._shards = None
             self._num_before_me -= self._flags(self._before_me.pop(peer))
         if len(self._mine) < self._num_shards:
             self._mine = await self._ranks(self._me)
@@ -58,12 +61,15 @@ class KeeperRanks:
             ranks = await self._ranks(peer)
             before = [rank < mine for rank, mine in zip(ranks, self._mine, strict=True)]
             self._before_me[peer] = np.packbits(np.array(before, np.bool_))
+            self._shards = None
             self._num_before_me += self._flags(self._before_me[peer])
 
-    def shards(self) -> list[int]:
+    def shards(self) -> Sequence[int]:
         """The shards that this node is a keeper of, in order."""
-        places = np.flatnonzero(self._num_before_me < self._num_copies)
-        return [self._first_shard + int(place) for place in places]
+        if self._shards is None:
+            places = np.flatnonzero(self._num_before_me < self._num_copies)
+            self._shards = [self._first_shard + int(place) for place in places]
+        return self._shards
 
     def _flags(self, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return np.unpackbits(bits, count=self._num_shards)

@@ -22,8 +22,9 @@ class GossipListener(Protocol):
         either, so a peer that holds it offers it again. RemoteProtocolError for one that no peer
         may make."""
 
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
-        """A statement of another peer is news, and its signature is good."""
+    def heard_statement(self, signed: Signed, statement: Statement) -> bool:
+        """A statement of another peer is new here, and its signature is good. Returns whether it
+        says something new: an announcement may repeat the one before."""
 
     def verified(self, signed: Signed, statement: Statement) -> None:
         """The signature of another peer's statement is good. It may be no news."""

@@ -8,7 +8,8 @@ that they may use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -48,19 +49,24 @@ async def keep_copies(
     """Keeps what this node is a keeper of, and fetches what it lacks of that, until cancelled."""
     ranks: list[KeeperRanks] = []
     num_ranked = 0
+    wanted: list[Digest] = []
+    seen: _Seen | None = None
     while True:
         shards = data.shards_to_keep()
         if len(shards) > num_ranked:
             ranks.append(KeeperRanks(me, len(shards) - num_ranked, COPIES, num_ranked))
             num_ranked = len(shards)
         living = frozenset(swarm.living())
-        mine: list[ShardInfo] = []
         for part in ranks:
             await part.update(living)
-            mine += [shards[number] for number in part.shards()]
-        wanted = _wanted(mine, store)
-        # No other peer may have it: neither the cache's limit nor a full disk may evict it.
-        store.pin(_PIN, [*_kept(mine, store), *wanted])
+        now = _Seen(living, num_ranked, store.num_changes, store.cached_bytes(), store.quota_bytes)
+        if now != seen:
+            mine = [shards[number] for part in ranks for number in part.shards()]
+            missing = frozenset(store.missing(Digest(info.digest) for info in mine))
+            wanted = _wanted(mine, missing, store)
+            # No other peer may have it: neither the cache's limit nor a full disk may evict it.
+            store.pin(_PIN, [*_kept(mine, missing, store), *wanted])
+            seen = now
         if not wanted or not living:
             await trio.sleep(LOOK_SECONDS if living else ALONE_SECONDS)
             continue
@@ -75,15 +81,27 @@ async def keep_copies(
                 break
 
 
+class _Seen(NamedTuple):
+    """All that decides which copies are kept and wanted: most looks find that nothing changed."""
+
+    living: frozenset[PeerId]
+    num_shards: int
+    num_changes: int
+    """Of the store, see `BlockStore.num_changes`."""
+    cached_bytes: int
+    quota_bytes: int
+
+
 def batches(digests: Sequence[Digest], size: int) -> Iterator[Sequence[Digest]]:
     for first in range(0, len(digests), size):
         yield digests[first : first + size]
 
 
-def _kept(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
+def _kept(
+    mine: Sequence[ShardInfo], missing: Collection[Digest], store: BlockStore
+) -> list[Digest]:
     """Those of my shards that are here, as far as copies may fill the cache."""
     room = CACHE_SHARE * store.quota_bytes
-    missing = set(store.missing(Digest(info.digest) for info in mine))
     kept: list[Digest] = []
     for info in mine:
         if info.digest in missing:
@@ -95,10 +113,11 @@ def _kept(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
     return kept
 
 
-def _wanted(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
+def _wanted(
+    mine: Sequence[ShardInfo], missing: Collection[Digest], store: BlockStore
+) -> list[Digest]:
     """Those of my shards that are to be fetched, as far as they fit."""
     room = CACHE_SHARE * store.quota_bytes - store.cached_bytes()
-    missing = set(store.missing(Digest(info.digest) for info in mine))
     wanted: list[Digest] = []
     for info in mine:
         if info.digest not in missing:

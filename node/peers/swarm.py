@@ -319,19 +319,21 @@ class Swarm:
     def heard_own(self, announce: Announce) -> None:
         self._announcer.heard_own(announce)
 
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
+    def heard_statement(self, signed: Signed, statement: Statement) -> bool:
         author = PeerId(signed.author)
         if isinstance(statement, Announce):
             now = self._awake.awake_seconds()
-            if self.membership.announced(now, author, statement, self._transport.peers()):
+            is_new = self.membership.announced(now, author, statement, self._transport.peers())
+            if is_new:
                 self._told.members_changed()
             self.equivocations.met(author)
-            return
+            return is_new
         if isinstance(statement, Equivocation | AnyVerdict):
-            return
+            return True
         if isinstance(statement, Ready):
             self._note_ready(Digest(statement.head))
         self._told.heard(signed, statement)
+        return True
 
     def _note_ready(self, head: Digest) -> None:
         if head not in self._ready_since:

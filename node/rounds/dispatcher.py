@@ -27,7 +27,7 @@ from gossamer.node.rounds.effects import (
     OuterStepOrder,
     OutgoingLink,
 )
-from gossamer.protocol.codecs.payloads import Payloads
+from gossamer.protocol.codecs.payloads import Payloads, SumPayloads
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
@@ -243,9 +243,9 @@ class RoundDispatcher:
     def has_to_check(self, mask: int, finisher: int | None) -> bool:
         """Returns whether the content of a payload must be checked before it is taken. An average's
         must be, and so must that of a partial sum that travels on without an addition here that
-        would find its faults. Sets of signed records always are: an addition does not look at the
-        others' records."""
-        if finisher is not None or self._payloads.are_signed:
+        would find its faults. Sets always are: an addition does not look at the others' records,
+        and what is in an average is taken for good by the member that finishes it."""
+        if finisher is not None or not isinstance(self._payloads, SumPayloads):
             return True
         return bool(mask >> self._position & 1)
 

@@ -1,8 +1,8 @@
 """The chunks that this node opens for auditors (`policy.sum_audits`).
 
-When a round is committed, its head names a chunk. This node keeps a copy of its work in that chunk
-for `KEPT_ROUNDS` rounds, in memory, because the commit changes the work: 4 bytes an element of one
-chunk. It shows that to the round's auditor and to nobody else.
+When a round is committed, its head names a chunk. This node keeps its part of that chunk for
+`KEPT_ROUNDS` rounds, in memory, because the commit changes the work. Where sums travel, that takes
+4 bytes an element of one chunk. It shows that to the round's auditor and to nobody else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.modes.pending_work import FinishedSum
+from gossamer.node.modes.sync_mode import OpensChunks
 from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport
 from gossamer.node.rounds.opening import OpenRound
@@ -93,15 +93,15 @@ class OpenedChunks:
             auditor is None
             or machine.ring is None
             or machine.ring.ring_id != header.ring_id
-            or not isinstance(contribution, FinishedSum)
+            or not isinstance(contribution, OpensChunks)
         ):
             return
         chunk = audited_chunk(header.digest, opened.sync_set.plan.num_chunks)
-        copied = await self._run_in_thread(partial(contribution.opened, chunk))
-        if copied is None:
+        mine = await self._run_in_thread(partial(contribution.opened, chunk))
+        if mine is None:
             log.error("this node's work is not that which it signed: it cannot be audited")
             return
-        opening = Opening(machine.steps_of(chunk), *copied)
+        opening = Opening(machine.steps_of(chunk), *mine)
         self._kept[header.digest] = _Kept(auditor, machine.ring.members, opening)
         if len(self._kept) > KEPT_ROUNDS:
             self._kept.popitem(last=False)

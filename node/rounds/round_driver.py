@@ -35,6 +35,7 @@ from gossamer.protocol.rounds.inventory import NO_DIGEST, Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round_view import RoundState
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import ring_id_of
@@ -79,6 +80,10 @@ class RoundDriver:
         self._work_closed = trio.Event()
         """Set when no thread reads this peer's work any more."""
         self._changed = trio.Event()
+        self._may_tick = trio.Event()
+        """Set when a tick may find something that a chunk alone does not bring about."""
+        self._state: RoundState = machine.state
+        """The machine's state at the newest change."""
         self._end_listening: Callable[[], None] = lambda: None
         """Ends that the members of the newest ring are asked for signs of life often."""
 
@@ -100,8 +105,9 @@ class RoundDriver:
                 dispatcher.begin(trio.current_time(), self._gossip.statement_store.statements())
                 while dispatcher.committed is None:
                     self.tick()
+                    self._may_tick = trio.Event()
                     with trio.move_on_after(TICK_SECONDS):
-                        await self._changed.wait()
+                        await self._may_tick.wait()
                 self.finished.set()
                 assert dispatcher.ends_seconds is not None
                 nursery.cancel_scope.deadline = dispatcher.ends_seconds
@@ -302,6 +308,10 @@ class RoundDriver:
         if self.machine.gathering_reason != self._gathering_reason:
             self._gathering_reason = self.machine.gathering_reason
             log.debug("gathering", round=self.machine.number, reason=self._gathering_reason)
+        # What a tick does in a ring whose chunks are on their way depends on the time alone.
+        before, self._state = self._state, self.machine.state
+        if self._state != "reducing" or self._state != before:
+            self._may_tick.set()
         self._changed.set()
         self._changed = trio.Event()
         self._node.changed()

@@ -29,10 +29,9 @@ from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.codecs.chunk_values import Float32Array
-from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.payloads import AuditedPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
-from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, ReplacedSumError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.audits import MEMORY_ROUNDS
@@ -46,6 +45,7 @@ from gossamer.protocol.rounds.sum_way import (
     ReplacedSum,
     SumWay,
     decode_step,
+    opened_bytes_max,
 )
 from gossamer.protocol.state.chain import credits_of, removed_in
 from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict
@@ -106,8 +106,11 @@ class SumAuditing:
         metrics: Metrics,
         run_in_thread: RunInThread,
     ) -> None:
-        assert isinstance(committed.payloads, SumPayloads)
-        self._payloads = committed.payloads
+        assert not isinstance(committed.payloads, RecordPayloads)
+        self._payloads: AuditedPayloads = committed.payloads
+        self._path_bytes = 0 if self._payloads.are_steps else PATH_BYTES
+        """Length of the path that a part comes with: before a ring of shared steps there is no work
+        over which a member could sign a root."""
         self._committed = committed
         self._rounds = rounds
         self._swarm = swarm
@@ -224,24 +227,23 @@ class SumAuditing:
         for hop in way.hops:
             if not hop.is_copy:
                 part = await self._part(job, hop.position)
-                await run_in_thread(partial(again.add, hop, part))
+                try:
+                    await run_in_thread(partial(again.add, hop, part))
+                except MalformedError:
+                    raise self._not_opened(job, hop.position) from None
         await run_in_thread(partial(again.finish, average.finisher, average.mask, average.digest))
 
-    async def _part(self, job: _Job, position: int) -> Float32Array:
+    async def _part(self, job: _Job, position: int) -> bytes:
         opening = await self._opened(job, position, with_part=True)
 
-        def checked() -> Float32Array | None:
-            if root_over(job.chunk, opening.part, opening.path) != job.ring.ready[position].root:
-                return None
-            try:
-                return codec("fp32").decode(opening.part, job.num_elements)
-            except MalformedError:
-                return None
+        def is_signed() -> bool:
+            root = root_over(job.chunk, opening.part, opening.path)
+            return root == job.ring.ready[position].root
 
-        part = await self._run_in_thread(checked)
-        if part is None:
+        # Without a root the digests that the members signed tell a member's record from another.
+        if self._path_bytes and not await self._run_in_thread(is_signed):
             raise self._not_opened(job, position)
-        return part
+        return opening.part
 
     def _not_opened(self, job: _Job, position: int) -> _NotOpened:
         """A member has shown nothing that fits.
@@ -284,7 +286,9 @@ class SumAuditing:
 
     async def _ask(self, job: _Job, peer: PeerId, *, with_part: bool) -> Opening:
         question = encode_opening_message(Open(job.head, with_part))
-        part_bytes = 4 * job.num_elements if with_part else 0
+        part_bytes = 0
+        if with_part:
+            part_bytes = opened_bytes_max(self._payloads, job.chunk, job.num_elements)
         with trio.fail_after(OPENING_SECONDS):
             async with asked(self._transport, peer, OPENING_PROTOCOL, question) as stream:
                 message, part = await receive_frame(
@@ -295,7 +299,7 @@ class SumAuditing:
         answer = decode_answer(message)
         if not isinstance(answer, Opened):
             raise TransportError("it has nothing to open")
-        if len(answer.path) != (PATH_BYTES if with_part else 0):
+        if len(answer.path) != (self._path_bytes if with_part else 0):
             raise MalformedError("an opened chunk with a part that nobody asked for, or without it")
         steps = tuple(decode_step(step, job.ring.members) for step in answer.steps)
         return Opening(steps, bytes(part), answer.path)

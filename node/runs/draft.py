@@ -23,7 +23,7 @@ from gossamer.protocol.manifest import (
     TokenSchedule,
     Trust,
 )
-from gossamer.protocol.manifest_checks import problems_of
+from gossamer.protocol.manifest_checks import problems_of, problems_of_model, step_chunks_max
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.protocol.sync_modes import SYNC_MODES, SyncMode
@@ -43,6 +43,11 @@ DEFAULT_SEED = 1
 
 DISTRO_MEMBERS_MIN = 8
 """Every run must have room for this many peers."""
+
+DISTRO_MEMBERS_WANTED = 64
+"""A run whose founder does not choose `outer.step_chunks` has room for this many peers. Each chunk
+of a step costs a task and some hundred bytes of the round's index, so there are no more than that
+needs."""
 
 Admission = Literal["open", "allow", "invite"]
 
@@ -197,8 +202,9 @@ def _tokens_of(schedule: ScheduleDraft) -> TokenSchedule | msgspec.UnsetType:
 
 def problems_of_draft(draft: Draft) -> list[str]:
     """Returns one sentence for each value that is not allowed, by the manifest's rules and more."""
-    good = draft_of_preset()
-    change = msgspec.structs.replace
+    good, change = draft_of_preset(), msgspec.structs.replace
+    # The optimiser that every model may have: Muon is refused beside adapters.
+    good = change(good, inner=change(good.inner, optimizer="adamw"))
     # After any broken rule, the manifest skips its rules that compare two keys. So each section is
     # first checked within an otherwise good draft, and then the whole draft.
     roomy = change(good.outer, chunk_elements=limits.CHUNK_ELEMENTS_MAX)
@@ -212,7 +218,7 @@ def problems_of_draft(draft: Draft) -> list[str]:
         ),
         change(good, tokenizer=draft.tokenizer, model=draft.model, outer=roomy),
         change(good, inner=draft.inner, schedule=draft.schedule),
-        change(good, outer=change(draft.outer, fragments=1)),
+        change(good, outer=change(draft.outer, fragments=1, step_chunks=msgspec.UNSET)),
         # A probation needs its trust; the two are compared in the whole draft.
         change(good, rounds=change(draft.rounds, probation=msgspec.UNSET)),
         draft,
@@ -250,7 +256,8 @@ def problems_of_draft(draft: Draft) -> list[str]:
         if members_max < DISTRO_MEMBERS_MIN:
             found.append(
                 f"outer.top_k is {draft.outer.top_k}; with a model of this size the parts of only "
-                f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit"
+                f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit: choose "
+                "less, or more outer.step_chunks"
             )
     if draft.trust == "open" and mode.may_be_open and not found:
         elements_max = open_chunk_elements_max(draft.sync, draft.outer)
@@ -322,6 +329,29 @@ def default_chunk_elements_of(model: ModelConfig, outer: OuterConfig, run: Draft
     if run.trust == "open" and SYNC_MODES[run.sync].may_be_open and 1 <= outer.top_k <= 4096:
         elements = min(elements, open_chunk_elements_max(run.sync, outer))
     return elements
+
+
+def default_step_chunks_of(
+    model: ModelConfig, outer: OuterConfig, sync: SyncMode
+) -> int | msgspec.UnsetType:
+    """Returns the number of chunks of a shared step in a run in which nobody chose one: the least
+    with which `DISTRO_MEMBERS_WANTED` members fit a ring.
+
+    UNSET for one, in other modes, and for values that the manifest's rules refuse.
+    """
+    if not SYNC_MODES[sync].shares_steps or not 1 <= outer.top_k <= 4096:
+        return msgspec.UNSET
+    if problems_of_model(model):
+        return msgspec.UNSET
+    num_chunks, most = 1, step_chunks_max(model, outer)
+    while num_chunks < most:
+        payloads = sign_payloads(model, msgspec.structs.replace(outer, step_chunks=num_chunks))
+        if payloads.members_max(1) >= DISTRO_MEMBERS_WANTED:
+            break
+        # As many as chunks of the same size would need, and then one more at a time.
+        wanted = DISTRO_MEMBERS_WANTED * payloads.coder.encoded_bytes // limits.BLOCK_BYTES_MAX
+        num_chunks = min(max(num_chunks + 1, wanted), most)
+    return num_chunks if num_chunks > 1 else msgspec.UNSET
 
 
 def open_chunk_elements_max(sync: SyncMode, outer: OuterConfig) -> int:

@@ -12,6 +12,7 @@ from gossamer.node.runs.draft import (
     Draft,
     TokenizerDraft,
     default_chunk_elements_of,
+    default_step_chunks_of,
     draft_of_preset,
 )
 from gossamer.node.runs.founding import FoundedRun, PreparedData
@@ -27,6 +28,7 @@ from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
+from gossamer.trainer.presets.modes import default_optimizer
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained
 
@@ -41,7 +43,8 @@ def draft_for(pretrained: Pretrained, preset: str | None) -> tuple[Draft, str]:
 
     Without a name that is the largest preset no larger than the model. It has a tenth of the
     preset's inner learning rate, and no rounds of few steps in front, which DiLoCo needs from a
-    cold start only (arXiv 2311.08105 began with trained weights and had none).
+    cold start only (arXiv 2311.08105 began with trained weights and had none). Its optimiser is
+    that of trained weights.
 
     Raises:
         ManifestError: there is no such preset, or values are not allowed.
@@ -50,11 +53,12 @@ def draft_for(pretrained: Pretrained, preset: str | None) -> tuple[Draft, str]:
     name = preset or _preset_below(model)
     draft = draft_of_preset(name)
     rate = LEARNING_RATE_SHARE * draft.inner.learning_rate
+    optimizer = default_optimizer(draft.sync, from_weights=True)
     context = min(draft.model.context, model.context)
     draft = replace(
         draft,
         model=replace(draft.model, context=context),
-        inner=replace(draft.inner, learning_rate=rate),
+        inner=replace(draft.inner, learning_rate=rate, optimizer=optimizer),
         outer=replace(draft.outer, warmup_rounds=0),
     )
     return with_pretrained(draft, pretrained), name
@@ -86,6 +90,8 @@ def with_pretrained(draft: Draft, pretrained: Pretrained) -> Draft:
     if outer.chunk_elements == default_chunk_elements_of(draft.model, outer, draft):
         chunk_elements = default_chunk_elements_of(model, outer, draft)
         outer = replace(outer, chunk_elements=chunk_elements)
+    if outer.step_chunks == default_step_chunks_of(draft.model, outer, draft.sync):
+        outer = replace(outer, step_chunks=default_step_chunks_of(model, outer, draft.sync))
     return replace(
         draft,
         model=model,

@@ -76,12 +76,10 @@ class InviteOnlyRun:
         """Reads the state directory.
 
         Raises:
-            InvitationError: there is no run, or it is not joined by invitation.
-            StateDirError, IdentityError: a file of it is damaged.
+            InvitationError: the run is not joined by invitation.
+            StateDirError, IdentityError: there is no run, or a file of it is damaged.
         """
-        signed = state_dir.read_manifest()
-        if signed is None:
-            raise InvitationError(f"there is no run in {state_dir.root}: name its --state-dir")
+        signed = state_dir.require_manifest()
         identity = Identity.load_or_create(state_dir.identity_path)
         return cls.of(open_signed_manifest(signed), identity, state_dir)
 

@@ -25,6 +25,7 @@ from gossamer.node.runs.draft import (
     ScheduleDraft,
     SourceDraft,
     default_chunk_elements_of,
+    default_step_chunks_of,
     draft_of_preset,
     preset_names,
     problems_of_draft,
@@ -37,7 +38,7 @@ from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.presets.modes import adapted
+from gossamer.trainer.presets.modes import adapted, default_optimizer
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.tokenizers.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
@@ -71,8 +72,11 @@ TomlValue: TypeAlias = (
 Section = TypeVar("Section", bound=msgspec.Struct)
 
 
-def read_manifest_file(path: Path) -> Draft:
+def read_manifest_file(path: Path, *, from_weights: bool = False) -> Draft:
     """Returns the draft in a file. Its relative corpus paths are relative to the file's folder.
+
+    Args:
+        from_weights: whether the run begins with the weights of a folder (`--init-from`).
 
     Raises:
         ManifestError: the file cannot be read, is not TOML, or has keys or values not allowed.
@@ -95,17 +99,17 @@ def read_manifest_file(path: Path) -> Draft:
         raise ManifestError(
             [f"manifest file {path} is not UTF-8 text: save it as UTF-8"]
         ) from error
-    return parse_manifest_file(text, path.parent)
+    return parse_manifest_file(text, path.parent, from_weights=from_weights)
 
 
-def parse_manifest_file(text: str, folder: Path) -> Draft:
+def parse_manifest_file(text: str, folder: Path, *, from_weights: bool = False) -> Draft:
     """Returns the draft in a text, as `read_manifest_file` does for a file in `folder`."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError([f"the manifest file is not valid TOML: {error}"]) from error
     problems: list[str] = []
-    given = _Given(document, problems)
+    given = _Given(document, problems, from_weights=from_weights)
     draft = given.draft(problems)
     problems += [p for p in problems_of_draft(draft) if not given.is_doubtful(p)]
     if problems:
@@ -127,6 +131,9 @@ def _placed(folder: Path, path: str) -> str:
 def render(draft: Draft, *, preset: str | None = None) -> str:
     """Returns the draft as commented TOML, which `parse_manifest_file` reads back."""
     default = default_chunk_elements(draft.model.num_parameters)
+    lora = bool(draft.model.lora)
+    optimizer = default_optimizer(draft.sync, trust=draft.trust, lora=lora)
+    step_chunks = default_step_chunks_of(draft.model, draft.outer, draft.sync)
     lines = [f"# {line}".rstrip() for line in HEADER.splitlines()]
     if preset is not None:
         chosen = PRESETS[preset]
@@ -142,6 +149,10 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
             entry = _entry(section, key, getattr(values, key))
             if key == "chunk_elements" and draft.outer.chunk_elements == default:
                 entry[-1] = "# " + entry[-1]  # so that it follows an edited model
+            if key == "step_chunks" and values.step_chunks == step_chunks:
+                entry[-1] = f"# step_chunks = {values.chunks_of_step}"  # it follows an edited model
+            if key == "optimizer" and draft.inner.optimizer == optimizer:
+                entry[-1] = "# " + entry[-1]  # so that it follows edits, and --init-from
             if key == "sources" and not draft.corpus.sources:
                 entry[-1] = _SOURCES_EXAMPLE  # a key here would forbid [[corpus.sources]] below
             if section == "rounds" and getattr(values, key) is msgspec.UNSET:
@@ -189,7 +200,10 @@ def _toml(value: TomlValue) -> str:
 class _Given:
     """The keys of a file, and the values of the known keys that have the right type."""
 
-    def __init__(self, document: Mapping[str, TomlValue], problems: list[str]) -> None:
+    def __init__(
+        self, document: Mapping[str, TomlValue], problems: list[str], *, from_weights: bool
+    ) -> None:
+        self._from_weights = from_weights
         self._values: dict[str, dict[str, Any]] = {section: {} for section in HINTS}
         self._named: set[str] = set()
         self._replaced: set[str] = set()
@@ -233,9 +247,16 @@ class _Given:
         preset = self._preset if self._preset in PRESETS else DEFAULT_PRESET
         base = draft_of_preset(preset)
         replace = msgspec.structs.replace
-        chosen = adapted(PRESETS[preset], self._values[""].get("sync", base.sync))
+        sync = self._values[""].get("sync", base.sync)
+        chosen = adapted(PRESETS[preset], sync)
+        optimizer = default_optimizer(
+            sync,
+            trust=self._values[""].get("trust", base.trust),
+            lora=bool(self._values["model"].get("lora")),
+            from_weights=self._from_weights,
+        )
         schedule = schedule_of(chosen.inner)
-        inner = replace(chosen.inner, schedule=msgspec.UNSET)
+        inner = replace(chosen.inner, schedule=msgspec.UNSET, optimizer=optimizer)
         base = replace(base, inner=inner, schedule=schedule, outer=chosen.outer)
         tokenizer = self._section("tokenizer", base.tokenizer)
         if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:
@@ -249,14 +270,11 @@ class _Given:
         model = replace(self._section("model", base.model), vocabulary=tokenizer.vocabulary)
         outer = self._section("outer", base.outer)
         if "outer.chunk_elements" not in self._named and _is_sized(model):
-            values = self._values[""]
-            run = replace(
-                base,
-                sync=values.get("sync", base.sync),
-                trust=values.get("trust", base.trust),
-            )
+            run = replace(base, sync=sync, trust=self._values[""].get("trust", base.trust))
             chunk_elements = default_chunk_elements_of(model, outer, run)
             outer = replace(outer, chunk_elements=chunk_elements)
+        if "outer.step_chunks" not in self._named:
+            outer = replace(outer, step_chunks=default_step_chunks_of(model, outer, sync))
         return replace(
             base,
             **self._values[""],

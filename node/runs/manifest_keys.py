@@ -107,7 +107,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "clip_norm": "Greatest norm of a gradient; a longer one is scaled down to it.",
         "sequences_per_step": "Number of sequences in one inner step of one peer.",
         "optimizer": '"adamw", or "muon": the matrices of the layers are updated by Muon, all else '
-        "by AdamW, at one learning rate (MuLoCo, arXiv 2505.23725).",
+        "by AdamW, at one learning rate (MuLoCo, arXiv 2505.23725). Without this key it is "
+        '"muon" with sync = "diloco", and "adamw" with the other modes, with trust = "open", with '
+        "lora and with gossamer start --init-from.",
     },
     "schedule": {
         "kind": '"cosine": by inner.warmup_steps and total_steps, as many as rounds plan. "wsd": '
@@ -136,6 +138,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "chunk of a tensor (at most 64 x 64 values).",
         "error_decay": 'With sync = "sparse": the fraction of the unsent values that is carried '
         "into the next round.",
+        "step_chunks": 'With sync = "distro": number of chunks in which a step travels. With more '
+        "of them a ring has room for more peers, and more lines work at the same time. Without "
+        "this key they are as many as 64 peers need.",
         "lookahead": 'With sync = "distro": whether a peer computes its gradients at the point to '
         "which its own momentum would lead.",
         "overlap": "Whether a peer goes on training while its round is averaged. It applies its "
@@ -182,6 +187,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     hints["inner"]["optimizer"] = InnerOptimizer
     del hints["inner"]["schedule"]  # the section `schedule` says it
     hints["outer"]["widening"] = hints["outer"]["sparse_sums"] = bool
+    hints["outer"]["step_chunks"] = int
     hints["rounds"]["accusers"] = int
     hints["rounds"]["keepers"] = tuple[str, ...]
     hints["rounds"]["probation"] = int

@@ -195,7 +195,7 @@ def describe_limits(settings: Settings) -> str:
     given = [
         (" and ".join(settings.up_limit), "{} Mbit/s up"),
         (" and ".join(settings.down_limit), "{} Mbit/s down"),
-        (settings.threads or "", "{} threads"),
+        (settings.threads or "", "{} thread" if settings.threads == 1 else "{} threads"),
         (format_bytes(settings.memory_max) if settings.memory_max else "", "{} of memory"),
         (format_bytes(settings.disk_max) if settings.disk_max else "", "{} of disk"),
         (settings.gpu_memory, "{} of the card's memory"),

@@ -12,8 +12,9 @@ Bytes are exact except for framing. Times follow from the bytes, the lines, and 
                     member waits for it. The agreement waits for `AGREE_LINKS` links more
     round           training + averaging; with overlap the longer of the two. Shared steps
                     (sync = "distro") wait for each other, one by one (`HOP_SECONDS` and the latency
-                    for each link), and each is transformed once before it is sent and once when it
-                    is applied
+                    for each link). A step in one chunk is at one member at a time, and the other
+                    lines wait; with `outer.step_chunks` each chunk is at another member. Each step
+                    is transformed once before it is sent and once when it is applied
     utilisation     training / round: the fraction of the time in which a trainer does not wait
     lateness        averaging / training, at most 1. With overlap, this fraction of a round's inner
                     steps is done when the state arrives from which they should have begun
@@ -198,12 +199,16 @@ def plan_round(
     payloads: Payloads
     num_links = 2 * (peers - 1)
     offers_seconds = shared_steps_seconds = 0.0
+    busy_share = 1.0  # part of the time in which each member's line is at work
     ring_latency_seconds = (num_links + AGREE_LINKS) * line.latency_seconds
     mode = SYNC_MODES[draft.sync]
     if mode.shares_steps:
         payloads = sign_payloads(model, outer)
         offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
-        step_seconds = num_links * (HOP_SECONDS + line.latency_seconds)
+        # The chunks of a step are under way at once, each at another member.
+        chunks_at_member = -(-outer.chunks_of_step // peers)
+        busy_share = outer.chunks_of_step / (peers * chunks_at_member)
+        step_seconds = num_links * (HOP_SECONDS * chunks_at_member + line.latency_seconds)
         step_seconds += model.num_parameters * TAKE_SECONDS
         shared_steps_seconds = outer.inner_steps * step_seconds
         ring_latency_seconds = AGREE_LINKS * line.latency_seconds  # the rest is in each step
@@ -217,7 +222,8 @@ def plan_round(
         payload_of.append(sum(map(payloads.part_bytes, sizes)))
         sent_of.append(_sent_of(exchange.plan, payloads, peers))
         waits = AGREE_SECONDS + ring_latency_seconds + shared_steps_seconds
-        averaging_of.append(sent_of[-1] / slower + waits if peers > 1 else shared_steps_seconds)
+        sent_seconds = sent_of[-1] / (slower * busy_share)
+        averaging_of.append(sent_seconds + waits if peers > 1 else shared_steps_seconds)
     sent_open: int | None = None
     if mode.may_be_open and draft.trust == "members":
         signed = payloads_of(draft.sync, outer, "open")

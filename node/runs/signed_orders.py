@@ -32,13 +32,10 @@ class SignersRun:
         """Reads the state directory.
 
         Raises:
-            OrderError: there is no run.
-            StateDirError, IdentityError: a file of it is damaged.
+            StateDirError, IdentityError: there is no run, or a file of it is damaged.
         """
         state_dir = StateDir(settings.state_dir)
-        signed = state_dir.read_manifest()
-        if signed is None:
-            raise OrderError(f"there is no run in {state_dir.root}: name its --state-dir")
+        signed = state_dir.require_manifest()
         identity = Identity.load_or_create(state_dir.identity_path)
         return cls(open_signed_manifest(signed), identity, state_dir)
 

@@ -147,7 +147,10 @@ async def _described(role: Found, pretrained: Pretrained | None) -> Draft:
         ManifestError: the choices are not allowed.
     """
     if role.manifest_file is not None:
-        draft = await trio.to_thread.run_sync(read_manifest_file, role.manifest_file)
+        file, from_weights = role.manifest_file, pretrained is not None
+        draft = await trio.to_thread.run_sync(
+            lambda: read_manifest_file(file, from_weights=from_weights)
+        )
         return draft if pretrained is None else with_pretrained(draft, pretrained)
     if pretrained is None:
         preset = role.preset or DEFAULT_PRESET

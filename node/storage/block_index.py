@@ -19,6 +19,8 @@ class BlockIndex:
         self._sizes: OrderedDict[Digest, int] = OrderedDict()
         """Bytes of each block, the least recently used first."""
         self._used_bytes = 0
+        self.num_changes = 0
+        """How often a block has come or gone."""
         self._pins: dict[str, frozenset[Digest]] = {}
         self._pin_counts: Counter[Digest] = Counter()
 
@@ -62,6 +64,7 @@ class BlockIndex:
     def add(self, digest: Digest, num_bytes: int) -> None:
         """Notes a block that was written, as the most recently used one."""
         with self._lock:
+            self.num_changes += 1
             self._used_bytes += num_bytes - self._sizes.pop(digest, 0)
             self._sizes[digest] = num_bytes
 
@@ -70,6 +73,7 @@ class BlockIndex:
         one."""
         with self._lock:
             if digest not in self._sizes:
+                self.num_changes += 1
                 self._used_bytes += num_bytes
                 self._sizes[digest] = num_bytes
                 self._sizes.move_to_end(digest, last=False)
@@ -111,6 +115,7 @@ class BlockIndex:
         return forgotten
 
     def _forget(self, digest: Digest) -> int | None:
+        self.num_changes += 1
         num_bytes = self._sizes.pop(digest, None)
         self._used_bytes -= num_bytes or 0
         return num_bytes
@@ -121,6 +126,8 @@ class BlockIndex:
         """See `BlockStore.pin`."""
         pinned = frozenset(digests)
         with self._lock:
+            if self._pins.get(name) == pinned:
+                return
             self._drop_pins(name)
             self._pins[name] = pinned
             self._pin_counts.update(pinned)

@@ -87,6 +87,9 @@ class BlockStore:
         """Lock that is held while one file of a block is renamed or removed and the index follows.
         It is held for one file at a time, so a small block that the event loop puts waits for one
         removal."""
+        self._evicting = threading.Lock()
+        """Lock that is held while blocks beyond the quota are chosen, so that threads which put
+        blocks at the same time do not each evict for all of them."""
         self._tmp_names = itertools.count()
         self._tmp = root / "tmp"
         self._scan()
@@ -114,6 +117,11 @@ class BlockStore:
     def cached_bytes(self) -> int:
         """The part of `used_bytes` that counts against the quota."""
         return self.used_bytes() - self.reserved_bytes
+
+    @property
+    def num_changes(self) -> int:
+        """How often a block has come or gone: as long as it stays, the same blocks are here."""
+        return self._index.num_changes
 
     def pinned_bytes(self) -> int:
         """Sum of the sizes of the blocks that are pinned: they may exceed the quota."""
@@ -155,7 +163,7 @@ class BlockStore:
             if not self._evict_bytes(num_bytes):
                 raise
             self._write(digest, data)
-        self._evict_bytes(self.cached_bytes() - self.quota_bytes, keep=digest)
+        self._evict_to_quota(keep=digest)
         return digest
 
     def get(self, digest: Digest) -> bytes:
@@ -227,7 +235,7 @@ class BlockStore:
         Returns:
             The bytes freed.
         """
-        return self._evict_bytes(self.cached_bytes() - self.quota_bytes)
+        return self._evict_to_quota()
 
     def _scan(self) -> None:
         if not self._read_only:
@@ -288,15 +296,27 @@ class BlockStore:
             remove_quietly(temporary)
             raise
 
-    def _evict_bytes(self, num_bytes: int, keep: Digest | None = None) -> int:
-        """Frees at least `num_bytes` if pins (and `keep`) allow.
+    def _evict_to_quota(self, keep: Digest | None = None) -> int:
+        """Frees what is beyond the quota, see `_evict_bytes`."""
+        with self._evicting:
+            victims = self._victims(self.cached_bytes() - self.quota_bytes, keep)
+        return self._remove_all(victims)
+
+    def _evict_bytes(self, num_bytes: int) -> int:
+        """Frees at least `num_bytes` if pins allow.
 
         Returns:
             The bytes freed; 0 if the disk did not let go of a file.
         """
+        return self._remove_all(self._victims(num_bytes, None))
+
+    def _victims(self, num_bytes: int, keep: Digest | None) -> dict[Digest, int]:
+        """Forgets blocks, the least recently used first, whose files are to be removed."""
         if num_bytes <= 0 or self._read_only:
-            return 0
-        victims = self._index.forget_oldest(num_bytes, keep)
+            return {}
+        return self._index.forget_oldest(num_bytes, keep)
+
+    def _remove_all(self, victims: dict[Digest, int]) -> int:
         removed = [digest for digest, size in victims.items() if self._remove(digest, size)]
         return sum(victims.values()) if len(removed) == len(victims) else 0
 

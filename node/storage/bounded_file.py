@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from gossamer.node.base.disk_health import write_atomically
@@ -21,12 +22,14 @@ def read_bounded(path: Path, bytes_max: int) -> bytes | None:
     return data
 
 
-def read_digested(path: Path) -> bytes:
+def read_digested(path: Path | str) -> bytes:
     """The content of a file behind its digest. OSError, or MalformedError if it is damaged."""
-    data = path.read_bytes()
-    if data[:DIGEST_BYTES] != digest_of(data[DIGEST_BYTES:]):
-        raise MalformedError(f"{path.name} does not fit its digest")
-    return data[DIGEST_BYTES:]
+    with open(path, "rb") as file:
+        data = file.read()
+    content = data[DIGEST_BYTES:]
+    if data[:DIGEST_BYTES] != digest_of(content):
+        raise MalformedError(f"{os.path.basename(path)} does not fit its digest")
+    return content
 
 
 def write_digested(path: Path, data: bytes) -> None:

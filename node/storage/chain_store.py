@@ -61,7 +61,7 @@ class ChainStore(ChainTree):
         super().__init__(genesis, genesis_state)
         self.passed: frozenset[Digest] = frozenset()
         """Heads before the start of which it is known that they are on the way to it."""
-        self._leftover: list[Path] = []
+        self._leftover: list[str] = []
         """Files of rounds before the start, to be removed."""
         self._unwritten: dict[Digest, bytes] = {}
         """Records that are not on disk: it did not take them, or they are just coming."""
@@ -116,8 +116,9 @@ class ChainStore(ChainTree):
         self._unwritten.pop(head, None)
         remove_quietly(self._file(entry))
 
-    def _file(self, entry: Entry) -> Path:
-        return self._directory / f"{entry.round:010d}-{entry.head.hex()}"
+    def _file(self, entry: Entry) -> str:
+        # Not a `Path`: to make one takes as long as to write the file.
+        return f"{self._directory}/{entry.round:010d}-{entry.head.hex()}"
 
     def add(self, commit: Commit, header: Header) -> Digest:
         """Stores a checked commit record, on disk if that takes it; returns its head."""
@@ -143,15 +144,17 @@ class ChainStore(ChainTree):
             del self._unwritten[unwritten]
 
     @staticmethod
-    def _write(path: Path, data: bytes) -> None:
+    def _write(path: str, data: bytes) -> None:
         """Replaces the file; it survives this process, if not always a power cut. DiskError."""
-        temporary = path.with_name(f".{path.name}")
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}"
         try:
-            temporary.write_bytes(digest_of(data) + data)
+            with open(temporary, "wb") as file:
+                file.write(digest_of(data) + data)
             os.replace(temporary, path)
         except OSError as error:
             remove_quietly(temporary)
-            raise disk_error(path, len(data), error) from error
+            raise disk_error(Path(path), len(data), error) from error
 
     # The start
 

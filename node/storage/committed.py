@@ -230,11 +230,12 @@ class CommittedState:
         with self._changing:
             self.shared_parameters.begin(round_number, self.parameters)
 
-    def take_step(self, round_number: int, step: int, average: Payload) -> None:
-        """Takes a shared step of a round, see `SharedParameters.take`. MalformedError."""
+    def take_step(self, round_number: int, chunk: int, average: Payload) -> None:
+        """Takes a shared step of a round, or a part, see `SharedParameters.take`.
+        MalformedError."""
         assert self.shared_parameters is not None
         with self._changing:
-            self.shared_parameters.take(round_number, step, average)
+            self.shared_parameters.take(round_number, chunk, average)
 
     def _apply(
         self,

@@ -3,16 +3,21 @@
 The outer step is elementwise, so the next state is not held. One vector has the average of the
 round, and the step is taken twice: chunk by chunk for the digests that the members vote for, and in
 place once the round is committed. That is 4 bytes a parameter less than the next state has.
+
+All members wait for the digests, and each trainer for the step in place. So threads share the
+chunks (`map_pieces`). No operation crosses chunks but the sum of inner products, which is taken in
+their order: the bits do not depend on the threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from gossamer.node.base.threads import map_pieces, num_piece_threads
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads, payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
@@ -24,7 +29,7 @@ from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, float_bytes, index_of
-from gossamer.protocol.state.outer_momentum import OuterRates, tuned_rates
+from gossamer.protocol.state.outer_momentum import OuterRates, Products, tuned_rates
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSet, SyncSets
 from gossamer.protocol.sync_modes import SYNC_MODES
@@ -46,6 +51,15 @@ class _Step(NamedTuple):
     part: slice
     learning_rate: float
     momentum: float
+
+
+class _Average(NamedTuple):
+    """The average of a part of the parameters, which is in its place."""
+
+    part: slice
+    num_members: int
+    products: Products
+    """With the momentum before the step; zeros where the round does not choose its momentum."""
 
 
 def payloads_for(manifest: Manifest) -> AveragedPayloads | SignPayloads:
@@ -86,6 +100,7 @@ class NextState:
         self.shared_parameters: SharedParameters | None = None
         if isinstance(self.payloads, SignPayloads):
             self.shared_parameters = SharedParameters(manifest, self.payloads, base)
+        self._num_threads = num_piece_threads(base.size)
         self.spare: FloatVector = np.empty_like(base)
         """The average of the round in the places of its parameters; with shared steps, the next
         parameters. Others may use it after `forget`."""
@@ -140,10 +155,14 @@ class NextState:
         self.forget()
         if self.shared_parameters is not None:  # the momentum is the peers' own, and zero here
             np.copyto(present.parameters, self.spare)
-        parameters, momentum = present.parameters, present.momentum
-        for part, rate, mu in self._steps:
-            of_part = parameters[part], momentum[part]
-            nesterov(*of_part, self.spare[part], rate, mu, *of_part)
+
+        def take(step: _Step) -> None:
+            of_part = present.parameters[step.part], present.momentum[step.part]
+            rate, mu = step.learning_rate, step.momentum
+            nesterov(*of_part, self.spare[step.part], rate, mu, *of_part)
+
+        for _ in map_pieces(take, self._steps, self._num_threads):
+            pass
         return index
 
     def forget(self) -> None:
@@ -160,58 +179,68 @@ class NextState:
         members: Sequence[Member],
     ) -> None:
         outer = self._manifest.outer
+        tokens = [member.tokens for member in members]
+
+        def take(chunk: int) -> list[_Average]:
+            num_elements, mask = sync_set.plan.elements_of(chunk), masks[chunk]
+            values = self._decoded(averages[chunk], num_elements, mask, tokens)
+            taken = []
+            for part, of_chunk in sync_set.pieces_of(chunk):
+                np.copyto(self.spare[part], values[of_chunk])
+                products = Products()
+                if outer.displacement:
+                    products = Products.of_piece(values[of_chunk], present.momentum[part])
+                taken.append(_Average(part, mask.bit_count(), products))
+            return taken
+
+        assert len(averages) == len(masks) == sync_set.plan.num_chunks
+        chunks = range(sync_set.plan.num_chunks)
+        taken = [each for some in map_pieces(take, chunks, self._num_threads) for each in some]
         self.tuned = None
         tuned: OuterRates | None = None
         if outer.displacement:
-            decoded = self._decoded_averages(sync_set, averages, masks, members)
-            pieces = ((values, present.momentum[part]) for part, values, _ in decoded)
             norms = [member.norm for member in members if member.tokens]
             total_steps = self._manifest.inner.total_steps
-            tuned = tuned_rates(outer, total_steps, round_number, pieces, norms)
+            products = Products.of_pieces(each.products for each in taken)
+            tuned = tuned_rates(outer, total_steps, round_number, products, norms)
+            if tuned.scale != 1.0:
+                for each in taken:
+                    np.copyto(self.spare[each.part], tuned.of_average(self.spare[each.part]))
         self._steps = []
-        for part, values, mask in self._decoded_averages(sync_set, averages, masks, members):
-            rate, mu = outer.rates_of(round_number, mask.bit_count())
-            if tuned is not None:
-                values = tuned.of_average(values)
-                if mask.bit_count() > 1:
-                    self.tuned, (rate, mu, _) = tuned, tuned
-            np.copyto(self.spare[part], values)
+        for part, num_members, _ in taken:
+            rate, mu = outer.rates_of(round_number, num_members)
+            if tuned is not None and num_members > 1:
+                self.tuned, (rate, mu, _) = tuned, tuned
             self._steps.append(_Step(part, rate, mu))
 
-    def _decoded_averages(
-        self,
-        sync_set: SyncSet,
-        averages: Sequence[Payload],
-        masks: Sequence[int],
-        members: Sequence[Member],
-    ) -> Iterator[tuple[slice, FloatVector, int]]:
-        """Yields piece by piece its place in the flat vectors, the average there, and the mask of
-        its contributors."""
+    def _decoded(
+        self, payload: Payload, num_elements: int, mask: int, tokens: Sequence[int]
+    ) -> FloatVector:
+        """The average of a chunk, (num_elements,)."""
         assert not isinstance(self.payloads, SignPayloads)
-        tokens = [member.tokens for member in members]
-        for chunk, (payload, mask) in enumerate(zip(averages, masks, strict=True)):
-            num_elements = sync_set.plan.elements_of(chunk)
-            if isinstance(self.payloads, RecordPayloads):
-                values = self.payloads.average(payload, num_elements, mask, tokens, self._standing)
-            else:
-                values = self.payloads.average(payload, num_elements, mask, tokens)
-            for part, of_chunk in sync_set.pieces_of(chunk):
-                yield part, values[of_chunk], mask
+        if isinstance(self.payloads, RecordPayloads):
+            return self.payloads.average(payload, num_elements, mask, tokens, self._standing)
+        return self.payloads.average(payload, num_elements, mask, tokens)
 
     def _index_after(self, present: StateVectors) -> StateIndex:
         """Returns the index of the next state; only blocks in which something is new are
         digested."""
-        plan = self._plan
         assert present.index is not None
         parameters, momentum = list(present.index.parameters), list(present.index.momentum)
-        for chunk, steps in self._steps_by_chunk().items():
-            where = plan.range_of(chunk)
+        steps = self._steps_by_chunk()
+
+        def digests(chunk: int) -> tuple[bytes, bytes]:
+            where = self._plan.range_of(chunk)
             new = present.parameters[where].copy(), present.momentum[where].copy()
-            for part, rate, mu in steps:
+            for part, rate, mu in steps[chunk]:
                 place = slice(part.start - where.start, part.stop - where.start)
                 of_part = new[0][place], new[1][place]
                 nesterov(*of_part, self.spare[part], rate, mu, *of_part)
-            parameters[chunk], momentum[chunk] = (digest_of(float_bytes(each)) for each in new)
+            return digest_of(float_bytes(new[0])), digest_of(float_bytes(new[1]))
+
+        found = map_pieces(digests, steps, self._num_threads)
+        for chunk, of_chunk in zip(steps, found, strict=True):
+            parameters[chunk], momentum[chunk] = of_chunk
         return StateIndex(tuple(parameters), tuple(momentum))
 
     def _steps_by_chunk(self) -> dict[int, list[_Step]]:

@@ -9,46 +9,25 @@ taken (a step of which a better average came later) the steps are taken again, f
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from gossamer.node.base.threads import num_usable_cores
+from gossamer.node.base.threads import PIECE_ELEMENTS, map_pieces, num_piece_threads
 from gossamer.protocol.codecs.payloads import SignPayloads
-from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, OuterConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.exact_transform import grids_of, pieces_of
-from gossamer.protocol.state.shared_step import Apply, shapes_of, shared_rate_at, shared_step
-
-PIECE_ELEMENTS = 2**18
-"""Parameters that one thread steps at a time: some 10 MB in all, near the caches, and milliseconds
-between two looks at the interpreter's lock."""
-
-THREADS_MAX = 16
-"""Threads of a step at most. Beyond that the memory's speed limits it, and others want cores."""
-
-
-@contextmanager
-def _threads(num_elements: int) -> Iterator[Apply]:
-    """Yields a `map` in as many threads as there are cores and `PIECE_ELEMENTS` for. They live for
-    one step, which takes much longer than to start them; a smaller model's would not."""
-    num_threads = min(num_usable_cores(), THREADS_MAX, num_elements // PIECE_ELEMENTS)
-    if num_threads <= 1:
-        yield map
-        return
-    with ThreadPoolExecutor(num_threads, "shared-step") as pool:
-        yield pool.map
+from gossamer.protocol.state.exact_transform import chunks_of_step, grids_of, pieces_of
+from gossamer.protocol.state.shared_step import shared_rate_at, shared_step, step_codec
 
 
 def sign_payloads(model: ModelConfig, outer: OuterConfig) -> SignPayloads:
     """Returns the kind of payload that travels in a `distro` run."""
-    return SignPayloads(SignCodec(shapes_of(grids_of(model)), outer.top_k))
+    return SignPayloads(step_codec(model, outer.top_k, outer.chunks_of_step))
 
 
 class SharedParameters:
@@ -59,7 +38,8 @@ class SharedParameters:
         """`values`: (num_parameters,), shared with the trainer, which reads where all are."""
         self.values = values
         self._inner, self._outer = manifest.inner, manifest.outer
-        self._pieces = pieces_of(grids_of(manifest.model), PIECE_ELEMENTS)
+        chunks = chunks_of_step(grids_of(manifest.model), self._outer.chunks_of_step)
+        self._pieces = [pieces_of(grids, PIECE_ELEMENTS) for grids in chunks]
         self._payloads = payloads
         self._number = 0
         self._taken: list[Digest] = []
@@ -70,10 +50,11 @@ class SharedParameters:
         with self._working:
             self._begin(round_number, start)
 
-    def take(self, round_number: int, step: int, average: Payload) -> None:
-        """The round's step, unless the steps before it are not taken. MalformedError."""
+    def take(self, round_number: int, chunk: int, average: Payload) -> None:
+        """The round's step, or a part of one, unless the chunks before it are not taken.
+        MalformedError."""
         with self._working:
-            if round_number == self._number and step == len(self._taken):
+            if round_number == self._number and chunk == len(self._taken):
                 self._take(average)
 
     def lead(
@@ -94,15 +75,15 @@ class SharedParameters:
         self._number, self._taken = round_number, []
 
     def _take(self, average: Payload) -> None:
-        place = self._outer.first_inner_step_of(self._number) + len(self._taken)
-        with _threads(self.values.size) as apply:
-            shared_step(
-                self._pieces,
-                self.values,
-                self._payloads.updates(average),
-                shared_rate_at(place, self._inner),
-                self._inner.weight_decay,
-                self.values,
-                apply,
-            )
+        step, number = divmod(len(self._taken), len(self._pieces))
+        place = self._outer.first_inner_step_of(self._number) + step
+        shared_step(
+            self._pieces[number],
+            self.values,
+            self._payloads.updates(average, chunk=number),
+            shared_rate_at(place, self._inner),
+            self._inner.weight_decay,
+            self.values,
+            partial(map_pieces, num_threads=num_piece_threads(self.values.size)),
+        )
         self._taken.append(digest_of(average))

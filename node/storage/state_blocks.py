@@ -8,11 +8,13 @@ A commit record names the two indices and the ledger by digest. An index names t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import structlog
 
+from gossamer.node.base.threads import map_pieces, num_piece_threads
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
@@ -45,6 +47,15 @@ log = structlog.get_logger("state")
 
 class CannotRebuildError(Exception):
     """Blocks of the wanted state are missing or damaged here. Other peers may have them."""
+
+
+class DamagedBlocksError(CannotRebuildError):
+    """This disk lost or damaged a block. The block counts as missing now, so it can be fetched."""
+
+
+def _cannot_rebuild(what: str, error: Exception) -> CannotRebuildError:
+    kind = DamagedBlocksError if isinstance(error, BlockError) else CannotRebuildError
+    return kind(f"{what}: {error}")
 
 
 class StateBlocks:
@@ -125,7 +136,7 @@ class StateBlocks:
         try:
             return decode_state_index(self._store.get(entry.state_digest), self._plan)
         except (BlockError, RemoteProtocolError) as error:
-            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+            raise _cannot_rebuild(f"state of round {entry.round}", error) from error
 
     def read_state(
         self, entry: Entry, parameters: FloatVector, momentum: FloatVector
@@ -144,7 +155,7 @@ class StateBlocks:
                     values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
                     vector[self._plan.range_of(chunk)] = values
         except (BlockError, RemoteProtocolError, ValueError) as error:
-            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+            raise _cannot_rebuild(f"state of round {entry.round}", error) from error
         return index, ledger
 
     def write_state(
@@ -166,7 +177,7 @@ class StateBlocks:
                 may_lack=self._may_lack,
             )
         except (BlockError, RemoteProtocolError) as error:
-            raise CannotRebuildError(f"averages of round {header.round}: {error}") from error
+            raise _cannot_rebuild(f"averages of round {header.round}", error) from error
 
     def read_update(self, header: Header, update: UpdateIndex) -> list[bytes]:
         """Reads the averaged chunks of a round. Raises CannotRebuildError."""
@@ -177,7 +188,7 @@ class StateBlocks:
         try:
             return self._store.get(Digest(average.digest))
         except BlockError as error:
-            raise CannotRebuildError(f"round {header.round}: {error}") from error
+            raise _cannot_rebuild(f"round {header.round}", error) from error
 
     def write_update(self, update: UpdateIndex, averages: Sequence[Payload]) -> None:
         """Writes the index of a round and the averaged chunks that are given. Raises DiskError.
@@ -189,7 +200,28 @@ class StateBlocks:
             self._store.put(payload, expected=Digest(average.digest))
         self._store.put(encode_update_index(update))
 
-    # Blocks that are fetched
+    # Blocks that are damaged or fetched
+
+    def remove_damaged(self, state: Digest | None, steps: Sequence[Digest]) -> None:
+        """Reads what is here of a state and of the averages of some rounds. Blocks that the disk
+        damaged are removed.
+
+        A damaged index is removed as well. What it names is read only when the index is back.
+
+        Args:
+            state: the head whose state is read; None for none.
+            steps: the heads of the rounds.
+        """
+        if state is not None:
+            self._check_each(self.of_state, state)
+        for step in steps:
+            self._check_each(self.of_update, step)
+
+    def _check_each(self, blocks_of: Callable[[Digest], list[Digest]], head: Digest) -> None:
+        with contextlib.suppress(CannotRebuildError):
+            for digest in blocks_of(head):
+                with contextlib.suppress(BlockError):
+                    self._store.check(digest)
 
     def hold(self, digests: Sequence[Digest]) -> None:
         """Keeps blocks that are fetched for a state which is being taken over, until `release`."""
@@ -221,11 +253,15 @@ def write_state(
     index: StateIndex,
     ledger: Ledger,
 ) -> None:
-    """Writes the blocks of a state that are not in the store yet. Raises DiskError."""
-    for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
-        for chunk, digest in enumerate(digests):
-            if not store.has(Digest(digest)):
-                data = chunk_bytes(vector, plan, chunk)
-                store.put(data, expected=Digest(digest))
+    """Writes the blocks of a state that are not in the store yet, in threads. Raises DiskError."""
+
+    def write(chunk: int) -> None:
+        for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
+            digest = Digest(digests[chunk])
+            if not store.has(digest):
+                store.put(chunk_bytes(vector, plan, chunk), expected=digest)
+
+    for _ in map_pieces(write, range(plan.num_chunks), num_piece_threads(parameters.size)):
+        pass
     store.put(encode_ledger(ledger))
     store.put(encode_state_index(index))

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import structlog
 
+from gossamer.node.base.threads import map_pieces, num_piece_threads
 from gossamer.node.storage.work_files import WorkFiles
 from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, copy_of
 from gossamer.node.telemetry.metrics import Metrics
@@ -227,15 +228,19 @@ class Work:
     def _offered(
         self, errors: _OpenRing | None, chunks: int
     ) -> Iterator[tuple[slice, FloatVector, FloatVector | None]]:
-        """Yields chunk by chunk its place in `pending`, what of it was offered, and the own
-        rounding error, which counts for some `chunks` only."""
-        for chunk in range(self._plan.num_chunks):
+        """Yields chunk by chunk its place in `pending`, what of it was offered, and the own error,
+        for some `chunks`. Threads work out the next ones; what is yielded may be changed."""
+
+        def offered(chunk: int) -> tuple[slice, FloatVector, FloatVector | None]:
             part = self._plan.range_of(chunk)
             error = None
             if errors is not None and chunks >> chunk & 1:
                 error = errors.error_of(chunk)
             values = self._pending[part]
-            yield part, values if error is None else values - error, error
+            return part, values if error is None else values - error, error
+
+        plan = self._plan
+        return map_pieces(offered, range(plan.num_chunks), num_piece_threads(plan.num_elements))
 
     def _taken_out(self, errors: _OpenRing | None, taken: int) -> Iterator[FloatVector]:
         """Yields what was offered, and removes each chunk that was taken from `pending`."""

@@ -87,7 +87,7 @@ class WorkFiles:
             for old in self._offers_path.iterdir():
                 if old.name not in names:
                     old.unlink()
-            write_with_digest(path, front_of(header), remaining)
+            write_with_digest(path, front_of(header), remaining, self._num_elements)
         except OSError as error:
             remove_quietly(path)
             log.warning("the vector of an offer is in no file", problem=str(error))

@@ -81,11 +81,14 @@ class BlockCodec(ABC):
         """
 
     @abstractmethod
+    def _check_codes(self, codes: Uint8Array, num_elements: int) -> None:
+        """Raises MalformedError for a code that there is not, in a chunk or a piece of one."""
+
+    @abstractmethod
     def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
         """Writes the levels behind `codes` to the beginning of `out`.
 
-        out: (whole blocks,), so there is room behind the last level. Raises MalformedError for a
-        code that there is not.
+        codes: checked. out: (whole blocks,), so there is room behind the last level.
         """
 
     def of_sum(self, num_members: int) -> BlockCodec:
@@ -134,6 +137,7 @@ class BlockCodec(ABC):
             levels = scratch[: _num_blocks(stop - start)]
             flat = levels.reshape(-1)
             part = codes[self._code_bytes(start) : self._code_bytes(stop)]
+            self._check_codes(part, stop - start)
             self._levels_of(part, stop - start, flat)
             flat[stop - start :] = 0.0  # an earlier piece may have been there
             first = start // BLOCK_ELEMENTS
@@ -143,6 +147,18 @@ class BlockCodec(ABC):
             np.multiply(levels, from_bfloat16(bits)[:, np.newaxis], out=levels)
             values[start:stop] = flat[: stop - start]
         return values
+
+    def check(self, data: Buffer, num_elements: int) -> None:
+        """See `TensorCodec.check`. Only what has a block of zeros is decoded for it."""
+        check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
+        num_blocks = _num_blocks(num_elements)
+        scale_bits = np.frombuffer(data, dtype="<u2", count=num_blocks).astype(np.uint16)
+        if not scale_bits.all():
+            self.decode(data, num_elements)
+            return
+        self._check_scales(scale_bits)
+        codes = np.frombuffer(data, dtype=np.uint8, offset=_SCALE_BYTES * num_blocks)
+        self._check_codes(codes, num_elements)
 
     def _check_scales(self, bits: Uint16Array) -> None:
         magnitudes = bits & np.uint16(self._scale_bits_checked)
@@ -172,11 +188,12 @@ class Int8Codec(BlockCodec):
     def _codes_of(self, scaled: Float32Array) -> Uint8Array:
         return _rounded(scaled).view(np.uint8)
 
-    def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
-        levels = codes.view(np.int8)
-        if levels.min() < -LEVEL_MAX:
+    def _check_codes(self, codes: Uint8Array, num_elements: int) -> None:
+        if codes.view(np.int8).min() < -LEVEL_MAX:
             raise MalformedError("an int8 chunk with the code -128")
-        out[:num_elements] = levels
+
+    def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
+        out[:num_elements] = codes.view(np.int8)
 
 
 class Int4Codec(BlockCodec):
@@ -204,9 +221,11 @@ class Int4Codec(BlockCodec):
     def _codes_of(self, scaled: Float32Array) -> Uint8Array:
         return np.take(_PAIR_OF_LEVELS, _rounded(scaled).view("<u2"))
 
-    def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
+    def _check_codes(self, codes: Uint8Array, num_elements: int) -> None:
         if num_elements % 2 and codes[-1] >> 4:
             raise MalformedError("an int4 chunk with more codes than values")
+
+    def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
         pairs = out[: 2 * len(codes)].view(np.uint64)
         np.take(_LEVELS_OF_PAIR, codes, out=pairs, mode="clip")
 

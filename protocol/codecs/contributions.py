@@ -59,7 +59,9 @@ class ListPayloads(ABC):
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+    def is_length(
+        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
+    ) -> bool:
         """See `Payloads`."""
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 

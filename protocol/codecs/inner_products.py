@@ -20,12 +20,19 @@ def inner_product(a: FloatArray, b: FloatArray) -> float:
     are added up one row after the other, each addition rounded by itself, and the sum of the lanes
     is rounded once.
     """
-    lanes = np.zeros(LANES)
+    lanes, products, factors = np.zeros(LANES), np.empty(LANES), np.empty(LANES)
     for start in range(0, len(a), LANES):
-        left = a[start : start + LANES].astype(np.float64)
-        left *= b[start : start + LANES]
-        lanes[: len(left)] += left
-    return math.fsum(lanes)
+        row = a[start : start + LANES]
+        of_row = products[: len(row)]
+        np.copyto(of_row, row)
+        factor = of_row
+        if a is not b:
+            factor = factors[: len(row)]
+            np.copyto(factor, b[start : start + LANES])
+        np.multiply(of_row, factor, out=of_row)
+        sums = lanes[: len(row)]
+        np.add(sums, of_row, out=sums)
+    return math.fsum(lanes.tolist())
 
 
 def norm_of(vector: FloatArray) -> float:

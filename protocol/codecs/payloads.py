@@ -18,8 +18,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, ListPayloads, reduce, split
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
+from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import OuterConfig, Trust
@@ -48,14 +49,20 @@ class Payloads(Protocol):
 
     @property
     def are_audited(self) -> bool:
-        """Returns whether a partial sum is made of nothing but its members' work, so that another
-        member can add it up again (`policy.sum_audits`)."""
+        """Returns whether members trust each other's partial sums. Then each one is signed by the
+        member that passes it on, and another member can add it up again (`policy.sum_audits`)."""
 
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
-        """Returns whether an average or a partial sum of these members may have this length."""
+    def is_length(
+        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
+    ) -> bool:
+        """Returns whether an average or a partial sum of these members may have this length.
+
+        Args:
+            chunk: its number.
+        """
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         """Mean size of a chunk in transit, over all links of a ring."""
@@ -105,7 +112,9 @@ class SumPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+    def is_length(
+        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
+    ) -> bool:
         coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
         return num_bytes == coder.encoded_bytes(num_elements)
 
@@ -131,7 +140,7 @@ class SumPayloads:
         is_average: bool = True,
     ) -> None:
         coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
-        coder.decode(payload, num_elements)
+        coder.check(payload, num_elements)
 
     def contributors(self, payload: Buffer, mask: int) -> int:
         return mask
@@ -154,6 +163,7 @@ class SetPayloads(ListPayloads):
     """Lists of sparse contributions; with `sums`, those of many members are sums of them."""
 
     name = SPARSE
+    are_audited = True
 
     def __init__(
         self,
@@ -202,12 +212,14 @@ class SetPayloads(ListPayloads):
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+    def is_length(
+        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
+    ) -> bool:
         """See `Payloads`."""
         coder = self._coder_of(mask, is_average=is_average)
         if coder is not None:
             return num_bytes == coder.encoded_bytes(num_elements)
-        return super().is_length(num_bytes, num_elements, mask, is_average=is_average)
+        return super().is_length(num_bytes, num_elements, mask, chunk, is_average=is_average)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         """See `Payloads`."""
@@ -240,7 +252,7 @@ class SetPayloads(ListPayloads):
     ) -> None:
         coder = self._coder_of(mask, is_average=is_average)
         if coder is not None:
-            coder.decode(payload, num_elements)
+            coder.check(payload, num_elements)
             return
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
@@ -262,23 +274,30 @@ class SetPayloads(ListPayloads):
 
 
 class SignPayloads(ListPayloads):
-    """Lists of sign updates, a list a shared step. Chunks are steps, and have no elements."""
+    """Lists of sign updates. A shared step is a chunk, or several that follow each other
+    (`outer.step_chunks`). Chunks have no elements."""
 
     name = DISTRO
     are_steps = True
+    are_audited = True
 
-    def __init__(self, coder: SignCodec) -> None:
+    def __init__(self, coder: StepCodec) -> None:
         self.coder = coder
 
     def part_bytes(self, num_elements: int) -> int:
-        return RECORD_PREFIX_BYTES + self.coder.encoded_bytes
+        """See `Payloads`: the mean of a step's chunks, rounded up."""
+        return RECORD_PREFIX_BYTES + -(-self.coder.encoded_bytes // self.coder.num_chunks)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
-        num_members = mask.bit_count()
+    def members_max(self, num_elements: int) -> int:
+        largest = RECORD_PREFIX_BYTES + self.coder.chunk_bytes_max
+        return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // largest)
+
+    def is_length(
+        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
+    ) -> bool:
+        num_members, part_bytes = mask.bit_count(), self.coder.chunk_bytes(chunk)
         blocks = num_bytes - num_members * RECORD_PREFIX_BYTES
-        return blocks in range(
-            0, num_members * self.coder.encoded_bytes + 1, self.coder.encoded_bytes
-        )
+        return blocks in range(0, num_members * part_bytes + 1, part_bytes)
 
     def check(
         self,
@@ -290,24 +309,29 @@ class SignPayloads(ListPayloads):
         *,
         is_average: bool = True,
     ) -> None:
-        self.updates(payload, mask)
+        self.updates(payload, mask, chunk)
 
     def contributors(self, payload: Buffer, mask: int | None) -> int:
-        records = split(payload, mask, self.coder.encoded_bytes)
+        records = split(payload, mask, self.coder.chunk_bytes_max)
         return sum(1 << record.position for record in records if len(record.block))
 
-    def updates(self, payload: Buffer, mask: int | None = None) -> list[SignUpdate]:
-        """Returns the updates of the members that have a part in a step, by ring position.
+    def updates(self, payload: Buffer, mask: int | None = None, chunk: int = 0) -> list[SignUpdate]:
+        """Returns the updates of the members that have a part in a chunk, by ring position.
 
         Raises:
-            MalformedError: it is no step of these members (None: of whatever members).
+            MalformedError: it is no such chunk of these members (None: of whatever members).
         """
-        records = split(payload, mask, self.coder.encoded_bytes)
-        return [self.coder.decode(record.block) for record in records if len(record.block)]
+        records = split(payload, mask, self.coder.chunk_bytes_max)
+        return [
+            self.coder.decode_chunk(chunk, record.block) for record in records if len(record.block)
+        ]
 
 
 AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads
 """The kinds whose averages are vectors."""
+
+AuditedPayloads: TypeAlias = SumPayloads | SetPayloads | SignPayloads
+"""The kinds of members that trust each other."""
 
 
 def payloads_named(

@@ -93,6 +93,7 @@ class SignCodec:
                 raise ValueError(f"{num_tiles} tiles of {coefficients} coefficients")
             self._parts.append(_Part(first, num_tiles, coefficients, min(k, coefficients)))
             first += num_tiles * coefficients
+        self.num_coefficients = first
         self.num_entries = sum(part.num_entries for part in self._parts)
         self._num_bits = sum(part.num_bits for part in self._parts)
 

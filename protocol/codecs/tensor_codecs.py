@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gossamer.protocol.codecs.block_codecs import Int4Codec, Int8Codec
 from gossamer.protocol.codecs.chunk_values import (
@@ -65,6 +66,9 @@ class TensorCodec(Protocol):
                 anything else that `encode` does not write. `out` then holds no useful values.
         """
 
+    def check(self, data: Buffer, num_elements: int) -> None:
+        """Raises MalformedError exactly where `decode` does, and makes no values where it can."""
+
 
 class Fp32Codec:
     """Little-endian fp32, exact. Four bytes an element; neither side copies."""
@@ -93,6 +97,10 @@ class Fp32Codec:
             return values
         np.copyto(out, values)
         return out
+
+    def check(self, data: Buffer, num_elements: int) -> None:
+        """See `TensorCodec.check`."""
+        self.decode(data, num_elements)  # a view
 
 
 class Fp16Codec:
@@ -139,15 +147,26 @@ class Fp16Codec:
     def decode(
         self, data: Buffer, num_elements: int, out: Float32Array | None = None
     ) -> Float32Array:
+        scale, halves = self._parts(data, num_elements)
+        values = np.empty(num_elements, np.float32) if out is None else out
+        np.multiply(halves, scale, out=values, dtype=np.float32)
+        check_decoded(values)
+        return values
+
+    def check(self, data: Buffer, num_elements: int) -> None:
+        """See `TensorCodec.check`. Without their signs, halves are in the order of their bits,
+        with the infinite one and NaN behind all others: the last one shows for all."""
+        scale, halves = self._parts(data, num_elements)
+        largest = (halves.view("<u2") & np.uint16(0x7FFF)).max(keepdims=True).view(np.float16)
+        check_decoded(largest.astype(np.float32) * scale)
+
+    def _parts(self, data: Buffer, num_elements: int) -> tuple[np.float32, NDArray[np.float16]]:
+        """The scale and the halves, (num_elements,). Raises MalformedError."""
         check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
         scale = np.frombuffer(data, dtype="<f4", count=1)[0]
         if not _SCALE_MIN <= scale <= _SCALE_MAX or np.frexp(scale)[0] != 0.5:
             raise MalformedError(f"the scale of an fp16 chunk is {scale}, not a power of two")
-        halves = np.frombuffer(data, dtype="<f2", offset=_SCALE_BYTES)
-        values = np.empty(num_elements, np.float32) if out is None else out
-        np.multiply(halves, np.float32(scale), out=values, dtype=np.float32)
-        check_decoded(values)
-        return values
+        return np.float32(scale), np.frombuffer(data, dtype="<f2", offset=_SCALE_BYTES)
 
 
 _SCALE_BYTES = 4

@@ -92,10 +92,12 @@ class WideCodec(BlockCodec):
             groups |= pairs.astype(np.uint64) << np.uint64(self.bits * place)
         return groups.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : self.bits].reshape(-1)
 
-    def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
+    def _check_codes(self, codes: Uint8Array, num_elements: int) -> None:
         unused = 8 * len(codes) - self.bits * num_elements
         if unused and codes[-1] >> (8 - unused):
             raise MalformedError(f"an {self.name} chunk with more codes than values")
+
+    def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
         rows = padded(codes, self.bits).reshape(-1, self.bits)
         groups = np.zeros((len(rows), 8), np.uint8)
         groups[:, : self.bits] = rows

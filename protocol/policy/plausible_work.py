@@ -25,7 +25,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import ImplausibleError, MalformedError, VersionError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.sum_audits import has_sum_audits
+from gossamer.protocol.policy.sum_audits import has_roots, has_sum_audits
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement
@@ -43,8 +43,8 @@ class WorkBounds:
         # This round, the carried rounds, and the round in which these go stale.
         self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
         """Most tokens of one peer in one round."""
-        self._has_audits = has_sum_audits(manifest)
-        self._has_roots = manifest.trust == "open" or self._has_audits
+        self._has_roots = has_roots(manifest)
+        self._has_audits = has_sum_audits(manifest) and self._has_roots
         self._last_round = manifest.last_round
         self.span_tokens_max = (
             0 if manifest.data.own else 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)

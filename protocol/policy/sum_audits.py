@@ -1,14 +1,17 @@
 """Audits of sums: after a round a member adds up one chunk again, from the parts that went into it.
 
-Where members trust each other partial sums travel, and a sum says nothing of its parts. So a member
-could replace those that it passes on, and nobody would find it. After each round its head picks a
-chunk and one of the members, the *auditor*. The others open that chunk for the auditor: their part
-of it, and what they did to its sums.
+Where members trust each other a partial sum says nothing of its parts, and the records of a set
+have no signature. So a member could replace those that it passes on, and nobody would find it.
+After each round its head picks a chunk and one of the members, the *auditor*. The others open that
+chunk for the auditor: their part of it, and what they did to its sums. In the rules below a set is
+a sum, and adding up is putting records together.
 
 Rules
 -----
-- A member signs in its `Ready` the root over its work, chunk by chunk in fp32 (`record_tree`). So
-  nobody chooses its part when it knows the sum, or the chunk that is looked at.
+- A member signs in its `Ready` the root over its work, chunk by chunk in fp32, or over its sparse
+  records (`record_tree`). So nobody chooses its part when it knows the sum, or the chunk that is
+  looked at. Shared steps are trained inside the ring and have no root. Their sets need none: the
+  digest of a set that a member signed leaves one record that it can have added to what came.
 - A member signs each partial sum that it passes on (`rounds.signed_averages`), and keeps what the
   sender of each sum that it used has signed (`rounds.inventory.SumStep`).
 - The way back begins at the average's finisher. Each member on it names the sum, with the sender's
@@ -56,9 +59,15 @@ _CHUNK, _AUDITOR = b"audited chunk", b"auditor of a chunk"
 
 
 def has_sum_audits(manifest: Manifest) -> bool:
-    """Returns whether the sums of a run are audited: members trust each other, and sums travel from
-    which the part of each member follows."""
-    return manifest.trust == "members" and SYNC_MODES[manifest.sync].adds_up
+    """Returns whether the sums of a run are audited: members trust each other, so payloads travel
+    that a member can replace."""
+    return manifest.trust == "members"
+
+
+def has_roots(manifest: Manifest) -> bool:
+    """Returns whether each `Ready` of a run has a root: over the author's work, or in an open run
+    over its records. The work of shared steps is done after it."""
+    return not SYNC_MODES[manifest.sync].shares_steps
 
 
 def audited_chunk(head: Digest, num_chunks: int) -> int:

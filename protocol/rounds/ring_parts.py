@@ -27,6 +27,8 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.state.apply import Apply
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.token_caps import capped_tokens
 
@@ -191,20 +193,23 @@ class SumPart:
 
 
 def tree_of(
-    pending: Float32Array, plan: ChunkPlan, payloads: RecordPayloads | SumPayloads
+    pending: Float32Array,
+    plan: ChunkPlan,
+    payloads: RecordPayloads | SumPayloads,
+    apply: Apply = map,
 ) -> RecordTree:
     """The tree of a member's records; where sums travel, of the chunks of its work in fp32.
 
     Args:
         pending: (plan.num_elements,), the work that the member offers.
+        apply: calls a function for each chunk, perhaps in threads.
 
     Raises:
         ValueError: the work has a value that cannot be used.
     """
     encode = payloads.encode if isinstance(payloads, RecordPayloads) else codec("fp32").encode
-    return RecordTree(
-        [
-            leaf_of(chunk, encode(usable(pending[plan.range_of(chunk)])))
-            for chunk in range(plan.num_chunks)
-        ]
-    )
+
+    def leaf(chunk: int) -> Digest:
+        return leaf_of(chunk, encode(usable(pending[plan.range_of(chunk)])))
+
+    return RecordTree(list(apply(leaf, range(plan.num_chunks))))

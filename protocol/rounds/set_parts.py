@@ -17,7 +17,7 @@ same between peers, and survives their faults, is `protocol.rounds.ring`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
 from gossamer.protocol.rounds.ring_parts import RingPart, RoundedSums, SumPart, tree_of
+from gossamer.protocol.state.apply import Apply
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 _PART_NORM_MAX = 2.0
@@ -54,17 +55,22 @@ class SetPart:
         tokens: Sequence[int],
         position: int,
         error_decay: float,
+        blocks: Mapping[int, bytes] | None = None,
     ) -> None:
         """
         Args:
             pending: (plan.num_elements,), this member's work.
             tokens: of all members, by ring position.
             position: this member's.
+            blocks: encoded chunks of the work, by number; the others are encoded when the ring asks
+                for them.
         """
         self._pending, self._plan, self._payloads = pending, plan, payloads
         self._position = position
         self._error_decay = np.float32(error_decay)
+        self._encoded = blocks or {}
         self._blocks: dict[int, bytes] = {}
+        """The chunks that the ring asked for."""
         self._sums: RoundedSums | None = None
         if payloads.sums is not None:
             self._sums = RoundedSums(payloads.sums, tokens, position)
@@ -74,7 +80,8 @@ class SetPart:
         block = self._blocks.get(chunk)
         if block is None:
             work = usable(self._pending[self._plan.range_of(chunk)])
-            block = self._blocks[chunk] = self._payloads.coder.encode(work)
+            block = self._encoded.get(chunk) or self._payloads.coder.encode(work)
+            self._blocks[chunk] = block
         num_elements = self._plan.elements_of(chunk)
         if not self._payloads.is_sum(mask | 1 << self._position):
             return add_record(payload, self._position, block)
@@ -147,6 +154,30 @@ class SetPart:
         if rounded is not None:
             error += rounded
         return error
+
+
+def blocks_of(
+    pending: Float32Array, plan: ChunkPlan, payloads: SetPayloads, apply: Apply = map
+) -> list[bytes]:
+    """A member's sparse parts of all chunks, which enter the ring as they are.
+
+    Args:
+        pending: (plan.num_elements,), the work that the member offers.
+        apply: calls a function for each chunk, perhaps in threads.
+
+    Raises:
+        ValueError: the work has a value that cannot be used.
+    """
+
+    def block(chunk: int) -> bytes:
+        return payloads.coder.encode(usable(pending[plan.range_of(chunk)]))
+
+    return list(apply(block, range(plan.num_chunks)))
+
+
+def tree_over(blocks: Sequence[bytes]) -> RecordTree:
+    """The tree of these parts: its root is in the member's `Ready`."""
+    return RecordTree([leaf_of(chunk, block) for chunk, block in enumerate(blocks)])
 
 
 class RecordPart:

@@ -9,11 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
-from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import AuditedPayloads, SetPayloads, SumPayloads
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, SumStep
-from gossamer.protocol.rounds.ring_parts import SumPart
+from gossamer.protocol.rounds.ring_parts import RingPart, SumPart
+from gossamer.protocol.rounds.set_parts import SetPart
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.state.chain import mask_bytes
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -110,10 +113,43 @@ class ReplacedSum(Exception):
         self.position = position
 
 
+_NOTHING = np.empty(0, np.float32)
+
+
+class _StepPart:
+    """A member's part of a shared step, as it opened it (a `RingPart`)."""
+
+    def __init__(self, block: Buffer, position: int) -> None:
+        self._block, self._position = block, position
+
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        """See `RingPart`."""
+        return add_record(payload, self._position, self._block)
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        """See `RingPart`."""
+        return payload
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """See `RingPart`."""
+        return None
+
+
+def opened_bytes_max(payloads: AuditedPayloads, chunk: int, num_elements: int) -> int:
+    """Most bytes of a part as its member opens it."""
+    match payloads:
+        case SumPayloads():
+            return codec("fp32").encoded_bytes(num_elements)
+        case SetPayloads():
+            return payloads.coder.encoded_bytes(num_elements)
+        case _:
+            return payloads.coder.chunk_bytes(chunk)
+
+
 class AddedAgain:
     """Adds up a chunk again, along the way of its sum. It may run in threads."""
 
-    def __init__(self, payloads: SumPayloads, tokens: Sequence[int], num_elements: int) -> None:
+    def __init__(self, payloads: AuditedPayloads, tokens: Sequence[int], num_elements: int) -> None:
         """
         Args:
             tokens: of the ring's members, by position.
@@ -121,22 +157,24 @@ class AddedAgain:
         """
         self._payloads = payloads
         self._tokens = tokens
-        self._plan = ChunkPlan(num_elements, num_elements)
+        self._num_elements = num_elements
         self._sum: Buffer | None = None
 
-    def add(self, hop: Hop, part: Float32Array) -> None:
+    def add(self, hop: Hop, part: Buffer) -> None:
         """Goes on with a member that added its part.
 
         Args:
-            part: (num_elements,), the member's work in this chunk.
+            part: as the member opened it: its work in this chunk in fp32, or the record that it
+                adds to a set.
 
         Raises:
+            MalformedError: it is no part of such a chunk.
             ReplacedSum: the member passed on something else.
         """
         arithmetic = self._arithmetic(part, hop.position)
         try:
             self._sum = arithmetic.add(0, self._sum, hop.step.mask)
-        except ValueError:  # no member adds such a part
+        except (ValueError, MalformedError):  # no member adds such a part, or to such a sum
             raise ReplacedSum(hop.position) from None
         if digest_of(self._sum) != hop.step.result:
             raise ReplacedSum(hop.position)
@@ -148,12 +186,27 @@ class AddedAgain:
             ReplacedSum: the finisher made something else of the sum.
         """
         assert self._sum is not None, "somebody began the sum"
-        arithmetic = self._arithmetic(np.empty(0, np.float32), finisher)
+        arithmetic = self._arithmetic(None, finisher)
         if digest_of(arithmetic.finish_average(0, self._sum, mask)) != digest:
             raise ReplacedSum(finisher)
 
-    def _arithmetic(self, part: Float32Array, position: int) -> SumPart:
-        return SumPart(part, self._plan, self._payloads.coder, self._tokens, position)
+    def _arithmetic(self, part: Buffer | None, position: int) -> RingPart:
+        """`part`: None for a member that only finishes the average."""
+        payloads, num_elements = self._payloads, self._num_elements
+        plan = ChunkPlan(num_elements, num_elements)
+        match payloads:
+            case SumPayloads():
+                work = _NOTHING if part is None else codec("fp32").decode(part, num_elements)
+                return SumPart(work, plan, payloads.coder, self._tokens, position)
+            case SetPayloads():
+                blocks: dict[int, bytes] = {}
+                if part is not None:
+                    payloads.coder.decode(part, num_elements)
+                    blocks[0] = bytes(part)
+                # What was left out of the record is not needed: its member carries that on.
+                return SetPart(_NOTHING, plan, payloads, self._tokens, position, 1.0, blocks)
+            case _:
+                return _StepPart(b"" if part is None else part, position)
 
 
 def encode_step(step: SumStep, members: tuple[PeerId, ...]) -> Step:

@@ -27,18 +27,18 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.protocol.limits import TILE_SIDE_MAX
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import Tensor, layout_of
-
-TILE_SIDE_MAX = 64
-"""Longest side of a tile, DeMo's s: a tile has at most 4096 coefficients, whose index has 12
-bits."""
 
 BASIS_SCALE = 2**14
 """Entries of the real basis are at most 1; rounding them to 2**-14 turns a sign only where the sum
 is next to nothing."""
 
 COEFFICIENT_MAX = 2**12
+
+_PIECES_OF_CHUNK = 8
+"""A chunk of a step is at most about an eighth longer than the mean."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,29 @@ def pieces_of(grids: Sequence[Grid], elements_max: int) -> tuple[Grid, ...]:
             part = replace(tensor, start=tensor.start + first * width, shape=shape)
             pieces.append(replace(grid, tensor=part))
     return tuple(pieces)
+
+
+def chunks_of_step(grids: Sequence[Grid], num_chunks: int) -> tuple[tuple[Grid, ...], ...]:
+    """The same tiles, dealt to the chunks of a shared step in flat order.
+
+    Matrices are cut into pieces of some rows of tiles (`pieces_of`), of at most an eighth of a
+    chunk each. A piece belongs to chunk floor(first * num_chunks / num_parameters), where `first`
+    is the place of its first element in the flat vector. So the chunks have about as many elements
+    each.
+
+    Args:
+        grids: of all parameters.
+
+    Raises:
+        ValueError: a chunk would be empty.
+    """
+    total = sum(grid.tensor.num_elements for grid in grids)
+    chunks: list[list[Grid]] = [[] for _ in range(num_chunks)]
+    for piece in pieces_of(grids, max(1, total // (_PIECES_OF_CHUNK * num_chunks))):
+        chunks[piece.tensor.start * num_chunks // total].append(piece)
+    if not all(chunks):
+        raise ValueError(f"{num_chunks} chunks of a step of {total} elements: one would be empty")
+    return tuple(map(tuple, chunks))
 
 
 def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.float64]:

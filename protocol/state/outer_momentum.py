@@ -68,13 +68,22 @@ class Products(NamedTuple):
     gm: float = 0.0
     mm: float = 0.0
 
-    def with_part(self, average: FloatVector, momentum: FloatVector) -> Products:
-        """The products with further elements of both vectors, each (num_elements,)."""
-        return Products(
-            self.gg + inner_product(average, average),
-            self.gm + inner_product(average, momentum),
-            self.mm + inner_product(momentum, momentum),
+    @classmethod
+    def of_piece(cls, average: FloatVector, momentum: FloatVector) -> Products:
+        """The products of some elements of both vectors, each (num_elements,)."""
+        return cls(
+            inner_product(average, average),
+            inner_product(average, momentum),
+            inner_product(momentum, momentum),
         )
+
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[Products]) -> Products:
+        """The products of all elements, from those of pieces in the order of the chunks."""
+        gg = gm = mm = 0.0
+        for piece in pieces:
+            gg, gm, mm = gg + piece.gg, gm + piece.gm, mm + piece.mm
+        return cls(gg, gm, mm)
 
     def scaled(self, scale: float) -> Products:
         """The products of the average times `scale`."""
@@ -93,19 +102,15 @@ def tuned_rates(
     outer: OuterConfig,
     total_steps: int,
     round_number: int,
-    pieces: Iterable[tuple[FloatVector, FloatVector]],
+    products: Products,
     norms: Sequence[float],
 ) -> OuterRates:
     """The rates of a round of several peers, from `outer.displacement`.
 
     Args:
         total_steps: inner steps of the whole run.
-        pieces: pieces of the average and of the momentum vector, in the order of the chunks.
         norms: see `momentum_for`.
     """
-    products = Products()
-    for average, momentum in pieces:
-        products = products.with_part(average, momentum)
     displacement = outer.displacement / outer.learning_rate
     longest = max(LENGTH_MAX, displacement) * statistics.median(norms)
     scale = scale_to(longest, products.gg)
@@ -135,10 +140,14 @@ def rates_of_round(
 ) -> OuterRates:
     """The rates of a round whose average contains all its peers.
 
-    Args: as for `tuned_rates`; `norms` has one element for each peer.
+    Args:
+        total_steps: inner steps of the whole run.
+        pieces: pieces of the average and of the momentum vector, in the order of the chunks.
+        norms: see `momentum_for`; one element for each peer.
     """
     if outer.displacement and len(norms) > 1:
-        return tuned_rates(outer, total_steps, round_number, pieces, norms)
+        products = Products.of_pieces(Products.of_piece(*piece) for piece in pieces)
+        return tuned_rates(outer, total_steps, round_number, products, norms)
     return OuterRates(*outer.rates_of(round_number, len(norms)))
 
 

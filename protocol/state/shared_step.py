@@ -21,15 +21,17 @@ The step defines the run's state, and gives the same bits on any machine:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.protocol.codecs.sign_codec import Shape, SignUpdate
+from gossamer.protocol.codecs.sign_codec import Shape, SignCodec, SignUpdate
+from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.manifest import InnerConfig
-from gossamer.protocol.state.exact_transform import Grid, inverse_exact
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.state.apply import Apply
+from gossamer.protocol.state.exact_transform import Grid, chunks_of_step, grids_of, inverse_exact
 
 MEAN_SCALE = 2**10
 """Steps of a mean of signs between 0 and 1: more than a ring has members."""
@@ -44,13 +46,10 @@ def shapes_of(grids: Sequence[Grid]) -> list[Shape]:
     return [(grid.num_tiles, grid.tile_elements) for grid in grids]
 
 
-class Apply(Protocol):
-    """`map`, or one that works at several pieces at the same time."""
-
-    def __call__(
-        self, function: Callable[[Grid], None], grids: Sequence[Grid], /
-    ) -> Iterable[None]:
-        """Calls the function for each grid; all calls are over when the results were read."""
+def step_codec(model: ModelConfig, top_k: int, num_chunks: int) -> StepCodec:
+    """The codec of a model's shared steps in so many chunks. ValueError if one would be empty."""
+    chunks = chunks_of_step(grids_of(model), num_chunks)
+    return StepCodec([SignCodec(shapes_of(grids), top_k) for grids in chunks])
 
 
 def shared_step(
@@ -68,7 +67,8 @@ def shared_step(
     to matrices, as in `optimizer`. Without updates it is the only change.
 
     Args:
-        grids: of all parameters, or the pieces of these.
+        grids: of all parameters or of those of a chunk, or the pieces of these. Only their elements
+            are stepped.
         apply: calls a function for each grid, perhaps in threads.
 
     Raises:

@@ -95,8 +95,9 @@ class SyncSets:
     def __init__(self, model: ModelConfig, outer: OuterConfig, sync: SyncMode = "diloco") -> None:
         self._warmup_rounds = outer.warmup_rounds
         if SYNC_MODES[sync].shares_steps:
-            # A chunk is a shared step, and not a range of the parameters.
-            self.whole = SyncSet((), ChunkPlan(outer.inner_steps, 1), 0, 0)
+            # A chunk is a shared step or a part of one, and not a range of the parameters.
+            num_chunks = outer.inner_steps * outer.chunks_of_step
+            self.whole = SyncSet((), ChunkPlan(num_chunks, 1), 0, 0)
             self.turns: tuple[SyncSet, ...] = (self.whole,)
             return
         fragments = fragments_of(model, outer.fragments)

@@ -2,7 +2,8 @@
 chunk (`policy.sum_audits`).
 
     auditor -> ["open", head, with the part]
-    member  -> ["opened", steps, path]     with the part, which is the payload: fp32, little-endian
+    member  -> ["opened", steps, path]     with the part, which is the payload: fp32, little-endian,
+                                           or a record of a set; of a shared step without a path
                ["opened", steps, b""]      without it
                ["closed"]                  the member has nothing to open for this peer and head
 

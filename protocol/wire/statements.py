@@ -111,7 +111,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     (`ring_order.encode_links`). Empty: it is connected well to all that it knows."""
     root: bytes = b""
     """Root over the author's records, chunk by chunk (`record_tree`), in a run with
-    `trust = "open"`; empty in others."""
+    `trust = "open"`, or over its work in others (`policy.sum_audits`); empty where members train
+    inside the ring."""
 
 
 class Roster(

@@ -9,12 +9,11 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.exact_transform import grids_of
-from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
+from gossamer.protocol.state.shared_step import shared_rate_at, shared_step, step_codec
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc.messages import SharedSteps
 from gossamer.trainer.presets.modes import SMALL_DISTRO
@@ -75,7 +74,7 @@ class SharedSwarm:
     def __init__(self, setting: Setting, steps: SharedSteps, num_peers: int) -> None:
         model, self._inner = setting.model, setting.inner
         self._grids = grids_of(model)
-        self._codec = SignCodec(shapes_of(self._grids), steps.top_k)
+        self._codec = step_codec(model, steps.top_k, steps.chunks)
         self.parameters: FloatVector = np.zeros(model.num_parameters, np.float32)
         self.peers = [
             SharedPeer(

@@ -32,10 +32,8 @@ from gossamer.protocol.codecs.payloads import (
     DISTRO,
     AveragedPayloads,
     SignPayloads,
-    SumPayloads,
     payloads_named,
 )
-from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
@@ -62,7 +60,6 @@ from tests.benchmarks._member import (
     sleep_until,
     vector_of,
 )
-from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 
 RUN_ID = digest_of(b"ring benchmark")
@@ -153,9 +150,7 @@ class Peer(OpenListener):
             self._payloads = payloads_named(self._assignment.codec, trust=trust)
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._records = (
-            Contributions(self._payloads, 1.0)
-            if isinstance(self._payloads, RecordPayloads | SumPayloads)
-            else None
+            None if isinstance(self._payloads, SignPayloads) else Contributions(self._payloads, 1.0)
         )
         self.outer_step = OuterStep(self._plan, self._payloads)
         self._driver: RoundDriver | None = None
@@ -281,9 +276,8 @@ class Peer(OpenListener):
         """See `RoundHost`."""
         if isinstance(self._payloads, SignPayloads):
             return _ring_steps.Signs(self._payloads, ring, self._me)
-        if self._records is not None:
-            return self._records.contribution(self._vector, self._plan, ring, self._me)
-        return contribution_of(self._vector, self._plan, self._payloads, ring, self._me, 1.0)
+        assert self._records is not None
+        return self._records.contribution(self._vector, self._plan, ring, self._me)
 
     def awaited(self) -> Awaited:
         """See `RoundHost`."""
@@ -335,9 +329,10 @@ class Peer(OpenListener):
 
     # What comes from the others
 
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
+    def heard_statement(self, signed: Signed, statement: Statement) -> bool:
         if self._driver is not None:
             self._driver.heard(signed, statement)
+        return True
 
     def heard_commit(self, commit: Commit) -> bool:
         if self._driver is not None:

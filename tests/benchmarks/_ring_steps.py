@@ -11,6 +11,7 @@ import numpy as np
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import TILE_COEFFICIENTS_MAX, SignCodec, SignUpdate
+from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -29,7 +30,7 @@ PLAN = ChunkPlan(STEPS, 1)
 def payloads_of(num_elements: int) -> SignPayloads:
     """Payloads for a model whose tensors are all cut into whole tiles."""
     num_tiles = max(1, num_elements // TILE_COEFFICIENTS_MAX)
-    return SignPayloads(SignCodec([(num_tiles, TILE_COEFFICIENTS_MAX)], TOP_K))
+    return SignPayloads(StepCodec([SignCodec([(num_tiles, TILE_COEFFICIENTS_MAX)], TOP_K)]))
 
 
 class Signs:
@@ -38,7 +39,7 @@ class Signs:
     def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId) -> None:
         self._position = ring.members.index(me)
         coder = payloads.coder
-        ((num_tiles, _),) = coder.shapes
+        ((num_tiles, _),) = coder.coders[0].shapes
         firsts = TILE_COEFFICIENTS_MAX * np.arange(num_tiles)
         places = (firsts[:, np.newaxis] + 7 * np.arange(TOP_K)).reshape(-1)
         draw = np.random.default_rng(self._position)

@@ -36,7 +36,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
+from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.protocol.policy.audits import (
     AUDITORS,
     SCALE,
@@ -394,6 +395,7 @@ def main() -> None:
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
     parser.add_argument("--words", action="store_true", help="ten words and a very small model")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
+    parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
     parser.add_argument("--keep", type=Path, help="a file for all gains, as npy")
     parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")
     options = parser.parse_args()
@@ -404,7 +406,8 @@ def main() -> None:
     torch.set_num_threads(1)
     preset = PRESETS["tiny"]
     outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
-    preset = replace(preset, outer=outer)
+    inner = replace(preset.inner, optimizer=options.optimizer)
+    preset = replace(preset, inner=inner, outer=outer)
     if options.words or options.small:
         preset = replace(preset, model=replace(preset.model, **WORDS_SHAPE))
         options.rounds = max(options.rounds, WORDS_ROUNDS[-1])

@@ -24,6 +24,7 @@ from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.manifest_file import write_manifest_file
 from gossamer.protocol.sync_modes import SyncMode
+from gossamer.trainer.presets.modes import default_optimizer
 
 WIDTHS = (512, 768)
 ROUNDS = 4
@@ -61,7 +62,8 @@ def _draft(mode: str, width: int) -> Draft:
     draft = draft_of_preset("5m")
     change = msgspec.structs.replace
     model = change(draft.model, width=width, hidden_width=5 * width // 2, context=64)
-    inner = change(draft.inner, sequences_per_step=1)
+    sync = SYNC_MODES.get(averaging, draft.sync)
+    inner = change(draft.inner, sequences_per_step=1, optimizer=default_optimizer(sync))
     outer = change(
         draft.outer,
         inner_steps=3,
@@ -69,7 +71,6 @@ def _draft(mode: str, width: int) -> Draft:
         overlap=bool(overlap),
         codec="fp32" if averaging in SYNC_MODES else averaging,
     )
-    sync = SYNC_MODES.get(averaging, draft.sync)
     if averaging in SYNC_MODES:
         top_k = 128 if averaging == "sparse" else 16
         outer = change(outer, displacement=0.0, warmup_rounds=0, warmup_inner_steps=1, top_k=top_k)

@@ -182,10 +182,11 @@ def schedule_of(draft: Draft, arm: Arm) -> TokenSchedule:
 
 
 def draft_of(options: argparse.Namespace) -> Draft:
-    """The preset with what the options change. Overlap is the arms' matter."""
+    """The preset with what the options change. Overlap and the optimiser are the arms' matter."""
     draft = draft_of_preset(options.preset, name="losses")
     change = msgspec.structs.replace
-    draft = change(draft, outer=change(draft.outer, overlap=False))
+    inner = change(draft.inner, optimizer="adamw")
+    draft = change(draft, inner=inner, outer=change(draft.outer, overlap=False))
     if options.small:
         small = change(draft.model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
         draft = change(draft, model=change(small, hidden_width=128))

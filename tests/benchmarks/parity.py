@@ -295,9 +295,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def draft_of(options: argparse.Namespace) -> Draft:
-    """The preset, without overlap: most arms compare averaging with synchronous training."""
-    draft = draft_of_preset(options.preset, name="parity")
-    return msgspec.structs.replace(draft, outer=msgspec.structs.replace(draft.outer, overlap=False))
+    """The preset with AdamW in all arms, and without overlap: most arms compare averaging with
+    synchronous training."""
+    draft, change = draft_of_preset(options.preset, name="parity"), msgspec.structs.replace
+    inner = change(draft.inner, optimizer="adamw")
+    return change(draft, inner=inner, outer=change(draft.outer, overlap=False))
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

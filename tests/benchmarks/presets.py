@@ -500,6 +500,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in options.presets:
         preset = PRESETS[name]
+        # All that was found here before Muon was the default has to stay comparable.
+        inner = msgspec.structs.replace(preset.inner, optimizer="adamw")
+        preset = msgspec.structs.replace(preset, inner=inner)
         if options.context:
             model = msgspec.structs.replace(preset.model, context=options.context)
             preset = msgspec.structs.replace(preset, model=model)

@@ -114,7 +114,8 @@ def attack_of(name: str, number: int, member: int) -> Attack | None:
 def small_run(codec_name: str) -> Preset:
     run = adapted(PRESETS["tiny"], SYNC.get(codec_name, "diloco"))
     model = replace(run.model, width=48, hidden_width=128, num_layers=2, context=32)
-    return replace(run, model=model, inner=replace(run.inner, sequences_per_step=8))
+    inner = replace(run.inner, sequences_per_step=8, optimizer="adamw")
+    return replace(run, model=model, inner=inner)
 
 
 class Trial:

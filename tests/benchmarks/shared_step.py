@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from unittest.mock import patch
+from functools import partial
 
 import blake3
 import numpy as np
 
-from gossamer.node.storage import shared_parameters
+from gossamer.node.base.threads import PIECE_ELEMENTS, map_pieces
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.state.exact_transform import grids_of, pieces_of
 from gossamer.protocol.state.shared_step import shared_step
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_parameters = model.num_parameters
     updates = [update_of(num_parameters, seed) for seed in range(options.members)]
     whole = grids_of(model)
-    pieces = pieces_of(whole, shared_parameters.PIECE_ELEMENTS)
+    pieces = pieces_of(whole, PIECE_ELEMENTS)
     arms = [("whole tensors", 1, whole)]
     arms += [("pieces", threads, pieces) for threads in options.threads]
     print(f"{options.preset}: {num_parameters:,} parameters, {options.members} members")
@@ -57,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for _ in range(options.repeats):
             parameters = np.zeros(num_parameters, np.float32)
             wall, cpu = time.perf_counter(), time.process_time()
-            with (
-                patch.object(shared_parameters, "num_usable_cores", lambda n=threads: n),
-                shared_parameters._threads(len(grids)) as apply,
-            ):
-                shared_step(grids, parameters, updates, 1e-3, 0.1, parameters, apply)
+            apply = partial(map_pieces, num_threads=threads)
+            shared_step(grids, parameters, updates, 1e-3, 0.1, parameters, apply)
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
         digests.add(blake3.blake3(parameters.tobytes()).hexdigest())

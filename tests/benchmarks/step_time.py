@@ -92,7 +92,7 @@ def loss_of(seed: int, *, has_bf16: bool, folder: Path) -> float:
     preset = PRESETS["tiny"]
     model = msgspec.structs.replace(preset.model, width=192, hidden_width=512, num_heads=6)
     model = msgspec.structs.replace(model, num_kv_heads=6)
-    inner = msgspec.structs.replace(preset.inner, total_steps=200)
+    inner = msgspec.structs.replace(preset.inner, total_steps=200, optimizer="adamw")
     outer = msgspec.structs.replace(preset.outer, inner_steps=10, warmup_rounds=20, codec="fp32")
     outer = msgspec.structs.replace(outer, warmup_inner_steps=4)
     run = msgspec.structs.replace(preset, model=model, inner=inner, outer=outer)

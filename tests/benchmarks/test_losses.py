@@ -176,7 +176,13 @@ def small_draft(corpus: Path) -> Draft:
             hidden_width=32,
             context=16,
         ),
-        inner=change(draft.inner, total_steps=STEPS, warmup_steps=2, sequences_per_step=2),
+        inner=change(
+            draft.inner,
+            total_steps=STEPS,
+            warmup_steps=2,
+            sequences_per_step=2,
+            optimizer="adamw",
+        ),
         outer=change(
             draft.outer,
             overlap=False,

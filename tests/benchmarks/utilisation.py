@@ -1,7 +1,12 @@
-"""How busy are trainers behind home lines? Real daemons, and beside it what `gossamer plan` says.
+r"""How busy are trainers behind home lines? Real daemons, and beside it what `gossamer plan` says.
 
     sudo python -m tests.benchmarks.utilisation
-    sudo python -m tests.benchmarks.utilisation --peers 4 --mbit 20 --rounds 20 --codec fp16
+    sudo python -m tests.benchmarks.utilisation --peers 4 --mbit 20 --rounds 20 --modes fp16
+    sudo python -m tests.benchmarks.utilisation --preset tiny --peers 4 --mbit 8 --rounds 4 \
+        --inner-steps 10 --modes distro --top-k 1024 --step-chunks 1 4
+
+The shaper lets 128 KiB through at once after a pause, so that a list of a few kB says nothing about
+lines that wait for each other: hence the large `--top-k`.
 
 Each peer is a daemon in a network namespace behind a line of `--mbit` in each direction. All share
 this machine's processors, so a step takes longer than it would on a machine of its own; that is
@@ -27,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -69,6 +75,8 @@ class Result:
     """Figures of one run."""
 
     mode: str
+    step_chunks: int | None
+    """With `distro`: chunks of a step; None: as many as the run's default."""
     overlap: bool
     rounds: int
     at_work_mean: float
@@ -98,19 +106,31 @@ class Reading:
     tokens: float
 
 
-def measure(options: argparse.Namespace, mode: str, *, overlap: bool, console: Console) -> Result:
+def measure(
+    options: argparse.Namespace,
+    mode: str,
+    *,
+    overlap: bool,
+    console: Console,
+    step_chunks: int | None = None,
+) -> Result:
     """Founds a swarm, and watches some rounds of it."""
     with tempfile.TemporaryDirectory(prefix="gossamer-utilisation-") as folder:
         root = Path(folder)
         manifest = root / "run.toml"
         is_dense = mode not in (SPARSE, DISTRO)
+        outer = f'codec = "{mode}"' if is_dense else ""
+        if step_chunks is not None:
+            outer = f"step_chunks = {step_chunks}\n"
+        if options.top_k is not None and not is_dense:
+            outer += f"top_k = {options.top_k}\n"
         manifest.write_text(
             _MANIFEST.format(
                 preset=options.preset,
                 top="" if is_dense else f'sync = "{mode}"',
                 inner_steps=options.inner_steps,
                 overlap="true" if overlap else "false",
-                outer=f'codec = "{mode}"' if is_dense else "",
+                outer=outer,
             )
         )
         draft = read_manifest_file(manifest)
@@ -148,6 +168,7 @@ def measure(options: argparse.Namespace, mode: str, *, overlap: bool, console: C
     assert plan.utilisation is not None
     return Result(
         mode,
+        step_chunks,
         overlap,
         options.rounds,
         statistics.mean(shares),
@@ -199,7 +220,9 @@ def table_of(options: argparse.Namespace, results: Sequence[Result]) -> Table:
         table.add_column(header, justify="right")
     for one in results:
         table.add_row(
-            one.mode + (", overlap" if one.overlap else ""),
+            one.mode
+            + (", overlap" if one.overlap else "")
+            + (f", {one.step_chunks} chunks a step" if one.step_chunks is not None else ""),
             f"{one.at_work_mean:.1%}",
             f"{one.at_work_least:.1%}",
             f"{one.in_steps_mean:.1%}",
@@ -222,6 +245,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--inner-steps", type=int, default=20)
     parser.add_argument("--modes", nargs="+", default=["fp16"], help="codecs, sparse and distro")
+    parser.add_argument("--step-chunks", nargs="+", type=int, help="with distro: of a shared step")
+    parser.add_argument("--top-k", type=int, help="of sparse and distro; default: the preset's")
     parser.add_argument("--apart", action="store_true", help="also without overlap")
     parser.add_argument("--output", type=Path, help="for the results as JSON")
     options = parser.parse_args()
@@ -230,8 +255,14 @@ def main() -> int:
     try:
         for mode in options.modes:
             # Each of distro's steps needs the one before it.
-            for overlap in (False,) if mode == DISTRO else (True, False)[: 1 + options.apart]:
-                results.append(measure(options, mode, overlap=overlap, console=console))
+            overlaps = (False,) if mode == DISTRO else (True, False)[: 1 + options.apart]
+            chunks = (options.step_chunks or (None,)) if mode == DISTRO else (None,)
+            for overlap, step_chunks in product(overlaps, chunks):
+                results.append(
+                    measure(
+                        options, mode, overlap=overlap, console=console, step_chunks=step_chunks
+                    )
+                )
                 if options.output is not None:
                     found = [asdict(result) for result in results]
                     options.output.write_text(json.dumps(found, indent=1) + "\n")

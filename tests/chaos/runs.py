@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gossamer.protocol.codecs.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
-from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.state.exact_transform import grids_of
-from gossamer.protocol.state.shared_step import shapes_of
+from gossamer.protocol.state.shared_step import step_codec
 from tests.support.lab import Lab
 
 ATTEMPT_SECONDS = 2.0
@@ -161,7 +159,7 @@ class Run:
     def ring_bytes(self, num_peers: int) -> int:
         """Bytes of all chunks on their way, averaged over the links of a ring."""
         if self.sync == DISTRO:
-            step = SignPayloads(SignCodec(shapes_of(grids_of(self.model)), self.top_k))
+            step = SignPayloads(step_codec(self.model, self.top_k, 1))
             return self.inner_steps * step.mean_bytes(1, num_peers)
         name = SPARSE if self.sync == SPARSE else self.codec
         payloads = payloads_named(name, self.top_k, sparse_sums_of=self.chunk_elements)

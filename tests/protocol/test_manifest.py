@@ -255,6 +255,17 @@ def test_a_manifest_without_sparse_sums_keeps_its_bytes_and_its_sets() -> None:
         assert not signed.is_length(average_bytes, size, mask, is_average=True)
 
 
+def test_a_manifest_without_chunks_of_a_step_keeps_its_bytes_and_has_one() -> None:
+    old = replace(manifest(), sync="distro", outer=replace(manifest().outer, warmup_rounds=0))
+    assert problems_of(old) == []
+    assert b"step_chunks" not in encode_manifest(old)
+    assert old.outer.chunks_of_step == 1
+    new = replace(old, outer=replace(old.outer, step_chunks=2))
+    assert problems_of(new) == []
+    assert decode_manifest(encode_manifest(new)).outer.chunks_of_step == 2
+    assert new.run_id != old.run_id
+
+
 def test_a_manifest_from_before_own_data_and_conversations_keeps_its_bytes() -> None:
     old = manifest()
     assert not old.data.own

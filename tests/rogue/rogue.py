@@ -23,7 +23,7 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.policy.sum_audits import has_sum_audits
+from gossamer.protocol.policy.sum_audits import has_roots
 from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum, encode_finished
 from gossamer.protocol.wire.envelopes import (
     encode_signed,
@@ -86,8 +86,7 @@ class Rogue:
     @property
     def has_roots(self) -> bool:
         """Whether members of this run sign roots over their work."""
-        manifest = self.manifest
-        return manifest is not None and (manifest.trust == "open" or has_sum_audits(manifest))
+        return self.manifest is not None and has_roots(self.manifest)
 
     @property
     def run_id(self) -> Digest:

@@ -7,9 +7,10 @@ auditors find it, whether it opens its chunks or not, and blame nobody else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -104,10 +105,18 @@ def lived(
     codec: str = "fp32",
     opens: bool = True,
     where: str = "sums",
-    seed: int = 23,
+    lies: Callable[[PeerId, str], AbstractContextManager[None]] = liar,
+    **others: Any,
 ) -> World:
-    """A swarm of three honest members and a liar, until something has come about."""
-    world = World(root, seed=seed, codec=codec)
+    """A swarm of three honest members and a liar, until something has come about.
+
+    Args:
+        opens: whether the liar opens its chunks.
+        where: it replaces what it passes on, or what it finishes.
+        lies: the context in which the node with that id is the liar.
+        others: of the world.
+    """
+    world = World(root, seed=23, codec=codec, **others)
     names = HONEST + LIAR
 
     async def story(nursery: trio.Nursery) -> None:
@@ -124,7 +133,7 @@ def lived(
         assert_only_the_liar_is_blamed(world)
         measured(f"{codec}, opens {opens}: {world.round('a') - FIRST_LIE} rounds")
 
-    with liar(world.identity(LIAR).peer_id, where):
+    with lies(world.identity(LIAR).peer_id, where):
         simulate(world, story)
     return world
 

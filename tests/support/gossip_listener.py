@@ -18,8 +18,8 @@ class OpenListener:
     def admits(self, author: PeerId, statement: Statement) -> bool:
         return True
 
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
-        pass
+    def heard_statement(self, signed: Signed, statement: Statement) -> bool:
+        return True
 
     def verified(self, signed: Signed, statement: Statement) -> None:
         pass

@@ -31,7 +31,8 @@ from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sign_codec import SignUpdate
+from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import (
@@ -312,14 +313,15 @@ class NumbersTrainer:
         pass
 
 
-def every_place(codec: SignCodec) -> list[int]:
-    """The first k coefficients of each chunk."""
+def every_place(codec: StepCodec) -> list[int]:
+    """The first k coefficients of each tile."""
     places: list[int] = []
     first = 0
-    for num_chunks, coefficients in codec.shapes:
-        for _ in range(num_chunks):
-            places += range(first, first + min(codec.k, coefficients))
-            first += coefficients
+    for coder in codec.coders:
+        for num_tiles, coefficients in coder.shapes:
+            for _ in range(num_tiles):
+                places += range(first, first + min(coder.k, coefficients))
+                first += coefficients
     return places
 
 
@@ -360,6 +362,7 @@ def found(
     *,
     codec: str = "fp32",
     top_k: int = 64,
+    step_chunks: int = 1,
     num_shards: int = 64,
     overlap: bool = False,
     inner_steps: int = 4,
@@ -419,6 +422,7 @@ def found(
             codec=msgspec.convert("fp32" if codec == sync else codec, Codec),
             chunk_elements=1024,
             top_k=4 if sync == "distro" else top_k,
+            step_chunks=step_chunks if step_chunks > 1 else msgspec.UNSET,
             overlap=overlap,
             fragments=fragments,
             displacement=displacement,
@@ -476,6 +480,8 @@ class World:
     """`sparse` and `distro` stand for those modes."""
     top_k: int = 64
     """With `sparse`: values of each 4,096. With `SUMS_TOP_K` two members' parts are a sum."""
+    step_chunks: int = 1
+    """With `distro`: chunks of a shared step."""
     wait_for_peers: int = 0
     num_shards: int = 64
     overlap: bool = False
@@ -530,6 +536,7 @@ class World:
             self.identity("a"),
             codec=self.codec,
             top_k=self.top_k,
+            step_chunks=self.step_chunks,
             num_shards=self.num_shards,
             overlap=self.overlap,
             inner_steps=self.inner_steps,

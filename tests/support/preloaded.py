@@ -43,6 +43,7 @@ from typing import Any, AnyStr
 ROOT = Path(__file__).parents[2]
 
 CLI = "gossamer.node.cli"
+CODE = "tests.support.forked_code"
 MODULES = (
     CLI,
     "gossamer.node.runs.cut_confined",
@@ -52,6 +53,7 @@ MODULES = (
     "gossamer.trainer.train",
     "gossamer.trainer.worker",
     "tests.benchmarks._ring_gossamer",
+    CODE,
 )
 """Modules that a copy may run."""
 

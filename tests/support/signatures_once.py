@@ -70,7 +70,9 @@ def signatures_checked_once() -> Iterator[None]:
             mock.patch.object(identity, "Ed25519PublicKey", _PublicKey),
             mock.patch.object(Identity, "sign", _sign_and_remember),
         ):
+            identity._key_of.cache_clear()  # keys of before, and below those of the block
             yield
     finally:
+        identity._key_of.cache_clear()
         _check.cache_clear()
         _made.clear()

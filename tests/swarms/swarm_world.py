@@ -37,6 +37,7 @@ from tests.support.node_world import (
     settled,
     simulate,
 )
+from tests.support.sum_verdicts import verdicts_of
 from tests.swarms.swarm_faults import LOOK_SECONDS, SwarmFaults, until
 from tests.swarms.swarm_story import SwarmStory, draw
 
@@ -170,6 +171,11 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         check_chain(story, headers_of(world, names[0]))
         for name in names:
             assert_account_is_true(world, name)
+        verdicts = {verdict for name in names for verdict in verdicts_of(world, name)}
+        assert not any(each.is_replaced for each in verdicts), "an honest member is blamed"
+        counts["sums added up again"] += sum(audits_of(world, name, "good") for name in names)
+        # One that followed another ring cannot open its part, and one verdict has no consequence.
+        counts["members named that opened nothing"] += len(verdicts)
         counts["rounds"] += world.round(names[0])
         counts["parts of the data added"] += len(story.data_seconds)
         counts["rounds on added data"] += sum(
@@ -185,6 +191,12 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         logging.getLogger().removeHandler(errors)
     assert not errors.texts, "\n".join(errors.texts)
     return counts
+
+
+def audits_of(world: World, name: str, verdict: str) -> int:
+    """How often a node came to a verdict, in its present life."""
+    registry = world.nodes[name].metrics.registry
+    return int(registry.get_sample_value("gossamer_audits_total", {"verdict": verdict}) or 0)
 
 
 def check_chain(story: SwarmStory, headers: list[Header]) -> None:

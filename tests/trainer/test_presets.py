@@ -5,6 +5,8 @@ from gossamer.protocol.limits import CHUNKS_MAX
 from gossamer.protocol.manifest import RoundConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.sync_modes import SyncMode
+from gossamer.trainer.presets.modes import adapted, default_optimizer
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
@@ -52,6 +54,17 @@ def test_shapes_that_were_published() -> None:
         assert preset.outer.inner_steps == 500
         assert (preset.inner.learning_rate, preset.inner.warmup_steps) == (4e-4, 1_000)
         assert (preset.outer.learning_rate, preset.outer.momentum) == (0.7, 0.9)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_dense_runs_of_all_weights_are_muons(preset: Preset) -> None:
+    assert preset.inner.uses_muon
+    modes: dict[SyncMode, str] = {"diloco": "muon", "sparse": "adamw", "distro": "adamw"}
+    for sync, expected in modes.items():
+        assert default_optimizer(sync) == adapted(preset, sync).inner.optimizer == expected
+        assert default_optimizer(sync, trust="open") == "adamw"
+        assert default_optimizer(sync, lora=True) == "adamw"
+        assert default_optimizer(sync, from_weights=True) == "adamw"
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -147,8 +147,12 @@ def reference(run: Preset, text: ShardFolder, rounds: int) -> np.ndarray:
     return parameters.detach().numpy()
 
 
+def adamw(run: Preset) -> Preset:
+    return replace(run, inner=replace(run.inner, optimizer="adamw"))
+
+
 def test_it_is_diloco(text: ShardFolder) -> None:
-    run = small(learning_rate=0.7, momentum=0.9)
+    run = adamw(small(learning_rate=0.7, momentum=0.9))
     found, expected = trained(run, text, rounds=5).parameters, reference(run, text, 5)
     start = Swarm(run, "diloco", 1).parameters
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected - start)
@@ -157,7 +161,7 @@ def test_it_is_diloco(text: ShardFolder) -> None:
         small(learning_rate=0.7, momentum=0.8),
         small(learning_rate=0.7, momentum=0.9, inner_steps=5),
     )
-    for other in others:
+    for other in map(adamw, others):
         wrong = trained(other, text, rounds=5).parameters
         assert np.linalg.norm(wrong - expected) / np.linalg.norm(expected - start) > 1e-2
 
@@ -260,3 +264,14 @@ def test_the_command_says_what_is_wrong_with_the_text(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no such file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_has_the_optimizer_of_the_preset_unless_told() -> None:
+    def state(*arguments: str) -> str:
+        done = run_command("--rounds", "1", "--peers", "1", *arguments, "--text", *map(str, FILES))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.rsplit(" ", 1)[1]
+
+    assert state() == state("--optimizer", "muon") != state("--optimizer", "adamw")
+    sparse = ("--codec", "sparse")
+    assert state(*sparse) == state(*sparse, "--optimizer", "adamw")

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.protocol.codecs.sign_codec import SignCodec
-from gossamer.protocol.state.shared_step import shapes_of
+from gossamer.protocol.state.shared_step import step_codec
 from gossamer.trainer.checkpoint import (
     CheckpointError,
     SavedMomentum,
@@ -58,7 +57,7 @@ class SharedTrainer(LocalTrainer):
         device = self.device.torch_device
         dct = ModelDct(config.model, device)
         self._momentum = Momentum(dct, device, top_k=steps.top_k, decay=config.inner.beta1)
-        self._codec = SignCodec(shapes_of(dct.grids), steps.top_k)
+        self._codec = step_codec(config.model, steps.top_k, steps.chunks)
         self._has_lookahead = steps.lookahead
         self._last_rate = 0.0
         self._is_offered = False

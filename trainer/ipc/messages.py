@@ -120,7 +120,9 @@ class SharedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The settings of `sync = "distro"` that a worker needs."""
 
     top_k: int
-    """Coefficients of each chunk that are sent."""
+    """Coefficients of each tile that are sent."""
+    chunks: int = 1
+    """Chunks in which a step travels."""
     lookahead: bool
     """True if a gradient is taken at the point where the peer's own momentum would lead."""
 

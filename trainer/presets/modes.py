@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gossamer.protocol.manifest import InnerOptimizer, Trust
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.presets.preset import Preset
 
@@ -49,10 +50,34 @@ def _distro_of(num_parameters: int) -> _Distro:
     return _MEDIUM_DISTRO if num_parameters >= _MEDIUM_PARAMETERS else SMALL_DISTRO
 
 
+def default_optimizer(
+    sync: SyncMode,
+    *,
+    trust: Trust = "members",
+    lora: bool = False,
+    from_weights: bool = False,
+) -> InnerOptimizer:
+    """Returns the inner optimiser of a new run whose founder names none.
+
+    Muon, with which a dense swarm learns more from the same tokens (docs/benchmarks/training.md).
+    It is AdamW where `sparse` takes that gain away, where `distro` and adapters refuse Muon, and
+    where nobody has tried Muon here: among strangers, whose averages and audits were measured with
+    AdamW, and for published weights, which AdamW made.
+
+    Args:
+        trust: whom the run's averages trust.
+        lora: whether the parameters are adapters.
+        from_weights: whether the run begins with the weights of a folder (`--init-from`).
+    """
+    has_trial = sync == "diloco" and trust == "members" and not lora and not from_weights
+    return "muon" if has_trial else "adamw"
+
+
 def adapted(preset: Preset, sync: SyncMode) -> Preset:
     """The preset with the settings of another mode. Its own are for `diloco`."""
     replace = msgspec.structs.replace
-    inner, outer = preset.inner, preset.outer
+    inner = replace(preset.inner, optimizer=default_optimizer(sync))
+    outer = preset.outer
     if sync == "sparse":
         rate, momentum = preset.sparse_rates
         outer = replace(outer, learning_rate=rate, momentum=momentum, displacement=0.0)

@@ -277,7 +277,8 @@ class Passes:
 
 
 def training_on(device: Device, model: ModelConfig) -> Training:
-    """The training of a model on a device, with AdamW's moments."""
+    """The training of a model on a device, as far as its passes depend on it: the moments are
+    AdamW's."""
     return Training(
         model,
         half=device.is_half,

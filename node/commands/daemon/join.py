@@ -107,14 +107,14 @@ def links_nearby() -> tuple[str, ...]:
         ConfigError: nodes of several runs are found.
         JoinError: no node is found.
     """
-    import trio  # here, and the network: the state directory is held before they are loaded
-
+    # here: the state directory is held before trio and the network are loaded
+    from gossamer.node.base.interrupting import run_interruptibly
     from gossamer.node.network.lan import look_around
     from gossamer.node.peers.run_exchange import JoinError
 
     print("looking for nodes in this network ...", flush=True)
     try:
-        found = trio.run(partial(look_around, SEARCH_SECONDS))
+        found = run_interruptibly(partial(look_around, SEARCH_SECONDS))
     except OSError as error:
         raise JoinError(f"{_NEEDED} (this network was not searched: {error})") from None
     return only_run(found)

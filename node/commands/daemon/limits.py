@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from gossamer.node.app.client import NotRunningError, StartingError, change_limits, fetch_status
 from gossamer.node.base.owner_limits import (
+    DEFAULT,
+    OFF,
     SCHEDULE,
     SETTING_OF,
     UNITS,
@@ -16,6 +18,7 @@ from gossamer.node.base.owner_limits import (
     with_limits,
 )
 from gossamer.node.base.printable import printable
+from gossamer.node.base.setting_values import SettingValue
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.options import State, settings_of
@@ -80,14 +83,20 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
     except StartingError:
         raise
     except NotRunningError:
-        if not settings.state_dir.is_dir():
-            raise
         kept = changed(read_limits(state_dir.limits_path), wanted)
         with_limits(settings, kept)
+        is_new = not settings.state_dir.is_dir()
+        state_dir.create()  # an owner may set limits before the first `gossamer join`
         write_limits(state_dir.limits_path, kept)
-        print("No node runs here. It holds when the next one starts.")
+        if is_new:
+            where = printable(str(settings.state_dir))
+            print(f"No node has run in {where} yet. It holds when the first one starts.")
+        else:
+            print("No node runs here. It holds when the next one starts.")
         return
     print("It holds from now on, and after a restart.")
+    if wanted.get("gpu_power", OFF) not in (OFF, DEFAULT):  # the node asks the driver after this
+        print("gossamer limits says whether the card's driver takes gpu_power.")
 
 
 def _show_limits(options: State) -> None:
@@ -103,6 +112,7 @@ def _show_limits(options: State) -> None:
                 name=name,
                 setting=setting,
                 unit=UNITS[name],
+                limit=_plain_number(getattr(settings, setting)),
                 text=_written(getattr(settings, setting)),
                 source=source_of(name, kept),
             )
@@ -140,8 +150,18 @@ def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
         print(printable(line.rstrip()))
 
 
-def _written(value: object) -> str:
+def _written(value: SettingValue) -> str:
     return " ".join(value) if isinstance(value, tuple) else str(value or "")
+
+
+def _plain_number(value: SettingValue) -> float | None:
+    """Returns the number of a limit that no node holds now; None where it depends on the time of
+    the day or on the card."""
+    if isinstance(value, int):
+        return value or None
+    if isinstance(value, tuple) and len(value) == 1 and "@" not in value[0]:
+        return float(value[0])
+    return None
 
 
 def _limit(row: LimitStatus) -> str:
@@ -160,4 +180,6 @@ def _source(row: LimitStatus) -> str:
 def _number(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    return format_bytes(int(value)) if unit == "bytes" else f"{value:.3g} {unit}"
+    if unit == "bytes":
+        return format_bytes(int(value))
+    return "1 thread" if (value, unit) == (1, "threads") else f"{value:.3g} {unit}"

@@ -19,8 +19,8 @@ from gossamer.node.telemetry.status import Status
 FREE_SECONDS_MAX = 180.0
 """Limit of the wait for the device: a step, the end of a ring, and two vectors to a slow disk."""
 
-RESUME_SECONDS_MAX = 10.0
-"""Limit of the wait for the end of a pause: the node writes it to a disk that may be slow."""
+TAKEN_SECONDS_MAX = 10.0
+"""Limit of the wait until the node shows an order: its disk takes it first, and may be slow."""
 
 POLL_SECONDS = 0.2
 """Time between two looks at the node: a person does not notice less."""
@@ -45,13 +45,15 @@ def pause(
     """
     order = _order_options(for_, after_round)
     state_dir = StateDir(settings_of(options).state_dir)
+    given_at = time.time()
     give_order(state_dir, "pause", order)
-    if after_round:
+    started = time.monotonic()
+    status = _status_with_order(state_dir, given_at, order.get("seconds"))
+    if after_round and not _is_device_free(status):
         print("The node pauses when its present round ends; gossamer status shows it.")
         return 0
-    started = time.monotonic()
     has_told = False
-    while not _is_device_free(status := fetch_status(state_dir)):
+    while not _is_device_free(status):
         waited = time.monotonic() - started
         if waited > FREE_SECONDS_MAX:
             raise ClientError(
@@ -63,15 +65,51 @@ def pause(
             has_told = True
             print("The node ends its step and hands over its round; then the device is free.")
         time.sleep(POLL_SECONDS)
+        status = fetch_status(state_dir)
     if status.phase == "finished":
         print("The device is free: the run is finished, and the node only serves its model.")
         return 0
     seconds = f" after {time.monotonic() - started:.0f} s" if has_told else ""
-    end = fetch_status(state_dir).resumes_at if for_ else None
-    text = moment(unix, time.time(), zone_of(end)) if (unix := unix_moment(end)) else ""
-    until = f"The node goes on at {text}, or with" if text else "Go on with"
-    print(f"The device is free{seconds}. {until}: gossamer resume")
+    print(f"The device is free{seconds}. {_how_it_goes_on(status)}")
     return 0
+
+
+def _status_with_order(state_dir: StateDir, given_at: float, seconds: int | None) -> Status:
+    """Returns the status as soon as it does not show an earlier pause any more, with that one's
+    end. After `TAKEN_SECONDS_MAX` it returns what there is.
+
+    Args:
+        given_at: Unix time at which the order was given, or a little before.
+        seconds: how long the pause is; None: until the owner resumes.
+    """
+    least = None if seconds is None else given_at + seconds - 1.0  # the node shows whole seconds
+    started = time.monotonic()
+    while True:
+        status = fetch_status(state_dir)
+        ends = [unix_moment(pause.resumes_at) for pause in status.pauses if pause.reason == "user"]
+        if all(_is_end(end, least) for end in ends):
+            return status
+        if time.monotonic() - started > TAKEN_SECONDS_MAX:
+            return status
+        time.sleep(POLL_SECONDS)
+
+
+def _is_end(end: float | None, least: float | None) -> bool:
+    """Whether a pause that ends then (Unix time; None: never by itself) is the one that ends at
+    `least` or a little later."""
+    if end is None or least is None:
+        return end is None and least is None
+    return least <= end <= least + 1.0 + TAKEN_SECONDS_MAX
+
+
+def _how_it_goes_on(status: Status) -> str:
+    """Returns what ends the pause of a node whose device is free, in a sentence."""
+    ordered = [pause for pause in status.pauses if pause.reason == "user"]
+    if len(status.pauses) > len(ordered):  # resume would not be enough
+        return f"The node is paused: {pauses_text(status, time.time())}"
+    end = ordered[0].resumes_at if ordered else status.resumes_at
+    text = moment(unix, time.time(), zone_of(end)) if (unix := unix_moment(end)) else ""
+    return f"{f'The node goes on at {text}, or with' if text else 'Go on with'}: gossamer resume"
 
 
 def _order_options(duration: str | None, after_round: bool) -> dict[str, int]:
@@ -100,7 +138,7 @@ def resume(*, options: State = None) -> int:
     give_order(state_dir, "resume")
     started = time.monotonic()
     status = fetch_status(state_dir)
-    while _is_ordered(status) and time.monotonic() - started < RESUME_SECONDS_MAX:
+    while _is_ordered(status) and time.monotonic() - started < TAKEN_SECONDS_MAX:
         time.sleep(POLL_SECONDS)
         status = fetch_status(state_dir)
     if left := pauses_text(status, time.time()):
@@ -120,7 +158,10 @@ def finish(*, options: State = None) -> int:
     Outside of a round the node leaves at once. gossamer resume takes the order back, as long as the
     round goes on, and so does gossamer pause.
     """
-    done = "The node leaves and exits when its present round ends. Take it back: gossamer resume"
+    done = (
+        "The node leaves and exits when its present round ends, and at once if it is in none. Take "
+        "it back: gossamer resume"
+    )
     return _give(options, "finish", done)
 
 

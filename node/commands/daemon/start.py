@@ -43,7 +43,8 @@ def start(
     ] = None,
     init_from: Annotated[Path | None, Parameter(show_default="none: weights are drawn")] = None,
     optimizer: Annotated[
-        InnerOptimizer | None, Parameter(show_default="as the manifest says, else adamw")
+        InnerOptimizer | None,
+        Parameter(show_default="as the manifest says, else muon, or adamw with --init-from"),
     ] = None,
     data: Annotated[
         DataPlace | None, Parameter(show_default="as the manifest says, else shared")
@@ -71,7 +72,7 @@ def start(
         counts then.
     optimizer
         Inner optimiser, instead of the preset's: muon for the matrices of the layers (and adamw for
-        all else), or adamw for all.
+        all else), or adamw for all, which takes less time a step.
     data
         Text that peers train on: shared (the corpus, which all get), or own (each peer's own, which
         does not leave its machine; the corpus is then this machine's).

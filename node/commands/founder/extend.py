@@ -6,11 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.commands.questions import require_yes
 from gossamer.node.runs.extending import FoundersSchedule
-from gossamer.node.runs.signed_orders import OrderError, SignersRun
+from gossamer.node.runs.signed_orders import SignersRun
 
 
 def extend(
@@ -38,7 +39,7 @@ def extend(
         Do not ask.
     """
     if (total_tokens is None) != cool_down:
-        raise OrderError("name the tokens with which the run is to end, or give --cool-down")
+        raise ConfigError(["name the tokens with which the run is to end, or give --cool-down"])
     run = FoundersSchedule(SignersRun.here(reading_settings_of(options)))
     outlook = run.plan(total_tokens, cooldown_tokens)
     new = outlook.statement

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from gossamer.node.base.terminal import ask
 from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.questions import require_terminal
 from gossamer.node.runs.rolling_back import RollbackDesk
-from gossamer.node.runs.signed_orders import OrderError, SignersRun
+from gossamer.node.runs.signed_orders import SignersRun
 
 
 def rollback(
@@ -39,9 +40,8 @@ def rollback(
     rounds += "" if plan.newest_round == first else f" {plan.newest_round}"
     print(f"Takes back {rounds} of {run.manifest.name}, with {plan.tokens:,} tokens of work.")
     if not yes:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise OrderError("nobody can be asked here: give --yes")
-        if input("All nodes go on from there, for good. Type the round to confirm: ").strip() != (
+        require_terminal()
+        if ask("All nodes go on from there, for good. Type the round to confirm: ") != (
             str(to_round)
         ):
             print("Nothing was changed.")

@@ -90,7 +90,11 @@ def _run_editor(command: list[str], draft: Path, fresh: bytes | None) -> None:
 
 
 def _wants_again() -> bool:
-    return input("Edit again? [Y/n] ").strip().lower() not in ("n", "no")
+    try:
+        return input("Edit again? [Y/n] ").strip().lower() not in ("n", "no")
+    except EOFError:  # here an empty answer is a yes, and this one would come for ever
+        print()
+        return False
 
 
 def _content(file: Path) -> bytes | None:

@@ -100,6 +100,6 @@ def check(
     _, places = source_settings(flags_of(options), os.environ, config)
     found, _ = config_file_of(os.environ, config)
     from_file = sum(place.startswith(str(found)) for place in places.values())
-    where = f"from {found}: {from_file}" if found.exists() else f"(there is no {found})"
-    print(f"no mistakes; settings {printable(where)}, from elsewhere: {len(places) - from_file}")
+    where = f"{from_file} set in {found}" if found.exists() else f"there is no {found}"
+    print(f"no mistakes; {printable(where)}; {len(places) - from_file} set elsewhere")
     return 0

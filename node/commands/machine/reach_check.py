@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from gossamer.node.app.listening import listen_addresses
+from gossamer.node.base.interrupting import run_interruptibly
 from gossamer.node.base.settings import Settings
 from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.network.identity import Identity, IdentityError
@@ -45,7 +48,7 @@ def check_reach_of_idle(settings: Settings, address: str | None) -> Check | None
     except IdentityError:
         return None  # the check of the state directory says what is wrong with it
     try:
-        return trio.run(_ask, settings, state_dir.read_port(), identity, ways)
+        return run_interruptibly(partial(_ask, settings, state_dir.read_port(), identity, ways))
     except TransportError as error:
         return Check("reach", "warn", str(error), "Then ask again, to know who can reach this node")
 

@@ -50,7 +50,8 @@ def peers(
         Order: most tokens, most rounds, newest last round, or peer id. team adds up the members of
         each team.
     csv
-        Print CSV with a line of names.
+        Print CSV with a line of column names. It has no names of members: a spreadsheet may take
+        one for a formula.
     json
         Print JSON.
     """

@@ -33,8 +33,8 @@ def report(
     """Write a static page of the run: curve, members, samples.
 
     The folder gets index.html, which loads nothing, and members.csv. They name the members by their
-    peer ids and by the names that they show, and show no address. The curve is that of this node,
-    and so are the samples that it took (sample_prompts). The node may run meanwhile.
+    peer ids, and the page also by the names that they show. They show no address. The curve is that
+    of this node, and so are the samples that it took (sample_prompts). The node may run meanwhile.
 
     Parameters
     ----------
@@ -43,18 +43,18 @@ def report(
     sample
         Text that the model continues for the page; repeatable, up to 16 times.
     force
-        Write over an index.html that this command did not write.
+        Write over an index.html or a members.csv that this command did not write.
     """
     settings = reading_settings_of(options)
     if len(sample) > SAMPLES_MAX:
         raise ConfigError([f"--sample is given {len(sample)} times; allowed: up to {SAMPLES_MAX}"])
     for prompt in sample:
         require_allowed(prompt, SAMPLE)
-    file = folder / "index.html"
-    if not force and file.exists() and MARK not in file.read_text("utf-8", errors="replace"):
-        raise ConfigError(
-            [f"{file} was not written by this command: name another folder, or give --force"]
-        )
+    file, table = folder / "index.html", folder / "members.csv"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError([f"{printable(str(folder))} is no folder: name another one"])
+    if not force:
+        _require_own(file, table)
     state_dir = StateDir(settings.state_dir)
     credits = read_credits(state_dir)
     run_id = credits.manifest.run_id
@@ -65,9 +65,20 @@ def report(
     text = page(credits, history.points(), samples, time.time(), names, kept)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text.encode(), mode=0o644)
-    write_atomically(folder / "members.csv", _csv(credits), mode=0o644)
+    write_atomically(table, _csv(credits), mode=0o644)
     print(f"{printable(str(file))} is written: round {credits.round:,}")
     return 0
+
+
+def _require_own(page_file: Path, table: Path) -> None:
+    """Raises ConfigError where files of somebody else would be lost. A table has no mark of its
+    own: beside a page of this command it is this command's."""
+    is_own = page_file.exists() and MARK in page_file.read_text("utf-8", errors="replace")
+    for file in (page_file, table):
+        if file.exists() and not is_own:
+            raise ConfigError(
+                [f"{file} was not written by this command: name another folder, or give --force"]
+            )
 
 
 def _samples(settings: Settings, prompts: tuple[str, ...]) -> list[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -87,18 +88,13 @@ def _watch(links: Links, show: Show, every_seconds: float | None, tell: Tell) ->
     first, *others = (printable(address.partition("/p2p/")[0]) for address in links.addresses)
     more = f" and {len(others)} more" if others else ""
     tell(f"looking from outside at the run of the peer at {first}{more} ...")
-    import trio  # here, and libp2p: all this takes seconds to import
-
+    # here: trio and libp2p take seconds to import
     from gossamer.node.app.outside import watch_run
+    from gossamer.node.base.interrupting import run_interruptibly
     from gossamer.node.telemetry.logs import configure_logs
 
     configure_logs("text", "error")
-    try:
-        trio.run(watch_run, links, show, every_seconds, tell)
-    except BaseExceptionGroup as group:  # a nursery's
-        if group.split(KeyboardInterrupt)[1] is not None:
-            raise
-        raise KeyboardInterrupt from None
+    run_interruptibly(partial(watch_run, links, show, every_seconds, tell))
 
 
 def _tell_on_stderr(does: str) -> None:

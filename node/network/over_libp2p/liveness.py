@@ -27,14 +27,14 @@ ASK_SECONDS, ASK_BACK_SECONDS = 5.0, 5.25
 end only where that does not do it. So one question serves both ends, which hear something every
 five and a half seconds (`transport.PING_SECONDS`)."""
 
-QUESTIONS_PER_SECOND_MAX = 6.0
+QUESTIONS_PER_SECOND_MAX = 3.0
 """Rate of the questions of a node that is connected to many peers: it asks each of them more seldom
 than every `ASK_SECONDS`. Otherwise questions and answers grow with the swarm, and are most of what
-a waiting node does (decision 120)."""
+a waiting node does (decisions 120 and 127)."""
 
-ASK_SECONDS_MAX = 12.0
-"""The longest silence after which a peer is asked, however many there are. Its answer then comes
-well before `SILENCE_SECONDS_MAX`."""
+ASK_SECONDS_MAX = 20.0
+"""The longest silence after which a peer is asked, however many there are. A hung process is the
+only thing that these questions find, and no ring has it: a ring listens closely to its members."""
 
 RING_ASK_SECONDS, RING_ASK_BACK_SECONDS = 1.5, 1.75
 """The same for a peer that is in a ring with this node: both ends hear something every two seconds
@@ -48,7 +48,8 @@ RING_RTT_SECONDS = 10.0
 
 SILENCE_SECONDS_MAX = 20.0
 """TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
-kernel, and leaves a machine that swaps for a while its connection."""
+kernel, and leaves a machine that swaps for a while its connection. A node that asks more seldom
+than every `ASK_SECONDS` waits for as much longer."""
 
 LOOK_SECONDS = TICK_SECONDS
 """Looks happen at multiples of this, so this is how late one is at most."""
@@ -112,6 +113,10 @@ class Liveness:
         """Returns the longest time between two signs of life of a peer that is in no ring with this
         node."""
         return self._ask_seconds() + PING_SECONDS - ASK_SECONDS
+
+    def silence_seconds_max(self) -> float:
+        """Returns the silence after which a connection is dropped."""
+        return SILENCE_SECONDS_MAX + self._ask_seconds() - ASK_SECONDS
 
     def _ask_seconds(self) -> float:
         return min(ASK_SECONDS_MAX, max(ASK_SECONDS, len(self._look_at) / QUESTIONS_PER_SECOND_MAX))

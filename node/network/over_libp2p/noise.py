@@ -46,9 +46,6 @@ PLAINTEXT_BYTES_MAX = MESSAGE_BYTES_MAX - _TAG_BYTES
 # One read takes this much at most: enough that a system call's cost vanishes (8 messages), little
 # enough that opening it (0.2 ms) delays nothing.
 _READ_BYTES_MAX = 8 * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
-# A read that brings less has emptied the socket as a rule: then the next one waits for the kernel's
-# word at once, and does not try first. So a sign of life takes one turn of the task and not two.
-_SMALL_READ_BYTES = 4096
 # One write: what a newly queued small message waits for at most, 20 ms on a 100 Mbit/s line.
 BATCH_MESSAGES_MAX = 4
 _BATCH_BYTES_MAX = BATCH_MESSAGES_MAX * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
@@ -128,7 +125,8 @@ class NoiseSession(SecureSession):
         self._partial = bytearray()  # the start of a message whose end has not arrived
         self._opened: list[bytes] = []  # plaintexts that `read` has not handed out
         self._sealed = 0  # bytes in the write buffer
-        self._is_drained = False  # whether the newest read was a small one
+        self._missing = 1  # bytes that have to come before a message can be opened, as far as known
+        self._is_drained = False  # whether the newest read took all that had come
         self._unsent = b""  # the end of a message that `try_send` could not write
         self._closed = False
         # Inside a circuit nothing is counted: the connection that carries it is.
@@ -167,6 +165,7 @@ class NoiseSession(SecureSession):
             await trio.lowlevel.checkpoint()
         while True:
             if waits or limit.is_limited:
+                self._window.wake_at(1 if limit.is_limited else self._missing)
                 await self._wait(trio.lowlevel.wait_readable)
             self._window.fit(limit.bytes_per_second)
             if limit.is_limited:
@@ -180,7 +179,8 @@ class NoiseSession(SecureSession):
                 continue
             except OSError as error:
                 raise ConnectionClosedError(f"connection lost: {error.strerror}") from error
-            self._is_drained = received <= _SMALL_READ_BYTES
+            # Then the next read waits for the kernel's word at once, and does not try first.
+            self._is_drained = received < len(target)
             if received == 0:
                 raise ConnectionClosedError("connection closed by the peer")
             limit.charge(received)
@@ -201,7 +201,7 @@ class NoiseSession(SecureSession):
     def _open_all(self, end: int) -> list[bytes]:
         """Open every whole message in the shared buffer and keep the rest."""
         buffer = self._buffers.read
-        start = 0
+        start, missing = 0, 1
         opened = []
         open_one = self._opener.decrypt
         count = self._open_count
@@ -209,6 +209,7 @@ class NoiseSession(SecureSession):
             body = start + _LENGTH_BYTES
             stop = body + (buffer[start] << 8 | buffer[start + 1])
             if stop > end:
+                missing = stop - end
                 break
             try:
                 opened.append(open_one(_nonce(count), buffer[body:stop], None))
@@ -216,7 +217,7 @@ class NoiseSession(SecureSession):
                 raise ConnectionClosedError("a message that does not authenticate") from error
             count += 1
             start = stop
-        self._open_count = count
+        self._open_count, self._missing = count, missing
         self._partial[:] = buffer[start:end]
         return opened
 
@@ -258,7 +259,7 @@ class NoiseSession(SecureSession):
         """Returns whether `send_rest` has to be called before the next `flush`."""
         return bool(self._unsent)
 
-    def try_send(self, plaintext: bytes) -> bool:
+    def try_send(self, plaintext: bytes | memoryview) -> bool:
         """Send one small message now, without a wait, and say whether that was possible.
 
         Whether the kernel wants more is not asked: so short a message does not pile up there. Call

@@ -31,10 +31,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
-from gossamer.node.network.over_libp2p.liveness import (
-    SILENCE_SECONDS_MAX,
-    Liveness,
-)
+from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import (
     ACK,
@@ -363,8 +360,9 @@ class YamuxConnection(IMuxedConn):
             since = stream.discarded_at
             if since is not None and now - since > LINGER_SECONDS_MAX:
                 stream.abort()
-        if not after_stall and now - self.heard_seconds > SILENCE_SECONDS_MAX:
-            self.drop(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
+        assert self._liveness is not None, "only that calls this"
+        if not after_stall and now - self.heard_seconds > self._liveness.silence_seconds_max():
+            self.drop(f"nothing heard for {now - self.heard_seconds:.0f} s")
         elif now >= self._ask_at():
             self._send_ping()
         return self._ask_at()

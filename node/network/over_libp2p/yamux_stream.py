@@ -73,6 +73,7 @@ class YamuxStream(IMuxedStream):
         self._pieces: deque[bytearray | memoryview] = deque()
         self._offset = 0  # read of the first piece
         self._buffered = 0
+        self._wanted = 1  # unread bytes that wake the task which reads here
         self._changed = trio.Event()
         self._sending = trio.Lock()
         self._sent = trio.Event()
@@ -95,23 +96,34 @@ class YamuxStream(IMuxedStream):
 
     async def send(self, *parts: bytes | bytearray | memoryview) -> None:
         """Send all parts; see `gossamer.node.network.transport.Stream.send`."""
-        async with self._sending:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._sending.acquire_nowait()  # gives no other task a turn where the lock is free
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
             self._check_sendable()
             for part in parts:
                 if len(part):
                     self.outbox.append(memoryview(part).cast("B"))
-            if not self.outbox:
-                return
-            self.is_small = sum(map(len, self.outbox)) <= SMALL_BYTES_MAX
-            self._sent = trio.Event()
-            self.conn.writer.schedule(self)
-            try:
-                await self._sent.wait()
-            except trio.Cancelled:
-                self.abort()
-                raise
-            if self.was_reset:
-                raise MuxedStreamReset("the stream was reset while sending")
+            if self.outbox:
+                await self._send_outbox()
+        finally:
+            self._sending.release()
+
+    async def _send_outbox(self) -> None:
+        self.is_small = sum(map(len, self.outbox)) <= SMALL_BYTES_MAX
+        if self.is_small and self.conn.writer.write_now(self):
+            return
+        self._sent = trio.Event()
+        self.conn.writer.schedule(self)
+        try:
+            await self._sent.wait()
+        except trio.Cancelled:
+            self.abort()
+            raise
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset while sending")
 
     async def write(self, data: bytes) -> None:
         """Send `data` (libp2p's interface)."""
@@ -171,8 +183,10 @@ class YamuxStream(IMuxedStream):
         filled = 0
         try:
             while filled < num_bytes:
-                if not self._buffered:
-                    await self._wait_for_data()
+                # The peer can go on while so much is unread: its credit comes back by halves.
+                wanted = min(num_bytes - filled, self._window // 4)
+                if self._buffered < wanted:
+                    await self._wait_for_data(wanted)
                 filled += self._take_into(view[filled:])
         except BaseException:
             if filled:
@@ -186,18 +200,20 @@ class YamuxStream(IMuxedStream):
         if n == 0:
             return b""
         if not self._buffered:
-            await self._wait_for_data()
+            await self._wait_for_data(1)
         size = self._buffered if n is None or n < 0 else min(n, self._buffered)
         result = bytearray(size)
         self._take_into(memoryview(result))
         return bytes(result)
 
-    async def _wait_for_data(self) -> None:
-        while not self._buffered:
+    async def _wait_for_data(self, num_bytes: int) -> None:
+        """Returns when so many bytes are unread. What is less than that stays unread at the end."""
+        while self._buffered < num_bytes:
             if self.was_reset:
                 raise MuxedStreamReset("the stream was reset")
             if self.recv_closed:
                 raise MuxedStreamEOF("the peer has ended the stream")
+            self._wanted = num_bytes
             self._changed = trio.Event()
             await self._changed.wait()
 
@@ -268,7 +284,8 @@ class YamuxStream(IMuxedStream):
         else:
             self._pieces.append(bytearray(piece))
         self._buffered += size
-        self._changed.set()
+        if self._buffered >= self._wanted:
+            self._changed.set()
 
     # -- ending
 

@@ -23,17 +23,11 @@ from tests.support.daemons import (
     takes_part,
     wait_for_round,
 )
+from tests.support.damage import damage
 
 pytestmark = pytest.mark.e2e
 
 DISK_BYTES = 24 * 2**20
-
-
-def damage(block: Path) -> None:
-    """Flips a bit in the middle of it."""
-    content = bytearray(block.read_bytes())
-    content[len(content) // 2] ^= 4
-    block.write_bytes(content)
 
 
 def test_damaged_blocks_are_fetched_from_peers_again(swarm: LocalSwarm, founded: Path) -> None:

@@ -61,6 +61,7 @@ clip_norm = 0.1
 inner_steps = {STEPS}
 top_k = 4
 lookahead = {{lookahead}}
+step_chunks = {{step_chunks}}
 chunk_elements = 2048
 [rounds]
 round_seconds = 600.0
@@ -98,19 +99,24 @@ def rounds_of(record: Record) -> list[CommittedRound]:
 def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
     members = [member.peer_id for member in header.members]
     payloads = sign_payloads(record.manifest.model, record.manifest.outer)
-    data = record.store.get(Digest(header.update_digest))
-    averages = decode_update_index(data, STEPS, len(members), may_lack=True).averages
-    return tuple(
+    data, num_chunks = record.store.get(Digest(header.update_digest)), payloads.coder.num_chunks
+    averages = decode_update_index(data, STEPS * num_chunks, len(members), may_lack=True).averages
+    chunks = [
         {
             members[each.position]: bytes(each.block)
             for each in split(
                 record.store.get(Digest(average.digest)),
                 average.mask(),
-                payloads.coder.encoded_bytes,
+                payloads.coder.chunk_bytes_max,
             )
             if each.block
         }
         for average in averages
+    ]
+    steps = [chunks[first : first + num_chunks] for first in range(0, len(chunks), num_chunks)]
+    assert all(each.keys() == step[0].keys() for step in steps for each in step)
+    return tuple(
+        {name: b"".join(each[name] for each in step) for name in step[0]} for step in steps
     )
 
 
@@ -158,7 +164,7 @@ def leads_there(
 ) -> bool:
     """Returns whether these first rounds have the parts and lead to the states of those on disk."""
     outer = record.manifest.outer
-    steps = SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
+    steps = SharedSteps(top_k=outer.top_k, chunks=outer.chunks_of_step, lookahead=outer.lookahead)
     swarm = SharedSwarm(record.setting(text), steps, len(record.peers))
     peer_of = dict(zip(record.peers, swarm.peers, strict=True))
     momentum = np.zeros_like(swarm.parameters)
@@ -188,12 +194,13 @@ def span_after(span: Span) -> Span:
 
 
 @pytest.mark.parametrize(
-    ("num_peers", "lookahead", "loses_one"), [(2, "true", False), (3, "false", True)]
+    ("num_peers", "lookahead", "step_chunks", "loses_one"),
+    [(2, "true", 3, False), (3, "false", 1, True)],
 )
 def test_the_driver_reaches_the_states_of_a_real_swarm(
-    tmp_path: Path, corpus: Path, num_peers: int, lookahead: str, loses_one: bool
+    tmp_path: Path, corpus: Path, num_peers: int, lookahead: str, step_chunks: int, loses_one: bool
 ) -> None:
-    described = MANIFEST.format(lookahead=lookahead)
+    described = MANIFEST.format(lookahead=lookahead, step_chunks=step_chunks)
     record, rounds = run_in_time(tmp_path, corpus, described, num_peers, loses_one=loses_one)
     text = record.text(tmp_path / "text")
     with one_thread():

@@ -33,7 +33,7 @@ def test_the_founder_takes_rounds_back_and_both_nodes_go_on_from_there(
     newest = wait_for_round(founder, 12).round
 
     unasked = gossamer("rollback", str(newest - 2), "--state-dir", founder.root)
-    assert unasked.status == 1, unasked
+    assert unasked.status == 2, unasked
     assert "--yes" in unasked.err
     foreign = gossamer("rollback", str(newest - 2), "--yes", "--state-dir", other.root)
     assert foreign.status == 1, foreign

@@ -102,6 +102,10 @@ def test_a_misspelt_key_of_the_file_gets_a_suggestion(tmp_path: Path) -> None:
         ("max-upload = 10", "max-upload: no such setting; did you mean up_limit?"),
         ("gpu_temp = 80", "gpu_temp: no such setting; did you mean gpu_temperature_max?"),
         ("[limits]\nup_limit = 10", "write the settings without the line [limits]"),
+        (
+            "up_limit = [10]",
+            """[10] is not a list of texts, each in quotes, such as ["one", "two"]""",
+        ),
         ("up_limit = 10 Mbit", 'text has quotes, as in work_hours = "22:00-07:00"'),
         ("memory_max = 8", "a size has a unit, as in 8GiB"),
         ("cache_bytes = 8", "a size has a unit, as in 8GiB"),

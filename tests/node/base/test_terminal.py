@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.text import Text
 
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.terminal import ask, open_console
 
 
 def shown() -> str:
@@ -21,3 +21,12 @@ def test_no_color_leaves_no_style_at_all(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown() == "dim bold\n"
     monkeypatch.setenv("NO_COLOR", "")  # empty: as if it were not there
     assert "\x1b" in shown()
+
+
+def test_the_end_of_the_input_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(" yes \n"))
+    assert ask("Go on? [y/N] ") == "yes"
+    assert ask("Go on? [y/N] ") == ""  # Ctrl-D
+    assert capsys.readouterr().out == "Go on? [y/N] Go on? [y/N] \n"

@@ -1,3 +1,4 @@
+import inspect
 import json
 import subprocess
 import sys
@@ -213,6 +214,11 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
         (["status", "--config", "/none.toml"], 2, ["/none.toml: no such file"]),
         (["status"], 1, ["no node runs on"]),
         (["leave"], 1, ["no node runs on"]),
+        (["invite"], 2, ["there is no run in"]),
+        (["members"], 2, ["there is no run in"]),
+        (["rollback", "3"], 2, ["there is no run in"]),
+        (["extend"], 2, ["name the tokens with which the run is to end, or give --cool-down"]),
+        (["extend", "1000"], 2, ["there is no run in"]),
         (["init", "/none/run.toml"], 2, ["/none/run.toml"]),
         (["init", "--preset", "gigantic"], 2, ["gigantic"]),
     ],
@@ -400,6 +406,48 @@ def test_pause_after_the_round_returns_at_once(
     assert "user, from the end of this round" in shown(replace(STATUS, pauses=(waiting,)))
 
 
+def paused_until(moment: datetime | None, *more: PauseStatus) -> Status:
+    end = None if moment is None else moment.isoformat(timespec="seconds")
+    pauses = (PauseStatus(reason="user", resumes_at=end), *more)
+    return replace(PAUSED, resumes_at=end, pauses=pauses)
+
+
+def test_a_pause_in_the_place_of_another_is_told_with_its_own_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = datetime.now(timezone(timedelta(hours=5, minutes=45)))
+    before, after = now + timedelta(hours=2), now + timedelta(hours=5)
+    # The node writes the order to its disk first, and shows the one before until then.
+    answers(monkeypatch, paused_until(before), paused_until(before), paused_until(after))
+    assert run_command(["pause", "--for", "5h"]) == 0
+    text = f"The device is free. The node goes on at {after:%H:%M}, or with: gossamer resume\n"
+    assert capsys.readouterr().out == text
+    answers(monkeypatch, paused_until(after), paused_until(None))
+    assert run_command(["pause"]) == 0
+    assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+
+
+def test_pause_does_not_promise_what_other_causes_keep_from_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    game = PauseStatus(reason="process", text="game runs")
+    answers(monkeypatch, paused_until(None, game))
+    assert run_command(["pause"]) == 0
+    out = capsys.readouterr().out
+    assert out == "The device is free. The node is paused: user; process (game runs)\n"
+
+
+def test_pause_after_the_round_of_a_node_that_is_in_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, paused_until(None))
+    assert run_command(["pause", "--after-round"]) == 0
+    assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+    answers(monkeypatch, replace(STATUS, phase="finished"))
+    assert run_command(["pause", "--after-round"]) == 0
+    assert "the run is finished" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("duration", ["2", "2 weeks", "0h", "31d", ""])
 def test_pause_for_no_time_is_a_mistake(duration: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["pause", "--for", duration]) == 2
@@ -487,6 +535,9 @@ def test_a_commands_own_help_says_the_same_and_shows_every_default(
     function = command.default_command
     assert function is not None
     assert (function.__doc__ or "").startswith(help_line)
+    text = inspect.cleandoc(function.__doc__ or "").partition("\n\nParameters\n")[0]
+    # The line, and all that follows it; help is Markdown, whose backticks are not shown.
+    assert " ".join(text.replace("`", "").split()) in " ".join(shown.split())
     assert help_line in " ".join(shown.split())
     arguments = [one for one in command.assemble_argument_collection() if one.show and one.parse]
     assert any("--state-dir" in one.names for one in arguments) == (name not in WITHOUT_STATE)

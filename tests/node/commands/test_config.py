@@ -1,5 +1,6 @@
 """`gossamer config show | check | edit`, and completion."""
 
+import io
 import json
 import os
 import stat
@@ -173,7 +174,7 @@ def test_check_tells_each_mistake_and_ends_with_status_2(
     monkeypatch.delenv("GOSSAMER_DEVISE")
     file.write_text("threads = 3\n")
     assert run_command(["config", "check"]) == 0
-    assert f"settings from {file}: 1, from elsewhere: 0" in capsys.readouterr().out
+    assert f"no mistakes; 1 set in {file}; 0 set elsewhere" in capsys.readouterr().out
 
 
 # edit
@@ -214,6 +215,21 @@ def test_edit_refuses_a_file_with_mistakes_and_loses_nothing(
     assert run_command(["config", "edit"]) == 0
     assert file.read_text().startswith("# mended: threa")
     assert not draft.exists()
+
+
+def test_edit_ends_with_the_input_at_the_question(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ended(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = write_config("threads = 3\n")
+    editor(monkeypatch, 'path.write_text("threads = ")')
+    monkeypatch.setattr("sys.stdin", Ended())
+    assert run_command(["config", "edit"]) == 2
+    assert "your text is kept in" in capsys.readouterr().err
+    assert file.read_text() == "threads = 3\n"
 
 
 def test_edit_does_not_overwrite_what_another_program_wrote_meanwhile(

@@ -35,6 +35,13 @@ def test_the_table_fits_a_narrow_terminal_and_names_every_preset(
     assert f"{PRESETS['150m'].model.num_parameters:,}" in table[list(PRESETS).index("150m")]
 
 
+@pytest.mark.parametrize("name", ["150m", "1.1b"])
+def test_the_summary_of_a_large_preset_has_the_memory_that_it_needs(name: str) -> None:
+    needs = needs_of_preset(name)
+    gpu, beside = needs.gpu_bytes / 2**30, needs.memory_bytes_beside_gpu / 2**30
+    assert f": {gpu:.1f} GiB on a GPU, {beside:.1f} beside" in needs.summary
+
+
 def test_an_unknown_preset() -> None:
     with pytest.raises(ManifestError):
         needs_of_preset("gigantic")

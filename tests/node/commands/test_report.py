@@ -132,6 +132,28 @@ def test_a_page_of_somebody_else_stays(
     assert write(state, tmp_path) == 0  # its own page, anew
 
 
+def test_a_table_of_somebody_else_stays(
+    state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "members.csv"
+    other.write_text("mine")
+    assert write(state, tmp_path) == 2
+    assert f"{other} was not written by this command" in capsys.readouterr().err
+    assert other.read_text() == "mine"
+    assert not (tmp_path / "index.html").exists()
+    assert write(state, tmp_path, "--force") == 0
+    assert "rank,peer_id" in other.read_text()
+
+
+def test_a_file_is_no_folder(
+    state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    assert write(state, file) == 2
+    assert "is no folder: name another one" in capsys.readouterr().err
+
+
 def test_samples_are_texts_of_the_model(
     state: StateDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

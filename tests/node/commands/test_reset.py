@@ -90,12 +90,14 @@ def test_reset_asks_and_without_a_terminal_does_nothing(
     asked: list[str] = []
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stdout", Terminal())
-    for answer, status in (("", 1), ("n", 1), ("y", 0)):
+    for answer, status in (("", 1), ("n", 1), (None, 1), ("y", 0)):
         assert names(state.root) == before
         said = answer
 
         def ask(text: str) -> str:
             asked.append(text)
+            if said is None:  # noqa: B023
+                raise EOFError  # Ctrl-D
             return said  # noqa: B023
 
         monkeypatch.setattr("builtins.input", ask)
@@ -274,7 +276,7 @@ def test_what_is_no_identity_is_not_restored(
     key = state.identity_path.read_bytes()
     command = ["identity", "restore", str(file), "--force", "--state-dir", str(state.root)]
     assert run_command(command) == 2
-    assert "is damaged" in capsys.readouterr().err
+    assert "is damaged, or no back-up of an identity" in capsys.readouterr().err
     assert state.identity_path.read_bytes() == key
 
 

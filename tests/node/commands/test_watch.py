@@ -41,6 +41,32 @@ main()
 """A command that a terminal can interrupt. Those that a shell runs in the background ignore that,
 and so do their children, as where tests run so."""
 
+INSIDE_THE_NETWORK = """
+import os, signal, sys
+import trio, gossamer.node.app.outside
+from gossamer.node.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+shown = sys.stderr.write
+
+
+def interrupt(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "reschedule":
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def write(text):
+    if text.startswith("connecting"):
+        sys.setprofile(interrupt)
+    return shown(text)
+
+
+sys.stderr.write = write
+main()
+"""
+"""A command that is interrupted while the network hands a task its turn, in no line of its own."""
+
 
 def watching(port: int, *options: str, program: tuple[str, ...] = ()) -> list[str]:
     link = f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"
@@ -83,6 +109,14 @@ def test_a_peer_that_accepts_and_is_silent_is_waited_for_in_words() -> None:
             process.send_signal(signal.SIGINT)
             out, err = process.communicate()
         assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_an_interrupt_inside_the_network_ends_it_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = watching(silent.getsockname()[1], "--json", program=("-c", INSIDE_THE_NETWORK))
+        done = subprocess.run(link, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.endswith("connecting; an answer may take 30 s ...\n")
 
 
 def test_nobody_there_is_one_sentence_with_the_address() -> None:

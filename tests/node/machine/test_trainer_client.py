@@ -30,6 +30,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.checkpoint import load_momentum
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
+from tests.support.preloaded import CODE
 
 PATIENCE_SECONDS = 60
 NUM_PARAMETERS = PRESETS[DEFAULT_PRESET].model.num_parameters
@@ -159,7 +160,8 @@ def act(
     """Runs a story with a trainer whose worker is Python code, or without any the real one."""
     if code is not None:
         code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
-        command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
+        # Some sixty workers begin here, and each would load numpy or torch anew.
+        command = [sys.executable, "-m", CODE, code.replace("{behaviour}", behaviour)]
         process = TrainerProcess(NUM_PARAMETERS, command=command)
         monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, **_options: process)
     trainer = TrainerClient(manifest, Settings(state_dir=Path("unused")), optimizer_path)

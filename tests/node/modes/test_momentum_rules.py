@@ -28,7 +28,7 @@ from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.trainer.ipc.messages import Place
-from tests.support.node_world import MODEL, in_no_thread
+from tests.support.node_world import MODEL, every_place, in_no_thread
 
 ME, OTHER = PeerId("me"), PeerId("other")
 STALE_ROUNDS = 3
@@ -249,12 +249,7 @@ PAYLOADS = sign_payloads(MODEL, OuterConfig(
 
 
 def part_of(sign: bool) -> bytes:
-    places: list[int] = []
-    first = 0
-    for num_chunks, coefficients in PAYLOADS.coder.shapes:
-        for _ in range(num_chunks):
-            places += range(first, first + min(4, coefficients))
-            first += coefficients
+    places = every_place(PAYLOADS.coder)
     return PAYLOADS.coder.encode(SignUpdate(np.array(places), np.full(len(places), sign)))
 
 

@@ -34,13 +34,16 @@ class Listener(OpenListener):
     """Notes what it hears."""
 
     apart = False
+    hears_news = True
+    """Whether what it hears says something new."""
 
     def __init__(self) -> None:
         self.heard: list[Statement] = []
         self.commits: list[Commit] = []
 
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
+    def heard_statement(self, signed: Signed, statement: Statement) -> bool:
         self.heard.append(statement)
+        return self.hears_news
 
     def heard_commit(self, commit: Commit) -> bool:
         self.commits.append(commit)
@@ -128,6 +131,27 @@ def test_stores_are_compared_more_often_after_news_and_by_a_peer_that_lacks_a_co
 
     with_two(story)
     expected = 2 * 20 * NEWS_SECONDS / 3 / seconds
+    assert len(asked) == pytest.approx(expected, rel=0.15)
+
+
+def test_what_repeats_is_published_and_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members without a connection to each other repeat what they said to all others. These
+    compared their stores as often as after news."""
+    monkeypatch.setattr(Listener, "hears_news", False)
+    asked = counted_comparisons(monkeypatch)
+    num_repeated = 20
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        await trio.sleep(NEWS_SECONDS)
+        asked.clear()
+        for sequence in range(num_repeated):
+            gossips[0].repeat(announce(sequence=sequence))
+            await trio.sleep(0.5)
+            assert len(listeners[1].heard) == sequence + 1
+            await trio.sleep(NEWS_SECONDS / 3 - 0.5)
+
+    with_two(story)
+    expected = 2 * num_repeated * NEWS_SECONDS / 3 / QUIET_RECONCILE_SECONDS
     assert len(asked) == pytest.approx(expected, rel=0.15)
 
 

@@ -164,6 +164,7 @@ class Others:
     """The swarm and the disk of a node that has every shard."""
 
     quota_bytes = 2**40
+    num_changes = 0
 
     def __init__(self) -> None:
         self.peers = PEERS[:8]

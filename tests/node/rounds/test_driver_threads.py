@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.dispatcher import TICK_SECONDS
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
@@ -36,7 +38,7 @@ from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork
 
 RUN_ID, HEAD = digest_of(b"driver threads"), digest_of(b"head")
-PLAN = ChunkPlan(8, 4)
+PLAN = ChunkPlan(32, 4)
 PAYLOADS = SumPayloads(codec("fp32"))
 WAIT_SECONDS = 20.0
 """Nothing here takes longer unless it is stuck."""
@@ -194,6 +196,36 @@ def test_the_driver_commits_alone() -> None:
         await alone.driver.finished.wait()
         assert len(alone.taken) == 1
         assert alone.has_voted
+
+    story(tell)
+
+
+def test_chunks_of_a_ring_cause_no_ticks() -> None:
+    """Each addition and each average did. A tick looks at the time and at who is there."""
+    states: list[tuple[str, int]] = []
+    num_added = 0
+
+    async def tell(alone: Alone, _nursery: trio.Nursery) -> None:
+        dispatcher = alone.driver.dispatcher
+        tick = dispatcher.tick
+
+        def noted(now: float, awaited: Awaited) -> None:
+            states.append((dispatcher.machine.state, num_added))
+            tick(now, awaited)
+
+        def slowly() -> None:
+            nonlocal num_added
+            time.sleep(0.002)
+            num_added += 1
+
+        dispatcher.tick = noted  # type: ignore[method-assign]
+        alone.in_add = slowly
+        began = trio.current_time()
+        await alone.driver.finished.wait()
+        num_due = (trio.current_time() - began) / TICK_SECONDS
+        assert num_added == PLAN.num_chunks
+        # The first one of a ring, those that are due by the time, and one that meets a change.
+        assert sum(state == "reducing" for state, _ in states) <= 2 + num_due
 
     story(tell)
 

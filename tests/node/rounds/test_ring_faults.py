@@ -45,6 +45,7 @@ from tests.support.gossip_listener import OpenListener
 from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
+from tests.support.signatures_once import signatures_checked_once
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -176,9 +177,10 @@ class Member(OpenListener):
         if peer not in self.transport.peers():
             await self.transport.connect_any(peer, ())
 
-    def heard_statement(self, signed: Signed, statement: Statement) -> None:
+    def heard_statement(self, signed: Signed, statement: Statement) -> bool:
         if self.driver is not None:
             self.driver.heard(signed, statement)
+        return True
 
     def heard_commit(self, commit: Commit) -> bool:
         if self.driver is not None and self.driver.is_running:
@@ -284,7 +286,8 @@ def run_ring(story: Callable[[Lab], object], num_members: int = 4) -> None:
             await story(Lab(network, members))  # type: ignore[misc]
             nursery.cancel_scope.cancel()
 
-    run_simulated(main)
+    with signatures_checked_once():
+        run_simulated(main)
 
 
 async def _run_transport(

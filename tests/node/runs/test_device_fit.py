@@ -10,11 +10,11 @@ from gossamer.node.app import daemon
 from gossamer.node.base.settings import Join, Settings
 from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.device_fit import DRIVER_BYTES, device_fit, require_fit
-from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.needs import TooLargeError, describe, needs_of
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.trainer.inner_step.optimizer import AdamW
-from gossamer.trainer.presets.table import PRESETS
+from gossamer.protocol.manifest import InnerOptimizer
+from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.resources.passes import Pass, Passes, moment_format_on
 from tests.support.builders import manifest
 from tests.trainer.simulated_card import card, decoder_on, device_of
@@ -26,8 +26,13 @@ def card_with(free_gigabytes: float) -> DeviceMemory:
     return DeviceMemory("NVIDIA A10", 24 * GB, int(free_gigabytes * GB))
 
 
+def draft_with(name: str, optimizer: InnerOptimizer) -> Draft:
+    draft = draft_of_preset(name)
+    return replace(draft, inner=replace(draft.inner, optimizer=optimizer))
+
+
 def test_a_model_that_does_not_fit_is_refused_with_numbers() -> None:
-    draft = draft_of_preset("1.1b")
+    draft = draft_with("1.1b", "adamw")
     fit = device_fit(draft, card_with(16), "fp32")
     with pytest.raises(TooLargeError) as refused:
         require_fit(draft, fit)
@@ -40,31 +45,36 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers() -> None:
 
 def test_a_model_that_fits_says_how() -> None:
     for free, words in ((23, ("at once fit, with activations computed twice",)), (40, ("fit",))):
-        fit = device_fit(draft_of_preset("1.1b"), card_with(free))
-        require_fit(draft_of_preset("1.1b"), fit)
+        draft = draft_with("1.1b", "adamw")
+        fit = device_fit(draft, card_with(free))
+        require_fit(draft, fit)
         assert all(fit.text.endswith(word) for word in words)
         assert f"{free}.0 GB of 24.0 GB are free" in fit.text
         assert fit.checkpointing is (free == 23)
 
 
 def test_moments_are_in_less_where_only_that_fits() -> None:
-    draft = draft_of_preset("1.1b")
-    for free, choice, expected in (
-        (23, "auto", "fp32"),
-        (16, "auto", "bf16"),
-        (12, "auto", "8bit"),
-        (23, "8bit", "8bit"),
+    for optimizer, free, choice, expected in (
+        ("adamw", 23, "auto", "fp32"),
+        ("adamw", 16, "auto", "bf16"),
+        ("adamw", 12, "auto", "8bit"),
+        ("adamw", 23, "8bit", "8bit"),
+        ("muon", 23, "auto", "fp32"),
+        ("muon", 16, "auto", "fp32"),
+        ("muon", 12, "auto", "8bit"),
     ):
+        draft = draft_with("1.1b", optimizer)  # type: ignore[arg-type]
         fit = device_fit(draft, card_with(free), choice)  # type: ignore[arg-type]
         require_fit(draft, fit)
-        assert fit.moment_format == expected
+        assert fit.moment_format == expected, (optimizer, free)
         assert ("with moments in" in fit.text) is (expected != "fp32")
+    draft = draft_with("1.1b", "adamw")
     with pytest.raises(TooLargeError, match=r"at least \d+.\d GB"):
         require_fit(draft, device_fit(draft, card_with(9)))
 
 
 def test_the_owners_choice_of_moments_counts_in_what_a_run_needs() -> None:
-    draft = draft_of_preset("150m")
+    draft = draft_with("150m", "adamw")
     memory = [
         needs_of(draft, trains_on_host=True, cache_bytes=0, moments=choice).memory
         for choice in ("auto", "fp32", "bf16", "8bit")
@@ -75,14 +85,13 @@ def test_the_owners_choice_of_moments_counts_in_what_a_run_needs() -> None:
 
 
 def test_shared_steps_need_one_vector_less() -> None:
-    run = draft_of_preset("150m")
+    run = draft_with("150m", "adamw")
     fits = [device_fit(each, card_with(8)) for each in (run, replace(run, sync="distro"))]
     assert fits[0].vectors_bytes - fits[1].vectors_bytes == 4 * run.model.num_parameters
 
 
 def test_muon_needs_one_vector_less_for_the_matrices_of_the_layers() -> None:
-    run = draft_of_preset("150m")
-    muon = replace(run, inner=replace(run.inner, optimizer="muon"))
+    run, muon = draft_with("150m", "adamw"), draft_with("150m", "muon")
     hidden = 12 * (4 * 1024**2 + 3 * 1024 * 2688)
     fits = [device_fit(each, card_with(8)) for each in (run, muon)]
     assert fits[0].vectors_bytes - fits[1].vectors_bytes == 4 * hidden
@@ -91,8 +100,12 @@ def test_muon_needs_one_vector_less_for_the_matrices_of_the_layers() -> None:
 
 
 @pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
-def test_the_trainer_begins_with_what_the_node_has_said(name: str) -> None:
-    draft, inner = draft_of_preset(name), PRESETS[name].inner
+@pytest.mark.parametrize("optimizer_name", ["adamw", "muon"])
+def test_the_trainer_begins_with_what_the_node_has_said(
+    name: str, optimizer_name: InnerOptimizer
+) -> None:
+    draft = draft_with(name, optimizer_name)
+    inner = draft.inner
     for gigabytes in (8, 12, 16, 24, 32, 80):
         fit = device_fit(draft, DeviceMemory("card", 100 * GB, gigabytes * GB))
         if not fit.sequences:
@@ -102,7 +115,7 @@ def test_the_trainer_begins_with_what_the_node_has_said(name: str) -> None:
             device = device_of(memory)
             moments = moment_format_on(device, draft.model, inner, "auto")
             assert moments == fit.moment_format
-            optimizer = AdamW(decoder.parameters(), inner, moments)
+            optimizer = optimizer_for(decoder, inner, device.coarse_dtype, moments)
             passes = Passes(device, draft.model, inner.sequences_per_step)
             present = passes.present
             assert optimizer.num_steps

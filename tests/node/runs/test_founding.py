@@ -21,10 +21,12 @@ from gossamer.protocol.manifest import decode_manifest, signing_bytes
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
+from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from tests.support.founded_runs import found_run
+from tests.support.model_folders import config_of_family, make_folder
 
 IDENTITY = Identity.from_seed(bytes(32))
 replace = msgspec.structs.replace
@@ -220,11 +222,30 @@ def test_a_founder_hears_what_strangers_could_do() -> None:
 
 
 def test_the_command_line_chooses_the_inner_optimizer() -> None:
-    muon = trio.run(_draft_of, Found(optimizer="muon"), None)
-    assert muon.inner.uses_muon
     plain = trio.run(_draft_of, Found(), None)
-    assert not plain.inner.uses_muon
-    assert replace(muon, inner=plain.inner) == plain
+    assert plain.inner.uses_muon
+    assert trio.run(_draft_of, Found(optimizer="muon"), None) == plain
+    adamw = trio.run(_draft_of, Found(optimizer="adamw"), None)
+    assert adamw.inner == replace(plain.inner, optimizer="adamw")
+    assert replace(adamw, inner=plain.inner) == plain
+
+
+def test_published_weights_go_on_with_adamw_unless_somebody_says_otherwise(tmp_path: Path) -> None:
+    make_folder(tmp_path / "model", config_of_family("llama"))
+    pretrained = open_pretrained(tmp_path / "model")
+    plain, named = tmp_path / "plain.toml", tmp_path / "named.toml"
+    plain.write_text('preset = "tiny"\n')
+    named.write_text('preset = "tiny"\n[inner]\noptimizer = "muon"\n')
+    for role, expected in (
+        (Found(), "adamw"),
+        (Found(optimizer="muon"), "muon"),
+        (Found(manifest_file=plain), "adamw"),
+        (Found(manifest_file=named), "muon"),
+    ):
+        draft = trio.run(_draft_of, role, pretrained)
+        assert draft.model.imported
+        assert draft.inner.optimizer == expected
+    assert trio.run(_draft_of, Found(manifest_file=plain), None).inner.uses_muon
 
 
 def test_an_unknown_preset_is_named_with_those_that_there_are() -> None:

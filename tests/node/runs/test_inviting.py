@@ -15,7 +15,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.introductions import claim_of
 from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun
 from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pinned_head
-from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import digest_of, public_key_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
 from gossamer.protocol.policy.roll import Roll
@@ -122,7 +122,7 @@ def test_who_may_not_invite_is_told_why(tmp_path: Path) -> None:
         stranger.invite(1, NOW, None, ())
     with pytest.raises(InvitationError, match='admission = "allow"'):
         InviteOnlyRun.here(founded(tmp_path / "b", "allow"))
-    with pytest.raises(InvitationError, match="no run"):
+    with pytest.raises(StateDirError, match="no run"):
         InviteOnlyRun.here(StateDir(tmp_path / "c"))
     run.file.path.write_bytes(b"damaged")
     with pytest.raises(InvitationError, match="start the node"):

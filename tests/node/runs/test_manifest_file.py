@@ -3,6 +3,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.node.runs.draft import (
+    DISTRO_MEMBERS_WANTED,
     Draft,
     ScheduleDraft,
     SourceDraft,
@@ -26,10 +28,12 @@ from gossamer.node.runs.manifest_file import (
     write_manifest_file,
 )
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
+from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
+from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import SMALL_DISTRO
 from gossamer.trainer.presets.table import PRESETS
@@ -115,6 +119,7 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40
     tied=st.booleans(),
     width=st.integers(1, 50).map(lambda n: 8 * n),
     chunk_elements=st.sampled_from([1024, 5000, 2**20]),
+    optimizer=st.sampled_from(get_args(InnerOptimizer)),
 )
 def test_any_draft_survives_the_file(
     name: str,
@@ -124,8 +129,10 @@ def test_any_draft_survives_the_file(
     tied: bool,
     width: int,
     chunk_elements: int,
+    optimizer: InnerOptimizer,
 ) -> None:
     draft = draft_of_preset("1m", name=name)
+    inner = replace(draft.inner, learning_rate=learning_rate, optimizer=optimizer)
     draft = replace(
         draft,
         seed=seed,
@@ -133,7 +140,7 @@ def test_any_draft_survives_the_file(
         allowed=(PEER,),
         corpus=replace(draft.corpus, paths=('/a "b"\\c', str(Path(f"/{name}"))), text_field=field),
         model=replace(draft.model, tied_embeddings=tied, width=width),
-        inner=replace(draft.inner, learning_rate=learning_rate),
+        inner=inner,
         outer=replace(draft.outer, chunk_elements=chunk_elements),
     )
     assert parse(render(draft)) == draft
@@ -174,6 +181,39 @@ def test_a_sparse_run_has_outer_rates_of_its_own(preset: str) -> None:
     assert (named.learning_rate, named.momentum) == (of_preset.sparse_rates[0], 0.25)
 
 
+LORA = '[model.lora]\nrank = 4\nalpha = 8\ntargets = ["q_proj"]\n'
+
+
+def test_a_file_that_names_no_optimizer_has_that_of_its_mode() -> None:
+    top = 'preset = "1m"\n'
+    chosen = [parse(f'{top}sync = "{sync}"').inner for sync in ("diloco", "sparse", "distro")]
+    assert [inner.optimizer for inner in chosen] == ["muon", "adamw", "adamw"]
+    assert parse(f'{top}trust = "open"').inner.optimizer == "adamw"
+    assert parse(top + LORA).inner.optimizer == "adamw"
+    assert not parse_manifest_file(top, Path("/"), from_weights=True).inner.uses_muon
+    for sync, optimizer in (("diloco", "adamw"), ("sparse", "muon")):
+        named = f'{top}sync = "{sync}"\n[inner]\noptimizer = "{optimizer}"\n'
+        for from_weights in (False, True):
+            draft = parse_manifest_file(named, Path("/"), from_weights=from_weights)
+            assert draft.inner.optimizer == optimizer
+
+
+@pytest.mark.parametrize("preset", ["tiny", "150m"])
+def test_the_optimizer_of_a_written_file_follows_what_is_edited(preset: str) -> None:
+    text = render(draft_of_preset(preset))
+    assert '\n# optimizer = "muon"\n' in text
+    sparse = text.replace('\nsync = "diloco"', '\nsync = "sparse"')
+    example = next(line for line in text.splitlines() if line.startswith("# lora = "))
+    adapters = text.replace(example, example.removeprefix("# "))
+    among_strangers = text.replace('\ntrust = "members"', '\ntrust = "open"')
+    edited = text, sparse, adapters, among_strangers
+    assert [parse(each).inner.optimizer for each in edited] == ["muon", "adamw", "adamw", "adamw"]
+    draft = draft_of_preset(preset)
+    chosen = replace(draft, inner=replace(draft.inner, optimizer="adamw"))
+    assert '\noptimizer = "adamw"\n' in render(chosen)
+    assert parse(render(chosen)) == chosen
+
+
 def test_a_run_of_shared_steps_has_what_they_need() -> None:
     draft = parse('preset = "tiny"\nsync = "distro"')
     assert (draft.outer.warmup_rounds, draft.outer.overlap) == (0, False)
@@ -183,6 +223,41 @@ def test_a_run_of_shared_steps_has_what_they_need() -> None:
     for line in ("warmup_rounds = 3", "overlap = true"):
         with pytest.raises(ManifestError, match=line.split()[0]):
             parse(f'preset = "tiny"\nsync = "distro"\n[outer]\n{line}')
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_shared_steps_of_every_preset_have_room_for_64_peers(preset: str) -> None:
+    draft = parse(f'preset = "{preset}"\nsync = "distro"')
+    payloads = sign_payloads(draft.model, draft.outer)
+    assert payloads.members_max(1) >= DISTRO_MEMBERS_WANTED == 64
+    in_one = replace(draft.outer, step_chunks=msgspec.UNSET)
+    is_small = sign_payloads(draft.model, in_one).members_max(1) >= 64
+    assert (draft.outer.step_chunks is msgspec.UNSET) == is_small == (preset in ("tiny", "1m"))
+    if not is_small:
+        assert isinstance(draft.outer.step_chunks, int)
+        fewer = replace(draft.outer, step_chunks=draft.outer.step_chunks - 1)
+        assert sign_payloads(draft.model, fewer).members_max(1) < 64
+    written = render(draft)
+    assert f"\n# step_chunks = {draft.outer.chunks_of_step}\n" in written
+    assert parse(written) == draft
+
+
+def test_chunks_of_a_step_are_for_shared_steps_and_each_has_tiles() -> None:
+    assert parse('preset = "150m"').outer.step_chunks is msgspec.UNSET
+    with pytest.raises(ManifestError, match=r"outer\.step_chunks is 3; only the steps of"):
+        parse('preset = "tiny"\n[outer]\nstep_chunks = 3')
+    for sync, top_k in (("distro", 0), ("distro", 5000), ("diloco", 64)):
+        text = f'preset = "150m"\nsync = "{sync}"\n[outer]\nstep_chunks = 0\ntop_k = {top_k}'
+        with pytest.raises(ManifestError) as raised:
+            parse(text)
+        assert "outer.step_chunks is 0" in str(raised.value)
+    with pytest.raises(ManifestError, match=r"outer\.step_chunks is 29; allowed: 1 to 28"):
+        parse('preset = "tiny"\nsync = "distro"\n[outer]\nstep_chunks = 29')
+    most = parse('preset = "tiny"\nsync = "distro"\n[outer]\nstep_chunks = 28')
+    assert sign_payloads(most.model, most.outer).coder.num_chunks == 28
+    long = 'preset = "10m"\nsync = "distro"\n[outer]\ninner_steps = 32000\nstep_chunks = 2'
+    with pytest.raises(ManifestError, match=r"outer\.step_chunks is 2; allowed: 1 to 1"):
+        parse(long)
 
 
 def test_the_tokenizer_sets_the_models_vocabulary() -> None:

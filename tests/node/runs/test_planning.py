@@ -14,6 +14,7 @@ from gossamer.node.runs.planning import (
     AGREE_LINKS,
     AGREE_SECONDS,
     HOP_SECONDS,
+    LINE_SHARE,
     OFFER_SECONDS,
     TAKE_SECONDS,
     Line,
@@ -76,6 +77,21 @@ def test_shared_steps_take_the_latency_of_the_ring_each() -> None:
     assert far.averaging_seconds - near.averaging_seconds == pytest.approx(
         (50 * 2 * 7 + AGREE_LINKS) * 0.04
     )
+
+
+@pytest.mark.parametrize(
+    ("peers", "chunks", "busy"), [(8, 1, 8), (8, 8, 1), (8, 4, 2), (3, 4, 1.5)]
+)
+def test_a_step_in_chunks_uses_the_lines_of_all_members(
+    peers: int, chunks: int, busy: float
+) -> None:
+    """A step in one chunk is at one member at a time."""
+    shared = draft(sync="distro", inner_steps=50, top_k=4, overlap=False, warmup_rounds=0)
+    run = replace(shared, outer=replace(shared.outer, step_chunks=chunks))
+    slow, fast = (plan_round(run, peers, Line(rate, rate)) for rate in (10, 1e9))
+    sent_seconds = slow.sent_bytes * 8 / (10e6 * LINE_SHARE)
+    took = slow.averaging_seconds - fast.averaging_seconds
+    assert took == pytest.approx(busy * sent_seconds, rel=1e-3)
 
 
 def test_the_command_takes_a_latency_and_no_more_peers_than_a_ring(

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.device_fit import device_fit
 from gossamer.node.runs.manifest_file import parse_manifest_file
-from gossamer.node.runs.step_estimate import CARD_BYTES, operations_of_token, step_seconds
+from gossamer.node.runs.step_estimate import (
+    CARD_BYTES,
+    MUON_ITERATIONS,
+    operations_of_muon,
+    operations_of_token,
+    step_seconds,
+)
+from gossamer.trainer.inner_step import muon
 from gossamer.trainer.presets.table import PRESETS
 
 STEP_SECONDS_MAX = 10.0
@@ -39,3 +47,13 @@ def test_operations_follow_from_the_matrices() -> None:
     matrices = model.num_parameters - model.vocabulary * model.width  # an embedding is looked up
     assert plain == pytest.approx(6 * matrices, rel=0.05)  # and the attention
     assert 1.25 < twice / plain < 1.34
+
+
+def test_an_update_of_muon_counts_in_a_step() -> None:
+    assert muon._ITERATIONS == MUON_ITERATIONS
+    # 13.9 and 108.9 ms on an H200 (docs/benchmarks/cards.md), of whose 989e12 these are 29 to 45 %.
+    assert operations_of_muon(PRESETS["150m"].model) == pytest.approx(4.0e12, rel=0.05)
+    assert operations_of_muon(PRESETS["1.1b"].model) == pytest.approx(48e12, rel=0.05)
+    draft = parse_manifest_file('preset = "150m"', Path("."))
+    adamw = replace(draft, inner=replace(draft.inner, optimizer="adamw"))
+    assert 1.02 < step_seconds(draft) / step_seconds(adamw) < 1.03

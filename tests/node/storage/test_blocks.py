@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import shutil
@@ -581,3 +582,27 @@ def test_a_reader_beside_a_running_node_leaves_out_what_that_evicts(
     monkeypatch.setattr(os, "scandir", scan_and_evict)
     reader = BlockStore(tmp_path / "blocks", 10**6, read_only=True)
     assert reader.missing(digests) == [digests[0]]
+
+
+def test_threads_that_put_at_once_evict_no_more_than_is_over(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has written its block before any of them looks for blocks to evict."""
+    for number in range(10):
+        store.put(block(number))
+    assert store.used_bytes() == store.quota_bytes
+    met, cached = threading.Barrier(2), store.cached_bytes
+
+    def cached_bytes() -> int:
+        found = cached()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.5)  # both have looked, unless one waits until the other has evicted
+        return found
+
+    monkeypatch.setattr(store, "cached_bytes", cached_bytes)
+    putting = [threading.Thread(target=store.put, args=(block(number),)) for number in (100, 101)]
+    for thread in putting:
+        thread.start()
+    for thread in putting:
+        thread.join()
+    assert store.used_bytes() == store.quota_bytes

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gossamer.node.base import threads
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.next_state import NextState, StateVectors
 from gossamer.protocol.codecs.inner_products import norm_of
@@ -117,3 +118,17 @@ def test_a_round_of_one_member_chooses_nothing() -> None:
     for mask, is_chosen in ((0b11, True), (0b01, False)):
         setting.take([mask] * setting.sync_set.plan.num_chunks)
         assert (setting.next.tuned is not None) is is_chosen
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_threads_lead_to_the_same_bits(fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a false norm, so that the average is also cut."""
+    found = []
+    for num_threads in (1, 3):
+        monkeypatch.setattr(threads, "PIECE_ELEMENTS", 1)
+        monkeypatch.setattr(threads, "num_usable_cores", lambda num=num_threads: num)
+        setting = Setting(fragments, LATE)
+        setting.works = [100 * work if n else work for n, work in enumerate(setting.works)]
+        step = setting.take([0b11] * setting.sync_set.plan.num_chunks)
+        found.append((step.tobytes(), setting.present.momentum.tobytes(), setting.next.tuned))
+    assert found[0] == found[1]

@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from gossamer.node.base import threads
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage import shared_parameters as module
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
-from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.errors import MalformedError
@@ -98,6 +99,33 @@ def test_the_place_in_the_schedule_is_the_rounds(
     assert moves[1] > 2.5 * moves[0]
 
 
+@pytest.mark.parametrize("num_chunks", [2, 3, 5])
+def test_a_step_in_chunks_leads_where_a_step_in_one_does(
+    manifest: Manifest, payloads: SignPayloads, num_chunks: int
+) -> None:
+    start = initial_weights(1, MODEL.num_parameters)
+    whole = [average_of(payloads, step, (0, 2)) for step in range(STEPS)]
+    wanted, found_ = np.empty_like(start), np.empty_like(start)
+    SharedParameters(manifest, payloads, np.zeros_like(start)).lead(3, start, whole, wanted)
+    outer = msgspec.structs.replace(manifest.outer, step_chunks=num_chunks)
+    run = msgspec.structs.replace(manifest, outer=outer)
+    cut = sign_payloads(MODEL, outer)
+    averages: list[bytes] = []
+    for average in whole:
+        steps = [payloads.coder.decode(bytes(r.block)) for r in split(average, None, 1024)]
+        parts = [cut.coder.cut(cut.coder.encode(each)) for each in steps]
+        for of_a, of_b in zip(*parts, strict=True):
+            averages.append(add_record(add_record(None, 0, of_a), 2, of_b))
+    assert len(averages) == STEPS * num_chunks
+    SharedParameters(run, cut, np.zeros_like(start)).lead(3, start, averages, found_)
+    assert found_.tobytes() == wanted.tobytes()
+    one_by_one = SharedParameters(run, cut, np.zeros_like(start))
+    one_by_one.begin(3, start)
+    for chunk in (1, 0, *range(len(averages))):  # what comes before its turn is not taken
+        one_by_one.take(3, chunk, averages[chunk])
+    assert one_by_one.values.tobytes() == wanted.tobytes()
+
+
 def test_what_is_no_step_is_not_taken(manifest: Manifest, payloads: SignPayloads) -> None:
     shared_parameters = SharedParameters(
         manifest, payloads, np.zeros(MODEL.num_parameters, np.float32)
@@ -126,8 +154,9 @@ def test_threads_and_pieces_lead_to_the_same_bits(
 
     found = []
     for num_threads, elements in ((1, 2**18), (1, 1), (2, 1)):
-        monkeypatch.setattr(module, "PIECE_ELEMENTS", elements)
-        monkeypatch.setattr(module, "num_usable_cores", lambda num=num_threads: num)
+        for each in (module, threads):
+            monkeypatch.setattr(each, "PIECE_ELEMENTS", elements)
+        monkeypatch.setattr(threads, "num_usable_cores", lambda num=num_threads: num)
         if num_threads > 1:
             monkeypatch.setattr("gossamer.protocol.state.shared_step.inverse_exact", noted)
         out = np.empty_like(start)
@@ -143,8 +172,8 @@ def test_a_step_of_a_small_model_starts_no_threads(
     def started(*_arguments: object) -> None:
         raise AssertionError("threads were started")
 
-    monkeypatch.setattr(module, "num_usable_cores", lambda: 8)
-    monkeypatch.setattr(module, "ThreadPoolExecutor", started)
+    monkeypatch.setattr(threads, "num_usable_cores", lambda: 8)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", started)
     start, out = initial_weights(1, MODEL.num_parameters), np.zeros(MODEL.num_parameters, "f4")
     averages = [average_of(payloads, step, (0, 2)) for step in range(STEPS)]
     SharedParameters(manifest, payloads, np.zeros_like(start)).lead(3, start, averages, out)

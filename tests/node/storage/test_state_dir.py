@@ -84,7 +84,7 @@ def test_every_trouble_of_the_disk_is_said_in_words(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail)
-        patch.setattr(Path, "unlink", fail)
+        patch.setattr(os, "unlink", fail)
         with pytest.raises(DiskError, match=words):
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gossamer.node.base import threads
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.storage.work import VECTORS_MAX, Work
 from gossamer.node.storage.work_journal import JOURNAL_SECONDS
@@ -418,3 +420,31 @@ def test_quick_steps_do_not_wear_out_the_disk(
     assert 20 <= written <= 21
     lost = Life(tmp_path).work.status.lost
     assert 0 <= 1000 * 32 - lost <= 50 * 32
+
+
+def test_threads_settle_a_round_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: set[str] = set()
+    met = threading.Barrier(2)
+
+    class EachItsOwn(Errors):
+        def error_of(self, chunk: int) -> FloatVector | None:
+            name = threading.current_thread().name
+            if name.startswith("pieces") and name not in workers:
+                workers.add(name)
+                met.wait(60)  # until two threads are at work at the same time
+            return np.full(PLAN.elements_of(chunk), 0.25 * chunk, dtype=np.float32)
+
+    found = []
+    monkeypatch.setattr(threads, "PIECE_ELEMENTS", 1)
+    for num_threads in (1, 2):
+        monkeypatch.setattr(threads, "num_usable_cores", lambda num=num_threads: num)
+        life = Life(tmp_path / str(num_threads))
+        life.train(H0, 1, 1.0)
+        life.pending += np.arange(PLAN.num_elements, dtype=np.float32)
+        offer = life.work.offer(H0, 1)
+        life.work.followed(RING, EachItsOwn())
+        life.take(H1, H0, 50, 0b1011)
+        written = (tmp_path / str(num_threads) / "offers" / str(offer.number)).read_bytes()
+        found.append((life.pending.tobytes(), written))
+    assert found[0] == found[1]
+    assert len(workers) == 2

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import trio
 
+from gossamer.node.peers import comparison_pace
 from gossamer.node.peers.announcer import QUIET_SECONDS
 from gossamer.node.peers.comparison_pace import QUIET_RECONCILE_SECONDS
 from gossamer.node.peers.gossip import Gossip
@@ -46,7 +47,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> dict[PeerId, list[float]]:
         monkeypatch.setattr(Gossip, name, watched)
 
     watch("say")
-    watch("keep")
+    watch("keep")  # `repeat` keeps as well
     return times
 
 
@@ -145,6 +146,31 @@ def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
         for peer in parted:
             recent = [each for each in announced[peer] if each >= began]
             assert len(recent) >= watched_seconds / ANNOUNCE_SECONDS - 1
+
+    simulate(world, story)
+
+
+def test_nodes_without_a_connection_live_by_what_is_published_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others compare stores so seldom that nothing of b would get to c by their comparisons."""
+    world = World(tmp_path, seed=99, wait_for_peers=9)
+    apart = Apart(monkeypatch, sorted(world.identity(name).peer_id for name in "bc"))
+    monkeypatch.setattr(comparison_pace, "QUIET_RECONCILE_SECONDS", 1e6)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await trio.sleep(STARTED_SECONDS + QUIET_SECONDS)
+        apart.begin()
+        for swarm in (world.participant(name).context.swarm for name in "bc"):
+            swarm.announce()  # it ends the wait for a comparison that began before
+            await trio.sleep(1)
+            swarm._connections_changed()  # the connection "broke"
+        await trio.sleep(2 * ANNOUNCE_SECONDS)
+        for _ in range(6 * round(QUIET_SECONDS)):
+            for name in "abcd":
+                assert len(world.participant(name).context.swarm.living_anywhere()) == 3
+            await trio.sleep(1)
 
     simulate(world, story)
 

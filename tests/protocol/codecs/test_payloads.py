@@ -17,6 +17,7 @@ from gossamer.protocol.codecs.payloads import (
 )
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
 
 NUM_ELEMENTS = 5000
@@ -222,7 +223,7 @@ def test_what_is_no_set_of_these_members(payload: bytes, mask: int) -> None:
         PAYLOADS.average(payload, NUM_ELEMENTS, mask, TOKENS)
 
 
-SIGNS = SignPayloads(SignCodec([(2, 64), (1, 3)], 2))
+SIGNS = SignPayloads(StepCodec([SignCodec([(2, 64), (1, 3)], 2)]))
 UPDATES = [
     SignUpdate(np.array([place, 60, 64, 65 + place, 128, 130]), np.arange(6) % 3 == place)
     for place in range(3)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.block_codecs import BlockCodec
 from gossamer.protocol.codecs.chunk_values import MAGNITUDE_MAX, Float32Array
-from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
 from gossamer.protocol.errors import MalformedError, VersionError
 from gossamer.protocol.manifest import Codec
 
@@ -178,3 +179,52 @@ def test_any_bytes_decode_to_values_in_range_or_are_malformed(
         return
     assert np.isfinite(values).all()
     assert np.abs(values).max() <= MAGNITUDE_MAX
+
+
+SUM_CODECS = [codec("int4", is_widening=True).of_sum(members) for members in (9, 33, 200)]
+"""5, 6 and 7 bits."""
+
+
+@pytest.mark.parametrize("coder", [*map(codec, NAMES), *SUM_CODECS], ids=lambda each: each.name)
+@given(
+    values=vectors(),
+    places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
+)
+def test_a_check_says_what_decoding_says(
+    coder: TensorCodec, values: Float32Array, places: list[tuple[int, int]]
+) -> None:
+    data = bytearray(coder.encode(values))
+    for place, byte in places:
+        data[place % len(data)] = byte
+    found = []
+    for read in (coder.decode, coder.check):
+        try:
+            read(data, len(values))
+        except MalformedError as error:
+            found.append(str(error) or "malformed")
+        else:
+            found.append("")
+    assert bool(found[0]) == bool(found[1])
+
+
+@pytest.mark.parametrize("coder", [codec("int8"), codec("int4"), *SUM_CODECS])
+def test_a_check_of_codes_makes_no_values(
+    coder: TensorCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = coder.encode(np.linspace(1, 2, 1000, dtype=np.float32))
+    monkeypatch.setattr(BlockCodec, "_levels_of", None)
+    monkeypatch.setattr(type(coder), "_levels_of", None)
+    coder.check(data, 1000)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("scale", [1.0, 2.0**86])
+def test_fp16_is_checked_by_its_largest_half(bad: float, scale: float) -> None:
+    halves = np.array([1.0, bad, -3.0], "<f2")
+    with pytest.raises(MalformedError):
+        codec("fp16").check(struct.pack("<f", scale) + halves.tobytes(), 3)
+    at_the_end = np.array([-(2.0**14), 2.0], "<f2")
+    codec("fp16").check(struct.pack("<f", 2.0**86) + at_the_end.tobytes(), 2)
+    beyond = np.array([1.0, -(2.0**14) * 1.001], "<f2")
+    with pytest.raises(MalformedError):
+        codec("fp16").check(struct.pack("<f", 2.0**86) + beyond.tobytes(), 2)

@@ -1,4 +1,4 @@
-"""The root of a `Ready` is there where the run's members sign their records, and only there."""
+"""The root of a `Ready` is there where the run's members have work before the ring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ROOT = digest_of(b"records")
     ("trust", "sync", "root", "error"),
     [
         ("open", "diloco", ROOT, MalformedError),
-        ("members", "sparse", b"", MalformedError),
+        ("members", "distro", b"", MalformedError),
+        ("members", "sparse", ROOT, VersionError),
         ("members", "diloco", ROOT, VersionError),
     ],
 )

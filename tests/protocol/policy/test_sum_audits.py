@@ -16,6 +16,7 @@ from gossamer.protocol.policy.sum_audits import (
     SumVerdicts,
     audited_chunk,
     auditor_after,
+    has_roots,
     has_sum_audits,
 )
 from gossamer.protocol.sync_modes import SyncMode
@@ -30,11 +31,10 @@ def verdict_on(member: PeerId, number: int) -> SumVerdict:
 
 
 @pytest.mark.parametrize(("trust", "sync"), list(product(get_args(Trust), get_args(SyncMode))))
-def test_sums_are_audited_where_they_are_made_of_work_and_nothing_else(
-    trust: Trust, sync: SyncMode
-) -> None:
+def test_sums_are_audited_where_members_trust_each_other(trust: Trust, sync: SyncMode) -> None:
     run = msgspec.structs.replace(manifest(trust=trust), sync=sync)
-    assert has_sum_audits(run) == (trust == "members" and sync == "diloco")
+    assert has_sum_audits(run) == (trust == "members")
+    assert has_roots(run) == (sync != "distro"), "shared steps are trained after the Ready"
 
 
 def test_heads_pick_all_chunks_and_all_members() -> None:

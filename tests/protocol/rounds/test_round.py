@@ -11,6 +11,7 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import Payloads, SignPayloads, SumPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -139,7 +140,7 @@ def test_one_peer_alone_commits_alone() -> None:
 
 @pytest.mark.parametrize("abstains", [False, True])
 def test_a_round_in_which_no_member_has_a_part_is_none(abstains: bool) -> None:
-    coder = SignCodec([(1, 4)], 1)
+    coder = StepCodec([SignCodec([(1, 4)], 1)])
     part = coder.encode(SignUpdate(np.array([2]), np.array([True])))
     step = add_record(None, 0, b"" if abstains else part)
     round_ = machine(payloads=SignPayloads(coder))
@@ -173,7 +174,7 @@ def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> Non
 
 
 def test_a_peer_that_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
-    round_ = machine(payloads=SignPayloads(SignCodec([(1, 4)], 1)))
+    round_ = machine(payloads=SignPayloads(StepCodec([SignCodec([(1, 4)], 1)])))
     round_.ready(1.0, ready())
     assert round_.ring is not None
     assert round_.hints == RoundHints(came_late=True)

@@ -11,13 +11,27 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import (
+    AuditedPayloads,
+    SetPayloads,
+    SignPayloads,
+    SumPayloads,
+    payloads_named,
+)
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.sign_codec import SignCodec
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingAction, Self, Send
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, SumStep
 from gossamer.protocol.rounds.ring import RingReduce
-from gossamer.protocol.rounds.ring_parts import SumPart
+from gossamer.protocol.rounds.ring_parts import RingPart, SumPart
+from gossamer.protocol.rounds.set_parts import SetPart
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.sum_way import (
     AddedAgain,
@@ -25,8 +39,10 @@ from gossamer.protocol.rounds.sum_way import (
     SumWay,
     decode_step,
     encode_step,
+    opened_bytes_max,
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from tests.protocol.codecs.test_sign_codec import random_update
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
 
 NUM_MEMBERS = 4
@@ -35,16 +51,43 @@ ELEMENTS = 1024
 PLAN = ChunkPlan(ELEMENTS * NUM_MEMBERS, ELEMENTS)
 TOKENS = [RING.weights[member] for member in RING.members]
 EVERYBODY = (1 << NUM_MEMBERS) - 1
+SET_MEMBERS_MAX = 2
+SHAPES, KEPT = [(2, 64), (1, 10)], 4
+"""Tiles of a shared step's chunk, and the signs of each."""
 
 
 def signed_by(member: PeerId) -> SignedAverages:
     return SignedAverages(Self(member, RUN_ID, sign_as(member)), RING, verify, payloads())
 
 
-def payloads(name: str = "fp32") -> SumPayloads:
+def payloads(name: str = "fp32") -> AuditedPayloads:
+    if name == "steps":
+        return SignPayloads(StepCodec([SignCodec(SHAPES, KEPT)]))
+    if name == "sparse sums":
+        return SetPayloads(SparseCodec(512), codec("int4", is_widening=True), SET_MEMBERS_MAX)
     found = payloads_named(name)
-    assert isinstance(found, SumPayloads)
+    assert not isinstance(found, RecordPayloads)
     return found
+
+
+class StepParts:
+    """A member's parts of shared steps (a `RingPart`)."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def block(self, chunk: int) -> bytes:
+        update = random_update(SHAPES, KEPT, seed=PLAN.num_chunks * self.place + chunk)
+        return SignCodec(SHAPES, KEPT).encode(update)
+
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        return add_record(payload, self.place, self.block(chunk))
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        return payload
+
+    def error_of(self, chunk: int) -> None:
+        return None
 
 
 @dataclass
@@ -54,17 +97,15 @@ class Swarm:
 
     name: str
     forged: Sequence[tuple[int, int]] = ()
-    works: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = field(default_factory=list)
+    works: list[Float32Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.made = payloads(self.name)
         generator = np.random.default_rng(7)
         self.works = [
             generator.standard_normal(PLAN.num_elements, np.float32) for _ in RING.members
         ]
-        coder = payloads(self.name).coder
-        self.parts = [
-            SumPart(work, PLAN, coder, TOKENS, place) for place, work in enumerate(self.works)
-        ]
+        self.parts = [self._part(work, place) for place, work in enumerate(self.works)]
         self.rings = []
         for member in RING.members:
             signed = signed_by(member)
@@ -77,14 +118,46 @@ class Swarm:
             place, action = tasks.pop(0)
             tasks += self._do(place, action)
 
+    def _part(self, work: Float32Array, place: int) -> RingPart:
+        match made := payloads(self.name):
+            case SumPayloads():
+                return SumPart(work, PLAN, made.coder, TOKENS, place)
+            case SetPayloads():
+                return SetPart(work, PLAN, made, TOKENS, place, 0.9)
+            case _:
+                return StepParts(place)
+
+    def opened(self, place: int, chunk: int) -> bytes:
+        """A member's part of a chunk, as it opens it."""
+        work, part, made = self.works[place][PLAN.range_of(chunk)], self.parts[place], self.made
+        if isinstance(part, StepParts):
+            return part.block(chunk)
+        return made.coder.encode(work) if isinstance(made, SetPayloads) else work.tobytes()
+
+    def _forged(self, mask: int) -> Buffer:
+        """A payload of these members that none of them made."""
+        values, made = np.full(ELEMENTS, 9.0, np.float32), self.made
+        if isinstance(made, SumPayloads):
+            return made.coder.of_sum(mask.bit_count()).encode(values)
+        if isinstance(made, SetPayloads):
+            if made.sums is not None and made.is_sum(mask):
+                return made.sums.of_sum(mask.bit_count()).encode(values)
+            block = made.coder.encode(values)
+        else:
+            block = SignCodec(SHAPES, KEPT).encode(random_update(SHAPES, KEPT, seed=99))
+        payload = b""
+        for place in range(NUM_MEMBERS):
+            if mask >> place & 1:
+                payload = add_record(payload, place, block)
+        return payload
+
     def _do(self, place: int, action: RingAction) -> list[tuple[int, RingAction]]:
         ring, part = self.rings[place], self.parts[place]
         match action:
             case Contribute():
                 total = part.add(action.chunk, action.payload, action.mask)
                 if (place, action.chunk) in self.forged:
-                    coder = payloads(self.name).coder.of_sum(action.mask.bit_count() + 1)
-                    total = coder.encode(np.full(ELEMENTS, 9.0, np.float32))
+                    total = self._forged(action.mask | 1 << place)
                 done = ring.contributed(action.chunk, total, digest_of(total))
             case FinishAverage():
                 average = part.finish_average(action.chunk, action.payload, action.mask)
@@ -127,11 +200,11 @@ class Swarm:
             AddedAgain(payloads(self.name), TOKENS, ELEMENTS),
         )
         for hop in self.way(chunk).hops:
-            again.add(hop, self.works[hop.position][PLAN.range_of(chunk)])
+            again.add(hop, self.opened(hop.position, chunk))
         again.finish(average.finisher, average.mask, average.digest)
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "int4", "sparse", "sparse sums", "steps"])
 def test_what_honest_members_did_adds_up_again(name: str) -> None:
     swarm = Swarm(name)
     for chunk in range(PLAN.num_chunks):
@@ -141,7 +214,7 @@ def test_what_honest_members_did_adds_up_again(name: str) -> None:
         swarm.add_again(chunk)
 
 
-@pytest.mark.parametrize("name", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["fp32", "int8", "sparse", "sparse sums", "steps"])
 @pytest.mark.parametrize("liar", range(NUM_MEMBERS))
 def test_the_member_that_replaced_a_sum_is_found_wherever_it_stands(name: str, liar: int) -> None:
     swarm = Swarm(name, [(liar, chunk) for chunk in range(PLAN.num_chunks)])
@@ -158,14 +231,42 @@ def test_of_two_liars_the_first_one_is_found() -> None:
     assert found.value.position == 1
 
 
-def test_a_replaced_average_is_its_finishers() -> None:
-    swarm = Swarm("fp32")
-    again = AddedAgain(payloads(), TOKENS, ELEMENTS)
+@pytest.mark.parametrize("name", ["fp32", "sparse", "sparse sums", "steps"])
+def test_a_replaced_average_is_its_finishers(name: str) -> None:
+    swarm = Swarm(name)
+    again = AddedAgain(payloads(name), TOKENS, ELEMENTS)
     for hop in swarm.way(0).hops:
-        again.add(hop, swarm.works[hop.position][PLAN.range_of(0)])
+        again.add(hop, swarm.opened(hop.position, 0))
     with pytest.raises(ReplacedSum) as found:
         again.finish(3, EVERYBODY, digest_of(b"another average"))
     assert found.value.position == 3
+
+
+@pytest.mark.parametrize("name", ["sparse", "steps"])
+def test_a_member_that_opens_another_record_than_it_sent_is_found_and_nobody_else(
+    name: str,
+) -> None:
+    """The digest that it signed tells the two apart."""
+    swarm = Swarm(name)
+    again = AddedAgain(payloads(name), TOKENS, ELEMENTS)
+    first, second = swarm.way(0).hops[:2]
+    again.add(first, swarm.opened(first.position, 0))
+    with pytest.raises(ReplacedSum) as found:
+        again.add(second, swarm.opened(second.position, 1))
+    assert found.value.position == second.position
+
+
+@pytest.mark.parametrize("name", ["fp32", "sparse", "sparse sums"])
+def test_what_is_no_part_of_a_chunk_is_malformed(name: str) -> None:
+    again = AddedAgain(payloads(name), TOKENS, ELEMENTS)
+    with pytest.raises(MalformedError):
+        again.add(Swarm(name).way(0).hops[0], b"no part")
+
+
+@pytest.mark.parametrize("name", ["fp32", "sparse", "sparse sums", "steps"])
+def test_no_part_is_longer_than_an_auditor_takes(name: str) -> None:
+    swarm = Swarm(name)
+    assert opened_bytes_max(payloads(name), 1, ELEMENTS) == len(swarm.opened(2, 1))
 
 
 def test_a_liar_cannot_show_another_sum_than_came() -> None:
@@ -219,6 +320,9 @@ def fields(wire: object) -> dict[str, object]:
 
 _PROGRAM = """
 import numpy as np
+from gossamer.protocol.codecs.payloads import SetPayloads
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.rounds.set_parts import SetPart
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.rounds.ring_parts import SumPart
@@ -237,6 +341,20 @@ for elements in (1, 127, 1000, 65536):
                 payload = part.add(0, payload, mask)
                 mask |= 1 << position
             digests.append(digest_of(payload, part.finish_average(0, payload, mask)).hex())
+sparse = SetPayloads(SparseCodec(512), codec("int4", is_widening=True), 2)
+for elements in (127, 1000, 65536):
+    for scale in (1.0, 1e-3, 1e-12, 1e15):
+        payload, mask = None, 0
+        for position in range(10):
+            places = np.sort(random.permutation(elements)[: -(-elements // 8)])
+            work = np.zeros(elements, np.float32)
+            work[places] = np.float32(scale) * (1 + position % 3)
+            work[places[:: 3]] *= np.float32(-0.5)
+            plan = ChunkPlan(elements, elements)
+            part = SetPart(work, plan, sparse, [5] * 9 + [7], position, 0.9)
+            payload = part.add(0, payload, mask)
+            mask |= 1 << position
+        digests.append(digest_of(payload, part.finish_average(0, payload, mask)).hex())
 print(digest_of("".join(digests).encode()).hex())
 """
 

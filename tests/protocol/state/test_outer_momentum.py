@@ -52,9 +52,8 @@ def step_of(average: np.ndarray, momentum: np.ndarray, mu: float) -> np.ndarray:
 @pytest.mark.parametrize("mu", [0.0, 0.3, 0.9])
 def test_products_know_the_length_of_an_outer_step(mu: float, sign: int) -> None:
     average, momentum = vector(1), vector(1) + np.float32(sign) * vector(2)
-    products = Products()
-    for part in (slice(0, 5000), slice(5000, None)):
-        products = products.with_part(average[part], momentum[part])
+    parts = (slice(0, 5000), slice(5000, None))
+    products = Products.of_pieces(Products.of_piece(average[p], momentum[p]) for p in parts)
     length = norm_of(step_of(average, momentum, mu))
     assert math.sqrt(products.square_of_step(mu)) == pytest.approx(length, rel=1e-5)
 
@@ -65,7 +64,7 @@ def test_the_step_is_as_long_as_is_wanted(displacement: float) -> None:
     works = [vector(1) + vector(n) for n in (2, 3)]
     average, momentum = (works[0] + works[1]) / np.float32(2), vector(1) + vector(4)
     norms = [norm_of(work) for work in works]
-    mu = momentum_for(Products().with_part(average, momentum), norms, displacement, 0.9)
+    mu = momentum_for(Products.of_piece(average, momentum), norms, displacement, 0.9)
     assert 0.0 < mu < 0.9
     length = norm_of(step_of(average, momentum, mu))
     assert length == pytest.approx(displacement * np.median(norms), rel=1e-4)
@@ -73,7 +72,7 @@ def test_the_step_is_as_long_as_is_wanted(displacement: float) -> None:
 
 def test_the_momentum_has_bounds() -> None:
     work = vector(1)
-    alike = Products().with_part(work, np.zeros_like(work))
+    alike = Products.of_piece(work, np.zeros_like(work))
     assert momentum_for(alike, [norm_of(work)], 1.0, 0.9) == pytest.approx(0.0, abs=1e-6)
     assert momentum_for(alike, [norm_of(work)], 0.5, 0.9) == 0.0
     assert momentum_for(alike, [norm_of(work)], 5.0, 0.9) == 0.9
@@ -83,7 +82,7 @@ def test_the_momentum_has_bounds() -> None:
 def test_one_of_three_that_lies_about_its_work_changes_little() -> None:
     works = [vector(1) + vector(n) for n in (2, 3, 4)]
     average = (works[0] + works[1] + works[2]) / np.float32(3)
-    products = Products().with_part(average, vector(1))
+    products = Products.of_piece(average, vector(1))
     norms = [norm_of(work) for work in works]
     honest = momentum_for(products, norms, 1.4, 0.9)
     for lie in (0.0, math.nextafter(limits.NORM_MAX, 0)):
@@ -91,7 +90,7 @@ def test_one_of_three_that_lies_about_its_work_changes_little() -> None:
 
 
 def test_two_that_lie_do_not_break_it() -> None:
-    products = Products().with_part(vector(1), vector(2))
+    products = Products.of_piece(vector(1), vector(2))
     biggest = math.nextafter(limits.NORM_MAX, 0)
     assert momentum_for(products, [biggest, biggest], 10.0, 0.9) == 0.9
     assert momentum_for(products, [0.0, 0.0], 10.0, 0.9) == 0.0
@@ -112,8 +111,8 @@ def outer_config() -> OuterConfig:
 
 def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
     outer, work = outer_config(), vector(1)
-    pieces = [(work, np.zeros_like(work))]
-    rates = [tuned_rates(outer, 800, number, pieces, [norm_of(work)]) for number in (1, 10, 11)]
+    products = Products.of_piece(work, np.zeros_like(work))
+    rates = [tuned_rates(outer, 800, number, products, [norm_of(work)]) for number in (1, 10, 11)]
     assert PLAIN_SHARE * 800 == 10 * 20
     assert rates[:2] == [(1.0, 0.0, 1.0)] * 2
     assert rates[2] == pytest.approx((1.0, 0.4, 1.0), abs=1e-6)
@@ -130,7 +129,7 @@ def test_an_average_that_is_longer_than_its_members_work_is_cut(
     average = (sum(works) + np.float32(false) * vector(5)) / np.float32(4)
     norms = [*map(norm_of, works), 1.0]
     momentum = np.zeros_like(average)
-    rates = tuned_rates(outer, 800, round_number, [(average, momentum)], norms)
+    rates = tuned_rates(outer, 800, round_number, Products.of_piece(average, momentum), norms)
     assert 0.0 < rates.scale < 1.0
     length = norm_of(step_of(rates.of_average(average), momentum, rates.momentum))
     assert length <= 1.001 * LENGTH_MAX * np.median(norms)
@@ -142,7 +141,7 @@ def test_the_average_of_honest_members_is_not_cut() -> None:
     lengths, tokens = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1, 2, 3, 4])
     average = work * np.float32((lengths * tokens).sum() / tokens.sum())
     norms = [norm_of(work * np.float32(length)) for length in lengths]
-    rates = tuned_rates(outer, 800, 1, [(average, np.zeros_like(work))], norms)
+    rates = tuned_rates(outer, 800, 1, Products.of_piece(average, np.zeros_like(work)), norms)
     assert rates.scale == 1.0
     assert rates.of_average(average) is average
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Self
 from gossamer.protocol.rounds.inventory import Average, SumStep
@@ -57,7 +57,7 @@ class Audits:
             is_whole: whether no member was accused, or died.
         """
         payloads = self._world.mode.payloads
-        if not isinstance(payloads, SumPayloads):
+        if isinstance(payloads, RecordPayloads):
             return
         ring = self._rings[header.ring_id]
         me = ring.members[0]
@@ -74,7 +74,8 @@ class Audits:
             try:
                 for hop in way.hops:
                     if not hop.is_copy:
-                        again.add(hop, pendings[hop.position][part])
+                        opened = self._world.mode.opened(pendings[hop.position][part])
+                        again.add(hop, opened)
                 again.finish(average.finisher, average.mask, average.digest)
             except ReplacedSum as error:
                 raise AssertionError(f"chunk {chunk}: an honest member is blamed") from error

@@ -168,6 +168,12 @@ class Mode:
         """The root that a peer signs for what the round exchanges of its work."""
         return root_of(pending, self._round_plan, self.payloads)
 
+    def opened(self, work: FloatVector) -> bytes:
+        """A chunk of a member's work as it opens it for an auditor."""
+        if isinstance(self.payloads, SetPayloads):
+            return self.payloads.coder.encode(work)
+        return work.tobytes()
+
     def check(self, payload: Sum, mask: int, chunk: int, ring: Ring, *, is_average: bool) -> None:
         """What a node does with what comes. Raises RemoteProtocolError."""
         roots = tuple(ready.root for ready in ring.ready)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from gossamer.protocol.limits import TILE_SIDE_MAX
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import (
     BASIS_SCALE,
     COEFFICIENT_MAX,
-    TILE_SIDE_MAX,
     basis,
     grids_of,
     integer_basis,

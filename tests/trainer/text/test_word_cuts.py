@@ -6,6 +6,7 @@ the models have them.
 
 from __future__ import annotations
 
+import functools
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ LLAMA3 = (
 QWEN2 = LLAMA3.replace("{1,3}", "")
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<tool_call>")
 KINDS = ("llama3", "olmo2", "qwen2", "smollm2", "pythia")
+
+BATCH_CHARACTERS = 4096
+"""Characters whose texts are encoded in one call, which costs more than a text."""
 
 ALPHABET = (
     "abstvremdlSTVREMDL'019 .!-;\n\t\r\x0b\x0c\x00\x1c\x85\xa0\u2028\u3000\u200b\u0345\u0301\u0323"
@@ -59,6 +63,13 @@ def steps_of(kind: str) -> Any:
     return pre_tokenizers.Sequence(steps)
 
 
+@functools.cache
+def texts() -> Sequence[str]:
+    """Read once: to list all files of the library takes longer than a tokenizer."""
+    return [path.read_text() for path in default_files()[:40]]
+
+
+@functools.cache
 def learnt(kind: str) -> EncoderFile:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = steps_of(kind)
@@ -66,9 +77,8 @@ def learnt(kind: str) -> EncoderFile:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     trainer: Any = trainers.BpeTrainer
-    texts = (path.read_text() for path in default_files()[:40])
     tokenizer.train_from_iterator(
-        texts,
+        texts(),
         trainer(
             vocab_size=2_000,
             special_tokens=list(SPECIALS[:2]),
@@ -82,6 +92,10 @@ def learnt(kind: str) -> EncoderFile:
     return EncoderFile(msgspec.json.encode(file), specials_are_text=False, begin_tokens=(7,))
 
 
+def encoded(texts: Sequence[str]) -> list[bytes]:
+    return [text.encode() for text in texts]
+
+
 class Both:
     """A tokenizer twice: by words, and by the library alone."""
 
@@ -91,14 +105,18 @@ class Both:
         self.encoder = TextEncoder(self.file.open(), self.file)
 
     def by_words(self, text: str) -> list[int]:
-        [tokens] = self.encoder.encode([text.encode()])
-        found: list[int] = tokens.tolist()
-        return found[1:]
+        [tokens] = self.all_by_words([text])
+        return tokens
 
     def by_library(self, text: str) -> list[int]:
-        [tokens] = encode_pieces(self.library, [text.encode()])
-        found: list[int] = tokens.tolist()
-        return found
+        [tokens] = self.all_by_library([text])
+        return tokens
+
+    def all_by_words(self, texts: Sequence[str]) -> list[list[int]]:
+        return [tokens.tolist()[1:] for tokens in self.encoder.encode(encoded(texts))]
+
+    def all_by_library(self, texts: Sequence[str]) -> list[list[int]]:
+        return [tokens.tolist() for tokens in encode_pieces(self.library, encoded(texts))]
 
     def is_cut(self, text: str) -> bool:
         """Whether the library is not asked for the whole text."""
@@ -128,12 +146,16 @@ def contexts_of(character: str) -> str:
 
 def differing(both: Both, code_points: Sequence[int]) -> tuple[list[str], int]:
     """Returns the characters for which the tokens differ, and how many are left to the library."""
-    found, num_left = [], 0
-    for character in map(chr, code_points):
-        text = contexts_of(character)
-        num_left += not both.is_cut(text)
-        if both.by_words(text) != both.by_library(text):
-            found.append(character)
+    found: list[str] = []
+    num_left = 0
+    for first in range(0, len(code_points), BATCH_CHARACTERS):
+        characters = list(map(chr, code_points[first : first + BATCH_CHARACTERS]))
+        contexts = list(map(contexts_of, characters))
+        num_left += sum(not both.is_cut(text) for text in contexts)
+        pairs = zip(both.all_by_words(contexts), both.all_by_library(contexts), strict=True)
+        found += [
+            each for each, (one, other) in zip(characters, pairs, strict=True) if one != other
+        ]
     return found, num_left
 
 

@@ -445,7 +445,7 @@ def test_both_ends_detect_dead_links() -> None:
 
 def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness_module, "ASK_SECONDS", 0.1)
-    monkeypatch.setattr(yamux, "SILENCE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(liveness_module, "SILENCE_SECONDS_MAX", 0.3)
 
     async def case() -> None:
         liveness = Liveness(AwakeClock())

@@ -21,6 +21,7 @@ from gossamer.node.network.over_libp2p import transport as libp2p_transport
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
+from tests.support.preloaded import CODE
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 SINK = "/gossamer-test/sink/1"
@@ -56,7 +57,7 @@ def run(case: Callable[[], Any], seconds: float = 30) -> None:
 def start_peer(listen: str, *prefix: str) -> tuple[subprocess.Popen[str], str]:
     """A peer's process and its address."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-c", PEER.replace("LISTEN", listen)],
+        [*prefix, sys.executable, "-m", CODE, PEER.replace("LISTEN", listen)],
         stdout=subprocess.PIPE,
         text=True,
     )

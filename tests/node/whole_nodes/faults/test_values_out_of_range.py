@@ -14,10 +14,7 @@ import trio
 
 from gossamer.node.modes.pending_work import _PendingRound
 from gossamer.node.modes.sync_mode import Promise
-from gossamer.node.peers.offences import Offences
 from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
-from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import PeerId
 from tests.support.node_world import (
     NumbersTrainer,
     World,
@@ -29,6 +26,7 @@ from tests.support.node_world import (
     simulate,
     start,
 )
+from tests.support.noted_offences import NotedOffences
 
 SPOILT = (3e30, -3e30, 1e25, float("inf"), float("nan"))
 """2**101 and more, what lies between the bound of own work and that of the codecs, no number."""
@@ -39,20 +37,6 @@ MODES: list[dict[str, Any]] = [
     {"codec": "fp16", "fragments": 2, "overlap": True},
     {"codec": "fp16", "displacement": 1.4},
 ]
-
-
-@pytest.fixture
-def offences(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PeerId, str]]:
-    """Offences for which any node blamed any peer."""
-    noted: list[tuple[PeerId, str]] = []
-    note = Offences.note
-
-    def watched(self: Offences, peer: PeerId, error: RemoteProtocolError) -> None:
-        noted.append((peer, str(error)))
-        note(self, peer, error)
-
-    monkeypatch.setattr(Offences, "note", watched)
-    return noted
 
 
 class SpoilingTrainer(NumbersTrainer):
@@ -95,7 +79,7 @@ def assert_all_is_well(world: World, *names: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_round_whose_work_has_such_a_value_is_dropped_and_no_peer_is_blamed(
-    tmp_path: Path, offences: list[tuple[PeerId, str]], mode: dict[str, Any]
+    tmp_path: Path, offences: NotedOffences, mode: dict[str, Any]
 ) -> None:
     world = World(tmp_path, seed=30, wait_for_peers=2, **mode)
 
@@ -122,7 +106,7 @@ def test_a_round_whose_work_has_such_a_value_is_dropped_and_no_peer_is_blamed(
 @pytest.mark.parametrize("value", SPOILT)
 @pytest.mark.parametrize("mode", MODES[:5], ids=str)
 def test_a_node_alone_goes_on_after_such_a_value(
-    tmp_path: Path, offences: list[tuple[PeerId, str]], mode: dict[str, Any], value: float
+    tmp_path: Path, offences: NotedOffences, mode: dict[str, Any], value: float
 ) -> None:
     world = World(tmp_path, seed=31, **mode)
 
@@ -144,7 +128,7 @@ def test_a_node_alone_goes_on_after_such_a_value(
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_such_a_value_in_work_that_is_carried_costs_what_is_carried(
-    tmp_path: Path, offences: list[tuple[PeerId, str]], mode: dict[str, Any]
+    tmp_path: Path, offences: NotedOffences, mode: dict[str, Any]
 ) -> None:
     """A bit of the host's memory flips while the node trains."""
     world = World(tmp_path, seed=32, wait_for_peers=2, **mode)
@@ -206,7 +190,7 @@ def test_after_a_spoilt_round_earlier_work_is_handed_in_and_the_trainer_starts_f
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_such_a_value_that_comes_after_the_last_look_costs_the_part_in_the_ring(
     tmp_path: Path,
-    offences: list[tuple[PeerId, str]],
+    offences: NotedOffences,
     monkeypatch: pytest.MonkeyPatch,
     mode: dict[str, Any],
     names: str,
@@ -241,7 +225,7 @@ def test_such_a_value_that_comes_after_the_last_look_costs_the_part_in_the_ring(
 
 
 def test_a_shared_step_of_which_a_trainer_has_nothing_goes_on_without_it(
-    tmp_path: Path, offences: list[tuple[PeerId, str]]
+    tmp_path: Path, offences: NotedOffences
 ) -> None:
     """The value is in the trainer's momentum with shared steps, and the momentum begins anew."""
     world = World(tmp_path, seed=34, codec="distro", wait_for_peers=2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from gossamer.node.network.identity import SIGNATURE_BYTES
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir
@@ -112,5 +113,6 @@ def test_a_node_takes_part_when_it_has_the_weights_whole(tmp_path: Path) -> None
     simulate(world, story)
 
 
-FRAMES_BYTES = 768
-"""Bytes of a ring beside its chunks, at most."""
+FRAMES_BYTES = 768 + SIGNATURE_BYTES
+"""Bytes of a ring beside its chunks, at most. A set is as short as a number here, and its signature
+is not."""

@@ -19,6 +19,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import decode_update_index
+from gossamer.protocol.state.shared_step import step_codec
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.trainer_config import TrainerConfig
@@ -77,7 +78,10 @@ class SharingTrainer(NumbersTrainer):
             device="cpu",
             optimizer_path=str(self.path),
         )
-        steps = messages.SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
+        steps = messages.SharedSteps(
+            top_k=outer.top_k, chunks=outer.chunks_of_step, lookahead=outer.lookahead
+        )
+        self._codec = step_codec(config.model, outer.top_k, outer.chunks_of_step)
         self.worker = SharedTrainer(config, self.base, np.zeros_like(self.base), steps=steps)
         self.loaded_momentum, self.is_up = self.worker.loaded_momentum, True
         self.lives += 1
@@ -108,11 +112,12 @@ class SharingTrainer(NumbersTrainer):
         self.worker._momentum.add(torch.randn(shape, generator=self._draw) for shape in shapes)
         offer = self.worker.offer()
         assert offer is not None
-        update = offer.update
-        self.offered.append(update)
-        self.births[update] = self.origin.birth
+        # The last chunk is the largest: its bytes are no other offer's.
+        part = self._codec.cut(offer.update)[-1]
+        self.offered.append(part)
+        self.births[part] = self.origin.birth
         self._shared = trio.Event()
-        self._listener.shared(messages.Shared(round=round_number, update=update))
+        self._listener.shared(messages.Shared(round=round_number, update=offer.update))
         with trio.move_on_at(deadline):
             while not (self._shared.is_set() or self._stop):
                 with trio.move_on_after(self.step_seconds):
@@ -200,17 +205,18 @@ async def leave(world: World, name: str) -> None:
 
 
 def parts_in_chain(world: World, name: str) -> set[bytes]:
-    """All of a node's own that its chain has."""
+    """All of a node's own that its chain has, of a step in several chunks that in the last."""
     manifest, found = world.nodes[name].manifest, set[bytes]()
     coder = sign_payloads(manifest.model, manifest.outer).coder
-    me, steps = world.identity(name).peer_id, manifest.outer.inner_steps
+    me, chunks = world.identity(name).peer_id, manifest.outer.chunks_of_step
     for header in headers_of(world, name):
         mine = [i for i, member in enumerate(header.members) if member.peer_id == me]
         index = Blocks.contents[header.update_digest]
-        for average in decode_update_index(
-            index, steps, len(header.members), may_lack=True
-        ).averages:
-            records = split(Blocks.contents[average.digest], None, coder.encoded_bytes)
+        of_all = decode_update_index(
+            index, manifest.outer.inner_steps * chunks, len(header.members), may_lack=True
+        )
+        for average in of_all.averages[chunks - 1 :: chunks]:
+            records = split(Blocks.contents[average.digest], None, coder.chunk_bytes_max)
             found |= {bytes(r.block) for r in records if r.position in mine and len(r.block)}
     return found
 
@@ -412,9 +418,10 @@ def test_a_damaged_file_costs_the_momentum_and_nothing_else(tmp_path: Path, dama
     simulate(world, story)
 
 
+@pytest.mark.parametrize("step_chunks", [1, 2])
 @pytest.mark.parametrize("seed", range(20, 22))
-def test_nothing_counts_twice_under_churn(tmp_path: Path, seed: int) -> None:
-    world = world_of(tmp_path, seed, inner_steps=10)
+def test_nothing_counts_twice_under_churn(tmp_path: Path, seed: int, step_chunks: int) -> None:
+    world = world_of(tmp_path, seed, inner_steps=10, step_chunks=step_chunks)
     draw = random.Random(seed)
     num_kept = 0
 

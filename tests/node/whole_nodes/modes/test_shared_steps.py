@@ -29,6 +29,12 @@ from tests.support.node_world import (
 STEPS = 4
 """Inner steps of a round in this world."""
 
+
+@pytest.fixture(params=(1, 3), ids=lambda each: f"{each} chunks a step")
+def step_chunks(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 STEP_TOKENS = 2 * MODEL.context
 
 SLOW_LINK_SECONDS = 0.5
@@ -41,8 +47,8 @@ SHORT_SECONDS = 0.002
 """Small against what a step takes over the slow line."""
 
 
-def test_three_take_every_step_together(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=1, codec="distro", wait_for_peers=2)
+def test_three_take_every_step_together(tmp_path: Path, step_chunks: int) -> None:
+    world = World(tmp_path, seed=1, codec="distro", step_chunks=step_chunks, wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abc")
@@ -62,9 +68,9 @@ def test_three_take_every_step_together(tmp_path: Path) -> None:
     simulate(world, story)
 
 
-def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path) -> None:
+def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path, step_chunks: int) -> None:
     """Three with targets of their own move every parameter that is sent, by the majority."""
-    world = World(tmp_path, seed=2, codec="distro", wait_for_peers=2)
+    world = World(tmp_path, seed=2, codec="distro", step_chunks=step_chunks, wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abc")
@@ -77,11 +83,20 @@ def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path) -> None:
     simulate(world, story)
 
 
-def test_an_organiser_that_restarts_does_not_begin_another_ring(tmp_path: Path) -> None:
+def test_an_organiser_that_restarts_does_not_begin_another_ring(
+    tmp_path: Path, step_chunks: int
+) -> None:
     """Its own word of the ring that is at work comes back to it from the others, who would else
     have to take all steps of the round anew, where the new ring is preferred to the old one."""
     steps, rounds = 40, 3
-    world = World(tmp_path, seed=7, codec="distro", wait_for_peers=2, inner_steps=steps)
+    world = World(
+        tmp_path,
+        seed=7,
+        codec="distro",
+        step_chunks=step_chunks,
+        wait_for_peers=2,
+        inner_steps=steps,
+    )
     names = {world.identity(name).peer_id: name for name in "abc"}
 
     async def story(nursery: trio.Nursery) -> None:
@@ -107,10 +122,19 @@ def test_an_organiser_that_restarts_does_not_begin_another_ring(tmp_path: Path) 
     simulate(world, story)
 
 
-def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(tmp_path: Path) -> None:
+def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(
+    tmp_path: Path, step_chunks: int
+) -> None:
     # Long rounds: the others do wait for its first gradient, which it needs to be ready.
     steps = 20
-    world = World(tmp_path, seed=3, codec="distro", wait_for_peers=2, inner_steps=steps)
+    world = World(
+        tmp_path,
+        seed=3,
+        codec="distro",
+        step_chunks=step_chunks,
+        wait_for_peers=2,
+        inner_steps=steps,
+    )
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
@@ -135,9 +159,16 @@ def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(tmp_path: Path) -> N
     simulate(world, story)
 
 
-def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path) -> None:
+def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path, step_chunks: int) -> None:
     steps = 30
-    world = World(tmp_path, seed=4, codec="distro", wait_for_peers=3, inner_steps=steps)
+    world = World(
+        tmp_path,
+        seed=4,
+        codec="distro",
+        step_chunks=step_chunks,
+        wait_for_peers=3,
+        inner_steps=steps,
+    )
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abcd")
@@ -166,8 +197,10 @@ def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10, 13))
-def test_a_peer_that_vanishes_costs_its_part_and_never_the_step(tmp_path: Path, seed: int) -> None:
-    world = World(tmp_path, seed=seed, codec="distro", wait_for_peers=3)
+def test_a_peer_that_vanishes_costs_its_part_and_never_the_step(
+    tmp_path: Path, step_chunks: int, seed: int
+) -> None:
+    world = World(tmp_path, seed=seed, codec="distro", step_chunks=step_chunks, wait_for_peers=3)
     draw = random.Random(seed)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -190,8 +223,10 @@ def test_a_peer_that_vanishes_costs_its_part_and_never_the_step(tmp_path: Path, 
     simulate(world, story)
 
 
-def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=20, codec="distro", wait_for_peers=1)
+def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(
+    tmp_path: Path, step_chunks: int
+) -> None:
+    world = World(tmp_path, seed=20, codec="distro", step_chunks=step_chunks, wait_for_peers=1)
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
@@ -213,8 +248,8 @@ def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", range(30, 32))
-def test_states_and_accounts_under_churn(tmp_path: Path, seed: int) -> None:
-    world = World(tmp_path, seed=seed, codec="distro")
+def test_states_and_accounts_under_churn(tmp_path: Path, step_chunks: int, seed: int) -> None:
+    world = World(tmp_path, seed=seed, codec="distro", step_chunks=step_chunks)
     draw = random.Random(seed)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -238,8 +273,8 @@ def test_states_and_accounts_under_churn(tmp_path: Path, seed: int) -> None:
     simulate(world, story)
 
 
-def test_all_are_killed_and_go_on_from_their_disks(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=50, codec="distro", wait_for_peers=2)
+def test_all_are_killed_and_go_on_from_their_disks(tmp_path: Path, step_chunks: int) -> None:
+    world = World(tmp_path, seed=50, codec="distro", step_chunks=step_chunks, wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abc")
@@ -280,10 +315,10 @@ class CountingTrainer(NumbersTrainer):
 
 
 def test_a_trainer_knows_of_every_part_that_was_taken_before_it_begins_the_next_round(
-    tmp_path: Path,
+    tmp_path: Path, step_chunks: int
 ) -> None:
     """A part of which the trainer is not told stays in its momentum, and is sent again."""
-    world = World(tmp_path, seed=70, codec="distro", wait_for_peers=2)
+    world = World(tmp_path, seed=70, codec="distro", step_chunks=step_chunks, wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a", (), CountingTrainer)
@@ -306,8 +341,8 @@ class DyingTrainer(NumbersTrainer):
         self._stop = self._stop or round_number % 3 == 0
 
 
-def test_a_trainer_that_dies_in_its_rounds(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=60, codec="distro", wait_for_peers=1)
+def test_a_trainer_that_dies_in_its_rounds(tmp_path: Path, step_chunks: int) -> None:
+    world = World(tmp_path, seed=60, codec="distro", step_chunks=step_chunks, wait_for_peers=1)
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")

@@ -1,0 +1,95 @@
+"""Limits and hours that an owner sets before the first node of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.cli import run_command
+from gossamer.node.commands.daemon import limits
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "shown"),
+    [("limits", "upload=10", "upload           10"), ("schedule", "on_battery=on", "on_battery")],
+)
+def test_they_are_kept_for_the_first_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, change: str, shown: str
+) -> None:
+    root = tmp_path / "not" / "there"
+    state = ["--state-dir", str(root)]
+    assert run_command([command, "set", change, *state]) == 0
+    said = capsys.readouterr().out
+    assert said == f"No node has run in {root} yet. It holds when the first one starts.\n"
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert run_command([command, *state]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(shown))
+    assert row.endswith(f"{command} set")
+    assert run_command([command, "set", change, *state]) == 0
+    assert capsys.readouterr().out == "No node runs here. It holds when the next one starts.\n"
+
+
+@pytest.mark.parametrize("change", ["upload=abc", "gpu_memory=120%", "uploads=10"])
+def test_a_mistake_makes_no_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    root = tmp_path / "not there"
+    assert run_command(["limits", "set", change, "--state-dir", str(root)]) == 2
+    assert change.partition("=")[0] in capsys.readouterr().err
+    assert not root.exists()
+
+
+def test_limits_have_their_units_before_a_node_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ["--state-dir", str(tmp_path)]
+    changes = ["upload=10", "download=5@18:00-23:00,20", "memory=8GiB", "threads=1"]
+    assert run_command(["limits", "set", *changes, "gpu_memory=50%", *state]) == 0
+    capsys.readouterr()
+    assert run_command(["limits", *state]) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[1:]]
+    holds = {row[0]: next(cell.strip() for cell in row[1:] if cell.strip()) for row in rows}
+    assert holds == {
+        "upload": "10 Mbit/s",
+        "download": "5@18:00-23:00 20",
+        "threads": "1 thread",
+        "memory": "8.6 GB",
+        "disk": "none",
+        "gpu_memory": "50%",
+        "gpu_power": "none",
+        "gpu_temperature": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["schedule", "set", "work_hours"], "NAME=VALUE, such as work_hours=22:00-07:00"),
+        (["schedule", "set", "hours=1"], "no such limit, and no such rule of the schedule"),
+        (["limits", "set", "upload="], "NAME=VALUE, such as upload=10, or NAME=off"),
+        (["limits", "set", "memory=1KiB"], "1,024 bytes are too few: at least 64MiB"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run_command([*words, "--state-dir", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"), [("gpu_power=100", True), ("gpu_power=off", False), ("upload=9", False)]
+)
+def test_a_power_that_the_driver_may_refuse_is_not_promised(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(limits, "change_limits", lambda _state_dir, _changes: None)
+    assert run_command(["limits", "set", change, "--state-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("It holds from now on, and after a restart.\n")
+    assert ("gossamer limits says whether the card's driver takes gpu_power." in said) is is_told

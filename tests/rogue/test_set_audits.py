@@ -1,0 +1,274 @@
+"""A member that replaces the records of others in the sets that it passes on (`sparse`, `distro`).
+
+Without audits it sets what the model learns, and its sets are signed by honest finishers. Its own
+record in them is the one that it opens. Nobody else is blamed, also while members crash and come
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import structlog
+import trio
+
+from gossamer.node.modes.pending_work import Contributions
+from gossamer.node.modes.shared_steps import RingSteps, SharedStepRunner
+from gossamer.node.modes.sync_mode import Contribution
+from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.codecs.contributions import add_record, split
+from gossamer.protocol.codecs.payloads import SetPayloads
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.limits import BLOCK_BYTES_MAX
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chain import credits_of
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+from tests.rogue.test_catalogue import count
+from tests.rogue.test_sum_audits import (
+    FIRST_LIE,
+    FORGED_VALUE,
+    HONEST,
+    LIAR,
+    lived,
+    sits_out,
+)
+from tests.support.node_world import (
+    SUMS_TOP_K,
+    World,
+    headers_of,
+    simulate,
+    start,
+)
+from tests.support.noted_offences import noted_offences
+from tests.support.sum_verdicts import verdicts_of
+
+MODES: dict[str, dict[str, Any]] = {
+    "sets": {"codec": "sparse"},
+    "sets that become sums": {"codec": "sparse", "top_k": SUMS_TOP_K},
+    "shared steps": {"codec": "distro"},
+    "shared steps in chunks": {"codec": "distro", "step_chunks": 3},
+}
+
+_contribution = Contributions.contribution
+_follow = SharedStepRunner.follow
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def forge(made: Contribution, forged: Callable[[int, Buffer, int], Buffer], where: str) -> None:
+    """From now on a contribution gives (chunk, what an honest member would give, members in it) to
+    `forged`, and what comes of that to the ring.
+
+    Args:
+        where: it does so with what it passes on, or with what it finishes.
+    """
+    name = "add" if where == "sums" else "finish_average"
+    own = getattr(made, name)
+
+    def lied(chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        honest = own(chunk, payload, mask)
+        return forged(chunk, honest, mask.bit_count() + (where == "sums"))
+
+    setattr(made, name, lied)
+
+
+def others_replaced(payload: Buffer, me: int, block: Buffer) -> bytes:
+    """A set in which all members but one have the same record."""
+    result = b""
+    for record in split(payload, None, BLOCK_BYTES_MAX):
+        mine = record.position == me
+        result = add_record(result, record.position, record.block if mine else block)
+    return result
+
+
+@contextmanager
+def liar(me: PeerId, where: str) -> Iterator[None]:
+    """In this context the node with that id replaces what it passes on, or what it finishes."""
+
+    def contribution(
+        self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
+    ) -> Contribution:
+        made = _contribution(self, pending, plan, ring, node)
+        payloads, position = self._payloads, ring.members.index(me) if me in ring.members else -1
+        assert isinstance(payloads, SetPayloads)
+
+        def forged(chunk: int, payload: Buffer, num_members: int) -> Buffer:
+            values = np.full(plan.elements_of(chunk), FORGED_VALUE, np.float32)
+            if num_members <= payloads.set_members_max:
+                return others_replaced(payload, position, payloads.coder.encode(values))
+            assert payloads.sums is not None
+            return payloads.sums.of_sum(num_members if where == "sums" else 1).encode(values)
+
+        if node == me and ring.roster.round >= FIRST_LIE:
+            forge(made, forged, where)
+        return made
+
+    def follow(self: SharedStepRunner, ring: Ring) -> RingSteps:
+        made = _follow(self, ring)
+        coder, position = self._payloads.coder, made._position
+
+        def forged(chunk: int, payload: Buffer, num_members: int) -> Buffer:
+            mine = made._given.get(chunk, b"")
+            if not mine:
+                return payload
+            signs = coder.coders[chunk % coder.num_chunks]
+            update = signs.decode(mine)
+            opposite = signs.encode(replace(update, is_positive=~update.is_positive))
+            return others_replaced(payload, position, opposite)
+
+        if self._me == me and ring.roster.round >= FIRST_LIE:
+            forge(made, forged, where)
+        return made
+
+    with (
+        patch.object(Contributions, "contribution", contribution),
+        patch.object(SharedStepRunner, "follow", follow),
+    ):
+        yield
+
+
+def is_banned_by_an_auditor(world: World) -> bool:
+    return any(count(world, name, "bans", "replaced") for name in HONEST)
+
+
+@pytest.mark.parametrize("where", ["sums", "averages"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_liar_that_opens_its_chunks_is_banned_by_the_auditor(
+    tmp_path: Path, mode: str, where: str
+) -> None:
+    lived(tmp_path, is_banned_by_an_auditor, where=where, lies=liar, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", ["sets", "shared steps"])
+def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path, mode: str) -> None:
+    def is_over(world: World) -> bool:
+        return any(sits_out(world, name, LIAR) for name in HONEST)
+
+    world = lived(tmp_path, is_over, opens=False, lies=liar, **MODES[mode])
+    assert all(not verdict.is_replaced for verdict in verdicts_of(world, "a"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_honest_members_are_looked_at_and_nobody_is_blamed(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, seed=29, **MODES[mode])
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, HONEST)
+        await world.reach(16, *HONEST)
+        world.assert_one_chain(*HONEST)
+
+    simulate(world, story)
+    audits = audits_of(world, HONEST)
+    rounds = sum(len(credits_of(header)) > 1 for header in headers_of(world, "a"))
+    assert rounds > 8
+    assert audits["good"] >= rounds - 1, "the newest one may be under way"
+    assert audits["poor"] == audits["undecided"] == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_members_that_crash_and_come_back_are_not_blamed(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, seed=31, **MODES[mode])
+
+    async def story(nursery: trio.Nursery) -> None:
+        names = HONEST + LIAR
+        await start(world, nursery, names)
+        await world.reach(3, *names)
+        for victim in "dcdbd":
+            staying = [name for name in names if name != victim]
+            await trio.sleep(world.network.random.uniform(0.0, 1.0))
+            world.crash(victim)
+            await world.reach(world.round("a") + 2, *staying)
+            nursery.start_soon(world.run, victim, ["a"])
+            await world.reach(world.round("a") + 3, *names)
+        assert all(not verdicts_of(world, name) for name in names)
+        for name in names:
+            offences = world.participant(name).context.swarm.admission.offences
+            assert not any(offences.is_banned(world.identity(other).peer_id) for other in names)
+
+    simulate(world, story)
+    assert audits_of(world, "a")["good"] > 0
+
+
+def audits_of(world: World, names: str) -> dict[str, float]:
+    """How often the nodes came to each verdict."""
+    audits = {"good": 0.0, "poor": 0.0, "undecided": 0.0}
+    for name in names:
+        registry = world.nodes[name].metrics.registry
+        for verdict in audits:
+            value = registry.get_sample_value("gossamer_audits_total", {"verdict": verdict})
+            audits[verdict] += value or 0.0
+    return audits
+
+
+def spoil(made: Contribution, ring: Ring, me: PeerId) -> None:
+    """From now on the others' records in the sets that a contribution passes on cannot be decoded.
+
+    Its node would end if it took such a set itself, so it finishes sets with its own record in the
+    place of theirs.
+    """
+    position = ring.members.index(me)
+
+    def spoilt(_chunk: int, payload: Buffer, _num_members: int) -> Buffer:
+        result = b""
+        for record in split(payload, None, BLOCK_BYTES_MAX):
+            block = record.block
+            mine = record.position == position
+            result = add_record(result, record.position, block if mine else b"\xff" * len(block))
+        return result
+
+    def usable(_chunk: int, payload: Buffer, _num_members: int) -> Buffer:
+        records = split(payload, None, BLOCK_BYTES_MAX)
+        mine = [record.block for record in records if record.position == position]
+        return others_replaced(payload, position, mine[0]) if mine else payload
+
+    forge(made, spoilt, "sums")
+    forge(made, usable, "averages")
+
+
+@contextmanager
+def spoiler(me: PeerId, _where: str) -> Iterator[None]:
+    """In this context the node with that id passes on records of others that cannot be decoded."""
+
+    def contribution(
+        self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
+    ) -> Contribution:
+        made = _contribution(self, pending, plan, ring, node)
+        if node == me and ring.roster.round >= FIRST_LIE:
+            spoil(made, ring, me)
+        return made
+
+    def follow(self: SharedStepRunner, ring: Ring) -> RingSteps:
+        made = _follow(self, ring)
+        if self._me == me and ring.roster.round >= FIRST_LIE:
+            spoil(made, ring, me)
+        return made
+
+    with (
+        patch.object(Contributions, "contribution", contribution),
+        patch.object(SharedStepRunner, "follow", follow),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "sums" not in mode])
+def test_a_member_that_spoils_the_records_of_others_is_blamed_by_its_receivers(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver that adds its own record to a set finds the fault. Once nobody looked before the
+    average: its honest finisher was blamed, and the node of a shared step's finisher ended."""
+    offences = noted_offences(monkeypatch)
+    world = lived(tmp_path, is_banned_by_an_auditor, lies=spoiler, **MODES[mode])
+    guilty = world.identity(LIAR).peer_id
+    assert {peer for peer, _ in offences} == {guilty}
+    assert (guilty, "malformed") in {(peer, error.reason) for peer, error in offences}
