@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of
 from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.protocol.limits import MIB
 
 if TYPE_CHECKING:
     from hypercorn.typing import Framework
@@ -34,6 +35,10 @@ log = structlog.get_logger()
 # A client that reads nothing delays the end of its connection, and an orderly exit, no longer.
 STALLED_CLIENT_MS_MAX = 5_000
 IDLE_SECONDS_MAX = 15
+# What is read of a body that no endpoint wants, before the answer goes out. A client that still
+# sends when the connection ends may lose the answer, or use the connection again.
+UNREAD_BYTES_MAX = 4 * MIB
+UNREAD_SECONDS_MAX = 2.0
 # Pause after a failure of the server itself. Without it a persistent failure would loop at once.
 _RESTART_SECONDS = 1.0
 
@@ -166,10 +171,14 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        body = _Body(receive)
+
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message.get("headers", ()))
                 headers.extend(self._HEADERS)
+                if not await body.ends():
+                    headers.append((b"connection", b"close"))
                 if not any(name == self._POLICY[0] for name, _ in headers):
                     headers.append(self._POLICY)
                 message = {**message, "headers": headers}
@@ -179,7 +188,7 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
         refusal = self._refuse(headers)
-        await (refusal or self._app)(scope, receive, send_guarded)
+        await (refusal or self._app)(scope, body.receive, send_guarded)
 
     def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:
         if not self._is_known_host(headers.get(b"host", [])):
@@ -194,11 +203,7 @@ class Guard:
                 if self._body_bytes_max
                 else "have no body"
             )
-            return PlainTextResponse(
-                f"requests to this endpoint {allowed}\n",
-                status_code=413,
-                headers={"connection": "close"},
-            )
+            return PlainTextResponse(f"requests to this endpoint {allowed}\n", status_code=413)
         return None
 
     def _has_fitting_body(self, headers: dict[bytes, list[bytes]]) -> bool:
@@ -214,6 +219,36 @@ class Guard:
         host = host_of(values[0].decode("latin-1"))
         # Only names can be rebound: the owner of a name decides where it points.
         return host in self._hosts or _is_address(host)
+
+
+class _Body:
+    """The body of one request, on its way to the application.
+
+    Hypercorn ends a connection whose request has not come to its end when it is answered, and says
+    so in no header.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._has_ended = False
+
+    async def receive(self) -> Message:
+        """Returns the next message of the request, as ASGI's `receive`."""
+        message = await self._receive()
+        self._has_ended |= not message.get("more_body", False)
+        return message
+
+    async def ends(self) -> bool:
+        """Reads what the application left of the body, within the limits of this module.
+
+        Returns:
+            Whether the body came to its end. If not, the connection cannot be used again.
+        """
+        num_bytes = 0
+        with trio.move_on_after(UNREAD_SECONDS_MAX):
+            while not self._has_ended and num_bytes < UNREAD_BYTES_MAX:
+                num_bytes += len((await self.receive()).get("body", b""))
+        return self._has_ended
 
 
 def _is_address(host: str) -> bool:

@@ -87,11 +87,13 @@ class _Endpoint:
             problem = "the header content-type must be application/json"
             refusal = JSONResponse(error_body(problem, "invalid_request_error"), 415)
         else:
-            body = await _read_body(receive)
-            if body is None:
-                return  # the client has gone, or is too slow
             try:
-                question = self._read(body)
+                question = self._read(await _read_body(receive))
+            except _GoneError:
+                return
+            except trio.TooSlowError:
+                problem = f"the body of the request did not come within {BODY_SECONDS_MAX:.0f} s"
+                refusal = JSONResponse(error_body(problem, "invalid_request_error"), 408)
             except QuestionError as error:
                 status, answer = error_of(error)
                 refusal = JSONResponse(answer, status)
@@ -118,18 +120,26 @@ class _Endpoint:
             await answer.end(done, scope, receive)
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """Returns the body, whose length `Guard` has checked; None if it does not come."""
+class _GoneError(Exception):
+    """The client has ended its connection."""
+
+
+async def _read_body(receive: Receive) -> bytes:
+    """Returns the body, whose length `Guard` has checked.
+
+    Raises:
+        _GoneError: there is no client any more.
+        trio.TooSlowError: the body has not come to its end in time.
+    """
     body = bytearray()
-    with trio.move_on_after(BODY_SECONDS_MAX):
+    with trio.fail_after(BODY_SECONDS_MAX):
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
+                raise _GoneError
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 return bytes(body)
-    return None
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

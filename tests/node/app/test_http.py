@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import socket
@@ -11,15 +12,17 @@ import pytest
 import segno
 import structlog
 import trio
+import trio.testing
 from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import build_app, serve_http
-from gossamer.node.app.http_server import ApiBindError
+from gossamer.node.app.http_server import UNREAD_BYTES_MAX, ApiBindError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
+from gossamer.protocol.limits import MIB
 
 TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
 TOKEN = "5e" * 32
@@ -369,6 +372,62 @@ def test_a_real_server() -> None:
         assert node.orders == ["pause"]
 
     serving(node, use)
+
+
+HEAD = b"POST /api/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\r\n"
+
+
+def test_a_body_that_comes_late_leaves_the_connection_of_use() -> None:
+    node = Node()
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            for _ in range(3):
+                await stream.send_all(HEAD)
+                await trio.testing.wait_all_tasks_blocked(0.1)  # the server has seen the head
+                await stream.send_all(b"12345")
+                answer = bytearray()
+                while not answer.endswith(b"have no body\n"):
+                    part = await stream.receive_some()
+                    assert part, "the connection ended"
+                    answer += part
+                assert answer.startswith(b"HTTP/1.1 413")
+                assert b"connection: close" not in answer.lower()
+        assert node.orders == []
+
+    serving(node, use)
+
+
+def test_a_body_that_does_not_come_ends_the_connection_and_the_answer_says_so() -> None:
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(HEAD + b"123")
+            answer = bytearray()
+            async for part in stream:
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 413")
+            assert b"connection: close" in answer.lower()
+
+    serving(Node(), use)
+
+
+def test_an_endless_body_is_read_to_a_limit() -> None:
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        head = HEAD.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked")
+        chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(head)
+            num_sent = 0
+            with contextlib.suppress(trio.BrokenResourceError):
+                while True:  # ends in time because the server ends the connection
+                    await stream.send_all(chunk)
+                    num_sent += len(chunk)
+            assert num_sent < UNREAD_BYTES_MAX + 16 * MIB  # with the kernel's buffers
+
+    serving(Node(), use)
 
 
 @pytest.mark.parametrize(
