@@ -25,7 +25,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support import preloaded
+from tests.support import preloaded, reaper
 
 MEMORY = Path("/dev/shm")
 """File system in memory on Linux; in containers it is often a very small one."""
@@ -66,6 +66,9 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
+_REAPER = pytest.StashKey["subprocess.Popen[bytes]"]()
+"""Held, because the reaper begins when its standard input ends."""
+
 LONG = (
     # They start real daemons.
     *("chaos/", "e2e/", "internet/", "rogue/", "browser/"),
@@ -88,6 +91,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Before anything else is started, so that all of it bears the mark.
+    config.stash[_REAPER] = reaper.start()
     if sys.platform == "linux" and not config.getoption("--real-processes"):
         subprocess.Popen = preloaded.Popen  # type: ignore[misc]
     # With `--dist loadfile` xdist begins with the files that have most tests. The longest files
