@@ -67,10 +67,10 @@ class BlockCodec(ABC):
         """Length of the codes of so many values."""
 
     @abstractmethod
-    def _extremes(self, blocks: Float32Array) -> Float32Array:
+    def _extremes(self, blocks: Float32Array, scratch: Float32Array) -> Float32Array:
         """Returns for each block the value that gets the level 127; NaN if the block contains one.
 
-        blocks: (blocks, BLOCK_ELEMENTS); returns (blocks,)
+        blocks: (blocks, BLOCK_ELEMENTS); scratch: the same, to be overwritten; returns (blocks,)
         """
 
     @abstractmethod
@@ -109,12 +109,12 @@ class BlockCodec(ABC):
         scaled = np.empty((min(num_blocks, _PIECE_BLOCKS), BLOCK_ELEMENTS), np.float32)
         for start in range(0, num_elements, _PIECE_ELEMENTS):
             blocks = _blocks_of(values[start : start + _PIECE_ELEMENTS])
-            extremes = self._extremes(blocks)
+            part = scaled[: len(blocks)]
+            extremes = self._extremes(blocks, part)
             check_to_encode(float(np.abs(extremes).max()))
             scale_bits = _scale_bits(extremes)
             first = start // BLOCK_ELEMENTS
             scales[first : first + len(blocks)] = scale_bits
-            part = scaled[: len(blocks)]
             np.multiply(blocks, _inverses(scale_bits)[:, np.newaxis], out=part)
             stop = min(num_elements, start + _PIECE_ELEMENTS)
             written = slice(self._code_bytes(start), self._code_bytes(stop))
@@ -181,8 +181,9 @@ class Int8Codec(BlockCodec):
     def _code_bytes(self, num_elements: int) -> int:
         return num_elements
 
-    def _extremes(self, blocks: Float32Array) -> Float32Array:
-        magnitudes: Float32Array = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    def _extremes(self, blocks: Float32Array, scratch: Float32Array) -> Float32Array:
+        # One pass along the blocks, which takes five times as long as the magnitudes of all values.
+        magnitudes: Float32Array = np.abs(blocks, out=scratch).max(axis=1)
         return magnitudes
 
     def _codes_of(self, scaled: Float32Array) -> Uint8Array:
@@ -215,7 +216,7 @@ class Int4Codec(BlockCodec):
     def _code_bytes(self, num_elements: int) -> int:
         return (num_elements + 1) // 2
 
-    def _extremes(self, blocks: Float32Array) -> Float32Array:
+    def _extremes(self, blocks: Float32Array, scratch: Float32Array) -> Float32Array:
         return signed_extremes(blocks)
 
     def _codes_of(self, scaled: Float32Array) -> Uint8Array:

@@ -78,7 +78,7 @@ class WideCodec(BlockCodec):
     def _code_bytes(self, num_elements: int) -> int:
         return (self.bits * num_elements + 7) // 8
 
-    def _extremes(self, blocks: Float32Array) -> Float32Array:
+    def _extremes(self, blocks: Float32Array, scratch: Float32Array) -> Float32Array:
         return signed_extremes(blocks)
 
     def _codes_of(self, scaled: Float32Array) -> Uint8Array:

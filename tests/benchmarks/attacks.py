@@ -36,7 +36,7 @@ HARM, OPEN = "tests/rogue/test_harm.py::", "tests/rogue/test_open_trust.py::"
 INFLUENCE, CATALOGUE = "tests/rogue/test_influence.py::", "tests/rogue/test_catalogue.py::"
 UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_provoked_dials.py::"
 QUOTA, LEFT_OUT = "tests/rogue/test_quota.py::", "tests/rogue/test_left_out.py::"
-SUMS = "tests/rogue/test_sum_audits.py::"
+SUMS, SETS = "tests/rogue/test_sum_audits.py::", "tests/rogue/test_set_audits.py::"
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,21 @@ ROWS = (
             f"{INFLUENCE}test_nonsense_of_one_card_in_one_round_is_survived",
             f"{INFLUENCE}test_a_sum_is_carried_away_by_one",
         ),
+    ),
+    Row(
+        "C5",
+        "a member replaces the records of the others in the sets that it passes on or finishes",
+        "no liar found in 40 rounds",
+        (
+            f"{SETS}test_a_liar_that_opens_its_chunks_is_banned_by_the_auditor",
+            f"{SETS}test_a_liar_that_opens_nothing_sits_out",
+        ),
+    ),
+    Row(
+        "C6",
+        "a member passes on records of the others that cannot be decoded",
+        "an honest node ends, or an honest finisher is blamed",
+        (f"{SETS}test_a_member_that_spoils_the_records_of_others_is_blamed_by_its_receivers",),
     ),
     Row(
         "H1",

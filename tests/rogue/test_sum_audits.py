@@ -131,7 +131,8 @@ def lived(
         )
         assert is_over(world), f"not found within {AUDITS_WAIT} rounds"
         assert_only_the_liar_is_blamed(world)
-        measured(f"{codec}, opens {opens}: {world.round('a') - FIRST_LIE} rounds")
+        kind = ", ".join([codec, *(f"{name} {value}" for name, value in others.items()), where])
+        measured(f"{kind}, opens {opens}: {world.round('a') - FIRST_LIE} rounds")
 
     with lies(world.identity(LIAR).peer_id, where):
         simulate(world, story)
