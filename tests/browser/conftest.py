@@ -222,7 +222,8 @@ def address(node: Node) -> Iterator[str]:
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Debian's Chromium, driven by Selenium."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
     if browser is None or driver is None:
         pytest.skip("no browser here: apt install chromium chromium-driver")
     options = webdriver.ChromeOptions()
