@@ -116,7 +116,7 @@ class ReplacedSum(Exception):
 _NOTHING = np.empty(0, np.float32)
 
 
-class _StepPart:
+class StepPart:
     """A member's part of a shared step, as it opened it (a `RingPart`)."""
 
     def __init__(self, block: Buffer, position: int) -> None:
@@ -206,7 +206,7 @@ class AddedAgain:
                 # What was left out of the record is not needed: its member carries that on.
                 return SetPart(_NOTHING, plan, payloads, self._tokens, position, 1.0, blocks)
             case _:
-                return _StepPart(b"" if part is None else part, position)
+                return StepPart(b"" if part is None else part, position)
 
 
 def encode_step(step: SumStep, members: tuple[PeerId, ...]) -> Step:

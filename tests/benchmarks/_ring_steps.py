@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import TILE_COEFFICIENTS_MAX, SignCodec, SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.sum_way import StepPart
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.digest import FloatVector
 
 STEPS = 50
 """Inner steps of a round: the default of `distro`."""
@@ -33,29 +31,18 @@ def payloads_of(num_elements: int) -> SignPayloads:
     return SignPayloads(StepCodec([SignCodec([(num_tiles, TILE_COEFFICIENTS_MAX)], TOP_K)]))
 
 
-class Signs:
+class Signs(StepPart):
     """One member's parts of all steps (a `Contribution`): any coefficients, any signs."""
 
     def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId) -> None:
-        self._position = ring.members.index(me)
+        position = ring.members.index(me)
         coder = payloads.coder
         ((num_tiles, _),) = coder.coders[0].shapes
         firsts = TILE_COEFFICIENTS_MAX * np.arange(num_tiles)
         places = (firsts[:, np.newaxis] + 7 * np.arange(TOP_K)).reshape(-1)
-        draw = np.random.default_rng(self._position)
-        self._block = coder.encode(SignUpdate(places, draw.random(places.size) < 0.5))
+        draw = np.random.default_rng(position)
+        update = SignUpdate(places, draw.random(places.size) < 0.5)
+        super().__init__(coder.encode(update), position)
 
     async def due(self, chunk: int, *, is_first: bool) -> None:
         """See `Contribution`."""
-
-    def add(self, chunk: int, payload: Payload | None, mask: int) -> Payload:
-        """See `Contribution`."""
-        return add_record(payload, self._position, self._block)
-
-    def finish_average(self, chunk: int, payload: Payload, mask: int) -> Payload:
-        """See `Contribution`."""
-        return payload
-
-    def error_of(self, chunk: int) -> FloatVector | None:
-        """See `Contribution`."""
-        return None

@@ -20,6 +20,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +82,8 @@ def row_of(path: Path, texts: list[bytes]) -> list[str]:
         file = EncoderFile(content, specials_are_text)
         tokenizer = file.open()
         encoder = TextEncoder(tokenizer, file)
-        ours, seconds = timed(lambda encoder=encoder: encoder.encode(texts))  # type: ignore[misc]
-        theirs, library_seconds = timed(
-            lambda tokenizer=tokenizer: encode_pieces(tokenizer, texts)  # type: ignore[misc]
-        )
+        ours, seconds = timed(partial(encoder.encode, texts))
+        theirs, library_seconds = timed(partial(encode_pieces, tokenizer, texts))
         different += sum(not np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
         num_tokens = sum(map(len, theirs))
     num_rows = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

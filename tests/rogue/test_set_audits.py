@@ -30,14 +30,15 @@ from gossamer.protocol.limits import BLOCK_BYTES_MAX
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.digest import FloatVector
 from tests.rogue.test_catalogue import count
 from tests.rogue.test_sum_audits import (
     FIRST_LIE,
     FORGED_VALUE,
     HONEST,
     LIAR,
+    forge,
     lived,
+    lying,
     sits_out,
 )
 from tests.support.node_world import (
@@ -57,30 +58,12 @@ MODES: dict[str, dict[str, Any]] = {
     "shared steps in chunks": {"codec": "distro", "step_chunks": 3},
 }
 
-_contribution = Contributions.contribution
 _follow = SharedStepRunner.follow
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-
-
-def forge(made: Contribution, forged: Callable[[int, Buffer, int], Buffer], where: str) -> None:
-    """From now on a contribution gives (chunk, what an honest member would give, members in it) to
-    `forged`, and what comes of that to the ring.
-
-    Args:
-        where: it does so with what it passes on, or with what it finishes.
-    """
-    name = "add" if where == "sums" else "finish_average"
-    own = getattr(made, name)
-
-    def lied(chunk: int, payload: Buffer | None, mask: int) -> Buffer:
-        honest = own(chunk, payload, mask)
-        return forged(chunk, honest, mask.bit_count() + (where == "sums"))
-
-    setattr(made, name, lied)
 
 
 def others_replaced(payload: Buffer, me: int, block: Buffer) -> bytes:
@@ -93,14 +76,26 @@ def others_replaced(payload: Buffer, me: int, block: Buffer) -> bytes:
 
 
 @contextmanager
+def lying_steps(me: PeerId, lie: Callable[[SharedStepRunner, RingSteps], None]) -> Iterator[None]:
+    """In this context `lie` changes each ring of shared steps of the node with that id, from the
+    round `FIRST_LIE` on."""
+
+    def follow(self: SharedStepRunner, ring: Ring) -> RingSteps:
+        made = _follow(self, ring)
+        if self._me == me and ring.roster.round >= FIRST_LIE:
+            lie(self, made)
+        return made
+
+    with patch.object(SharedStepRunner, "follow", follow):
+        yield
+
+
+@contextmanager
 def liar(me: PeerId, where: str) -> Iterator[None]:
     """In this context the node with that id replaces what it passes on, or what it finishes."""
 
-    def contribution(
-        self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
-    ) -> Contribution:
-        made = _contribution(self, pending, plan, ring, node)
-        payloads, position = self._payloads, ring.members.index(me) if me in ring.members else -1
+    def lie(own: Contributions, made: Contribution, plan: ChunkPlan, ring: Ring) -> None:
+        payloads, position = own._payloads, ring.members.index(me)
         assert isinstance(payloads, SetPayloads)
 
         def forged(chunk: int, payload: Buffer, num_members: int) -> Buffer:
@@ -110,13 +105,10 @@ def liar(me: PeerId, where: str) -> Iterator[None]:
             assert payloads.sums is not None
             return payloads.sums.of_sum(num_members if where == "sums" else 1).encode(values)
 
-        if node == me and ring.roster.round >= FIRST_LIE:
-            forge(made, forged, where)
-        return made
+        forge(made, forged, where)
 
-    def follow(self: SharedStepRunner, ring: Ring) -> RingSteps:
-        made = _follow(self, ring)
-        coder, position = self._payloads.coder, made._position
+    def lie_in_steps(own: SharedStepRunner, made: RingSteps) -> None:
+        coder, position = own._payloads.coder, made._position
 
         def forged(chunk: int, payload: Buffer, num_members: int) -> Buffer:
             mine = made._given.get(chunk, b"")
@@ -127,14 +119,9 @@ def liar(me: PeerId, where: str) -> Iterator[None]:
             opposite = signs.encode(replace(update, is_positive=~update.is_positive))
             return others_replaced(payload, position, opposite)
 
-        if self._me == me and ring.roster.round >= FIRST_LIE:
-            forge(made, forged, where)
-        return made
+        forge(made, forged, where)
 
-    with (
-        patch.object(Contributions, "contribution", contribution),
-        patch.object(SharedStepRunner, "follow", follow),
-    ):
+    with lying(me, lie), lying_steps(me, lie_in_steps):
         yield
 
 
@@ -211,13 +198,15 @@ def audits_of(world: World, names: str) -> dict[str, float]:
     return audits
 
 
-def spoil(made: Contribution, ring: Ring, me: PeerId) -> None:
+def spoil(made: Contribution, position: int) -> None:
     """From now on the others' records in the sets that a contribution passes on cannot be decoded.
 
     Its node would end if it took such a set itself, so it finishes sets with its own record in the
     place of theirs.
+
+    Args:
+        position: of its node in the ring.
     """
-    position = ring.members.index(me)
 
     def spoilt(_chunk: int, payload: Buffer, _num_members: int) -> Buffer:
         result = b""
@@ -240,24 +229,13 @@ def spoil(made: Contribution, ring: Ring, me: PeerId) -> None:
 def spoiler(me: PeerId, _where: str) -> Iterator[None]:
     """In this context the node with that id passes on records of others that cannot be decoded."""
 
-    def contribution(
-        self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
-    ) -> Contribution:
-        made = _contribution(self, pending, plan, ring, node)
-        if node == me and ring.roster.round >= FIRST_LIE:
-            spoil(made, ring, me)
-        return made
+    def lie(_own: Contributions, made: Contribution, _plan: ChunkPlan, ring: Ring) -> None:
+        spoil(made, ring.members.index(me))
 
-    def follow(self: SharedStepRunner, ring: Ring) -> RingSteps:
-        made = _follow(self, ring)
-        if self._me == me and ring.roster.round >= FIRST_LIE:
-            spoil(made, ring, me)
-        return made
+    def lie_in_steps(_own: SharedStepRunner, made: RingSteps) -> None:
+        spoil(made, made._position)
 
-    with (
-        patch.object(Contributions, "contribution", contribution),
-        patch.object(SharedStepRunner, "follow", follow),
-    ):
+    with lying(me, lie), lying_steps(me, lie_in_steps):
         yield
 
 

@@ -66,35 +66,61 @@ def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
+def forge(made: Contribution, forged: Callable[[int, Buffer, int], Buffer], where: str) -> None:
+    """From now on a contribution gives (chunk, what an honest member would give, members in it) to
+    `forged`, and what comes of that to the ring.
+
+    Args:
+        where: it does so with what it passes on, or with what it finishes.
+    """
+    name = "add" if where == "sums" else "finish_average"
+    own = getattr(made, name)
+
+    def lied(chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        honest = own(chunk, payload, mask)
+        return forged(chunk, honest, mask.bit_count() + (where == "sums"))
+
+    setattr(made, name, lied)
+
+
 @contextmanager
-def liar(me: PeerId, where: str) -> Iterator[None]:
-    """In this context the node with that id replaces what it passes on, or what it finishes."""
+def lying(
+    me: PeerId, lie: Callable[[Contributions, Contribution, ChunkPlan, Ring], None]
+) -> Iterator[None]:
+    """In this context `lie` changes each contribution of the node with that id, from the round
+    `FIRST_LIE` on."""
 
     def contribution(
         self: Contributions, pending: FloatVector, plan: ChunkPlan, ring: Ring, node: PeerId
     ) -> Contribution:
         made = _contribution(self, pending, plan, ring, node)
-        payloads = self._payloads
+        if node == me and ring.roster.round >= FIRST_LIE:
+            lie(self, made, plan, ring)
+        return made
+
+    with patch.object(Contributions, "contribution", contribution):
+        yield
+
+
+@contextmanager
+def liar(me: PeerId, where: str) -> Iterator[None]:
+    """In this context the node with that id replaces what it passes on, or what it finishes."""
+
+    def lie(own: Contributions, made: Contribution, plan: ChunkPlan, _ring: Ring) -> None:
+        payloads = own._payloads
         assert isinstance(made, FinishedSum)
         assert isinstance(payloads, SumPayloads)
-        if node != me or ring.roster.round < FIRST_LIE:
-            return made
-        own = made.add if where == "sums" else made.finish_average
 
-        def forged(chunk: int, payload: Buffer, mask: int) -> Buffer:
-            own(chunk, payload, mask)
-            num_members = mask.bit_count() + 1
+        def forged(chunk: int, _honest: Buffer, num_members: int) -> Buffer:
             coder = payloads.coder.of_sum(num_members) if where == "sums" else payloads.coder
             encoded: Buffer = coder.encode(
                 np.full(plan.elements_of(chunk), FORGED_VALUE, np.float32)
             )
             return encoded
 
-        name = "add" if where == "sums" else "finish_average"
-        setattr(made, name, forged)
-        return made
+        forge(made, forged, where)
 
-    with patch.object(Contributions, "contribution", contribution):
+    with lying(me, lie):
         yield
 
 

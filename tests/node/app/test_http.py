@@ -354,7 +354,7 @@ def test_what_is_read_needs_no_token() -> None:
         assert ask(Node(), "GET", path).status_code == 200
 
 
-def test_a_body_is_refused_unread() -> None:
+def test_a_body_is_refused() -> None:
     node = Node()
     answer = ask(node, "POST", "/api/pause", headers=ORDER, content=b"x" * 100)
     assert answer.status_code == 413

@@ -120,29 +120,21 @@ def test_names_stand_beside_ids_and_are_escaped(state: StateDir) -> None:
     assert Tags(text).open == []
 
 
-def test_a_page_of_somebody_else_stays(
-    state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "own"), [("index.html", "<html"), ("members.csv", "rank,peer_id")]
+)
+def test_a_file_of_somebody_else_stays(
+    state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, own: str
 ) -> None:
-    other = tmp_path / "index.html"
+    other = tmp_path / name
     other.write_text("<p>mine</p>")
     assert write(state, tmp_path) == 2
-    assert "was not written by this command" in capsys.readouterr().err
-    assert other.read_text() == "<p>mine</p>"
-    assert write(state, tmp_path, "--force") == 0
-    assert write(state, tmp_path) == 0  # its own page, anew
-
-
-def test_a_table_of_somebody_else_stays(
-    state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "members.csv"
-    other.write_text("mine")
-    assert write(state, tmp_path) == 2
     assert f"{other} was not written by this command" in capsys.readouterr().err
-    assert other.read_text() == "mine"
-    assert not (tmp_path / "index.html").exists()
+    assert other.read_text() == "<p>mine</p>"
+    assert list(tmp_path.glob("*.*")) == [other]
     assert write(state, tmp_path, "--force") == 0
-    assert "rank,peer_id" in other.read_text()
+    assert own in other.read_text()
+    assert write(state, tmp_path) == 0  # its own page and table, anew
 
 
 def test_a_file_is_no_folder(
