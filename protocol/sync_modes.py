@@ -23,8 +23,6 @@ class ModeRules(NamedTuple):
     """Whether all peers take every step together. Then a chunk is a step, members train inside the
     ring, and a trainer keeps one momentum. Otherwise a peer takes steps of its own, and a round
     averages what they came to."""
-    may_be_open: bool
-    """Whether members can sign their contributions, so that `trust` may be `open`."""
     may_have_fragments: bool
     """Whether groups of layers may be averaged at different times (`outer.fragments`)."""
     may_choose_momentum: bool
@@ -36,21 +34,18 @@ class ModeRules(NamedTuple):
 SYNC_MODES: Mapping[SyncMode, ModeRules] = {
     "diloco": ModeRules(
         shares_steps=False,
-        may_be_open=True,
         may_have_fragments=True,
         may_choose_momentum=True,
         may_have_adapters=True,
     ),
     "sparse": ModeRules(
         shares_steps=False,
-        may_be_open=True,
         may_have_fragments=False,
         may_choose_momentum=False,
         may_have_adapters=True,
     ),
     "distro": ModeRules(
         shares_steps=True,
-        may_be_open=False,
         may_have_fragments=False,
         may_choose_momentum=False,
         may_have_adapters=False,

@@ -30,7 +30,7 @@ import structlog
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.modes.shared_steps import RingParts
+from gossamer.node.modes.ring_steps import RingParts
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.ids import Digest, PeerId, short

@@ -33,13 +33,9 @@ from gossamer.node.modes.sync_mode import (
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol.codecs.inner_products import norm_of
-from gossamer.protocol.codecs.payloads import (
-    AveragedPayloads,
-    SetPayloads,
-    SignPayloads,
-    SumPayloads,
-)
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads, SumPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId

@@ -13,6 +13,8 @@ commit at this node count as dropped (`missed`).
 
 from __future__ import annotations
 
+import structlog
+
 from gossamer.node.modes.carried_momentum import CarriedMomentum
 from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
 from gossamer.node.modes.sync_mode import (
@@ -29,13 +31,15 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.work_records import LATE
-from gossamer.protocol.codecs.payloads import SignPayloads
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.codecs.step_payloads import SignPayloads
+from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Place, Shared
+
+log = structlog.get_logger("steps")
 
 MISSED = "missed"
 """Reason under which the account counts the dropped work of a round without a commit here."""
@@ -177,10 +181,28 @@ class _SharedRound:
         self._runner.close()
         await training.end(machine.head, machine.number)
         committed = outcome.committed  # it may have come while the training ended
-        averages = None if committed is None else [each.payload for each in committed.averages]
+        averages = None
+        if committed is not None:
+            averages = [each.payload for each in committed.averages]
+            self._say_left_out()
         self._mode.momentum.had_parts_in(await self._runner.settle(averages))
         if work.account.carried:
             work.offer(machine.head, machine.number, self._told_spans)
+
+    def _say_left_out(self) -> None:
+        """Names members that signed against most others in half of the round's chunks or more."""
+        ring, shared = self._machine.ring, self._mode.committed.shared_parameters
+        assert ring is not None
+        assert shared is not None
+        num_chunks = self._mode.committed.sync_sets.whole.plan.num_chunks
+        for position, num_left_out in shared.left_out.items():
+            if 2 * num_left_out >= num_chunks:
+                log.warning(
+                    "a member signs against most others, and has no part in these steps",
+                    peer=short(ring.members[position]),
+                    chunks=num_left_out,
+                    of=num_chunks,
+                )
 
     async def missed(self) -> None:
         """See `RoundWork`."""

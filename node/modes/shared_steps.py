@@ -35,23 +35,19 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.modes.sync_mode import OpenedPart
+from gossamer.node.modes.ring_steps import Part, RingParts, RingSteps
 from gossamer.node.storage.committed import CommittedState
-from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import SignPayloads
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.state.chain import tokens_taken
-from gossamer.protocol.state.digest import FloatVector
 
 PATIENCE_PART = 0.5
 """Patience as a part of the time that the others took for a step. A member that is slower by half
@@ -70,17 +66,6 @@ STEPS_KEPT = 16
 """The time of a step is the median over so many steps."""
 
 log = structlog.get_logger("steps")
-
-
-@dataclass(frozen=True)
-class RingParts:
-    """This peer's parts in the steps of one ring, at the end of its round."""
-
-    ring_id: Digest
-    tokens: int
-    """Upper bound on this peer's tokens already removed from the momentum."""
-    has_left_out: bool
-    """Whether this peer took a step without a part that it gave and that its momentum kept."""
 
 
 class StepTiming:
@@ -181,7 +166,11 @@ class SharedStepRunner:
             self._steps.become_void()
             self._void.append(self._steps)
         num_chunks = self._committed.sync_sets.whole.plan.num_chunks
-        self._steps = RingSteps(ring, self._me, self._payloads, num_chunks, self)
+
+        def sign(step: int, root: Digest) -> bytes:
+            return self._machine.signed_averages_of(ring).sign_step(step, root)
+
+        self._steps = RingSteps(ring, self._me, self._payloads, num_chunks, self, sign)
         self.notify()
         return self._steps
 
@@ -217,7 +206,7 @@ class SharedStepRunner:
 
         def take() -> None:
             if chunk == 0:  # of an earlier ring some steps may have been taken
-                committed.begin_steps(number)
+                committed.begin_steps(number, steps.members)
             committed.take_step(number, chunk, average)
 
         await self._run_in_thread(take)
@@ -259,13 +248,8 @@ class SharedStepRunner:
             await self._trainer.share(taken=averages is None or steps.is_taken_from(step))
         return [each.parts for each in (*void, steps) if each.has_given]
 
-    async def part(self, steps: RingSteps, chunk: int, partial_sum_seconds: float | None) -> bytes:
-        """This peer's part in a chunk of a step; empty if it is late.
-
-        Args:
-            partial_sum_seconds: local time at which the chunk's partial sum came; None for a chunk
-                that this peer begins.
-        """
+    async def part(self, steps: RingSteps, chunk: int, partial_sum_seconds: float | None) -> Part:
+        """See `PartSource`."""
         step = steps.step_of(chunk)
         if not self.is_closed:
             await steps.until_next(step)
@@ -282,7 +266,7 @@ class SharedStepRunner:
                 return steps.decide(chunk, None)
             with trio.move_on_after(wait_seconds):
                 await self._news.wait()
-        return b""
+        return steps.late_part(chunk)
 
     def _give_up_seconds(self, steps: RingSteps, partial_sum_seconds: float | None) -> float:
         """Local time at which the next step goes on without this peer's part."""
@@ -291,169 +275,6 @@ class SharedStepRunner:
         return max(partial_sum_seconds, steps.taken_seconds) + self._timing.partial_sum_patience
 
     def partial_sum_came(self, steps: RingSteps, chunk: int) -> None:
-        """A partial sum with other members' parts in a step has come."""
+        """See `PartSource`."""
         if steps.comes_first(chunk):
             self._timing.took(trio.current_time() - steps.taken_seconds)
-
-
-class RingSteps:
-    """This peer's parts in the steps of one ring (a `Contribution`)."""
-
-    def __init__(
-        self,
-        ring: Ring,
-        me: PeerId,
-        payloads: SignPayloads,
-        num_chunks: int,
-        shared: SharedStepRunner,
-    ) -> None:
-        """
-        Args:
-            num_chunks: of all steps of the round.
-        """
-        self._payloads = payloads
-        self._chunks_of_step = payloads.coder.num_chunks
-        self._position = ring.members.index(me)
-        self._tokens = ring.ready[self._position].tokens
-        self._shared = shared
-        self._given: dict[int, bytes] = {}
-        """The part given to each chunk, empty where this peer abstained."""
-        self._decided: tuple[int, tuple[bytes, ...]] | None = None
-        """The newest step for which this peer decided whether it has a part, and its chunks."""
-        self._taken_from: set[int] = set()
-        """Steps of which a taken average contains this peer's part."""
-        self._timed_step = -1
-        """The newest step of which a partial sum came."""
-        self.ring_id: Digest = ring.ring_id
-        self.num_chunks = num_chunks
-        self.num_taken = 0
-        """Number of chunks that are taken."""
-        self.taken_seconds = trio.current_time()
-        """Local time at which the newest step was taken."""
-        self.is_void = False
-        """Whether this peer follows another ring by now."""
-        self._next: dict[int, trio.Event] = {}
-        """Of steps with a waiting task: set when the step is the next one. Tasks of all chunks wait
-        from the beginning of a ring on, and most news matter to the next step alone."""
-        self._num_out = 0
-        """Chunks to which a part was given that has left the trainer's momentum."""
-
-    def step_of(self, chunk: int) -> int:
-        """Returns the step that a chunk belongs to."""
-        return chunk // self._chunks_of_step
-
-    def taken(self, chunk: int, average: Payload) -> None:
-        """Notes that a chunk was taken, the one after the chunk before."""
-        step = self.step_of(chunk)
-        if self._is_in(average):
-            self._taken_from.add(step)
-        self.num_taken = chunk + 1
-        if self.step_of(self.num_taken) == step:
-            return
-        # The trainer is not told about a void ring: it offers the part again.
-        if self.is_taken_from(step) and not self.is_void:
-            self._num_out += self._num_given_to(step)
-        self.taken_seconds = trio.current_time()
-        for waiting in [each for each in self._next if each <= step + 1]:
-            self._next.pop(waiting).set()
-
-    def is_taken_from(self, step: int) -> bool:
-        """Returns whether an average of the step that was taken contains this peer's part."""
-        return step in self._taken_from
-
-    async def until_next(self, step: int) -> None:
-        """Waits until a step is the next one to be taken, or no step of this ring is any more."""
-        if self.step_of(self.num_taken) < step and not self.is_void:
-            await self._next.setdefault(step, trio.Event()).wait()
-
-    def decided_part(self, chunk: int) -> bytes | None:
-        """Returns this peer's part in a chunk, as decided for another chunk of the same step; None
-        if nothing is decided."""
-        if self._decided is None or self._decided[0] != self.step_of(chunk):
-            return None
-        return self._decided[1][chunk % self._chunks_of_step]
-
-    def decide(self, chunk: int, update: bytes | None) -> bytes:
-        """Decides this peer's part in the step of a chunk: an update of the trainer, or None to
-        abstain. Returns the part in that chunk."""
-        parts = (b"",) * self._chunks_of_step
-        if update is not None:
-            parts = self._payloads.coder.cut(update)
-        self._decided = (self.step_of(chunk), parts)
-        return parts[chunk % self._chunks_of_step]
-
-    def comes_first(self, chunk: int) -> bool:
-        """Returns whether a partial sum is the first to come of the next step, and notes that one
-        came."""
-        step = self.step_of(chunk)
-        is_first = step == self.step_of(self.num_taken) and step != self._timed_step
-        self._timed_step = max(step, self._timed_step)
-        return is_first
-
-    def become_void(self) -> None:
-        """Notes that this peer follows another ring."""
-        self.is_void = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Ends each `until_next`."""
-        while self._next:
-            self._next.popitem()[1].set()
-
-    @property
-    def has_given(self) -> bool:
-        """Returns whether this peer gave a part that is not empty to any step."""
-        return any(self._given.values())
-
-    @property
-    def parts(self) -> RingParts:
-        """This peer's parts in the ring, at the end of the round."""
-        # The trainer was told that a part of unknown fate was taken.
-        num_out = self._num_out
-        if not self.is_void:
-            num_out += self._num_given_to(self.step_of(self.num_taken))
-        num_given = sum(map(bool, self._given.values()))
-        tokens = tokens_taken(self._tokens, num_out, self.num_chunks)
-        return RingParts(self.ring_id, tokens, has_left_out=num_out < num_given)
-
-    def has_part_in(self, step: int) -> bool:
-        """Returns whether this peer gave a part that is not empty to a step."""
-        return self._num_given_to(step) > 0
-
-    def _num_given_to(self, step: int) -> int:
-        """Returns the number of a step's chunks to which this peer gave a part."""
-        first = step * self._chunks_of_step
-        chunks = range(first, first + self._chunks_of_step)
-        return sum(bool(self._given.get(chunk)) for chunk in chunks)
-
-    def _is_in(self, average: Payload) -> bool:
-        """Returns whether an average contains this peer's part."""
-        return bool(self._payloads.contributors(average, None) >> self._position & 1)
-
-    async def due(self, chunk: int, *, is_first: bool) -> None:
-        """See `Contribution`: waits for the trainer, but not for long."""
-        if chunk in self._given:
-            return
-        partial_sum_seconds = None
-        if not is_first:
-            partial_sum_seconds = trio.current_time()
-            self._shared.partial_sum_came(self, chunk)
-        part = await self._shared.part(self, chunk, partial_sum_seconds)
-        # A partial sum that came meanwhile may have got a part already: there may not be two.
-        self._given.setdefault(chunk, part)
-
-    def add(self, chunk: int, payload: Payload | None, mask: int) -> Payload:
-        """See `Contribution`."""
-        return add_record(payload, self._position, self._given[chunk])
-
-    def finish_average(self, chunk: int, payload: Payload, mask: int) -> Payload:
-        """See `Contribution`: every peer takes the step itself."""
-        return payload
-
-    def opened(self, chunk: int) -> OpenedPart:
-        """See `OpensChunks`: what this peer gave, and nothing where it was not asked."""
-        return OpenedPart(self._given.get(chunk, b""), b"")
-
-    def error_of(self, chunk: int) -> FloatVector | None:
-        """See `Contribution`: what this peer did not send is in the trainer's momentum."""
-        return None

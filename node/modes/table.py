@@ -16,6 +16,7 @@ MODES: Mapping[tuple[SyncModeName, Trust], MakeMode] = {
     ("distro", "members"): shared_mode,
     ("diloco", "open"): PendingWork,
     ("sparse", "open"): PendingWork,
+    ("distro", "open"): shared_mode,
 }
 """A manifest with any other pair is not valid."""
 

@@ -16,9 +16,13 @@ from gossamer.node.peers.offences import Offences
 from gossamer.protocol import limits
 from gossamer.protocol.errors import EquivocationError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.equivocation import ReadyWitness, number_of, open_equivocation
+from gossamer.protocol.policy.equivocation import (
+    ReadyWitness,
+    number_of,
+    open_equivocation,
+    subject_of,
+)
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.wire.average_signatures import is_finished
 from gossamer.protocol.wire.statements import (
     Equivocation,
     Ready,
@@ -124,6 +128,5 @@ class Equivocations:
         self._judged.move_to_end(accused)
         if len(self._judged) > JUDGED_MAX:
             self._judged.popitem(last=False)
-        is_of_averages = is_finished(proof.first.payload)
-        what = "averages of one chunk" if is_of_averages else "contributions with one number"
+        what = subject_of(proof)
         self._offences.note(accused, EquivocationError(f"it has signed two {what}"))

@@ -50,7 +50,7 @@ from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, I
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
-from gossamer.protocol.wire.statements import Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, Statement
 
 TICK_SECONDS = 0.1
 """Upper bound on how late the machine learns that time passed; its own waits are seconds."""
@@ -260,6 +260,10 @@ class RoundDispatcher:
     ) -> None:
         """An average came that is of use, and was checked, with its signature."""
         self.apply(now, self.machine.average_received(now, ring_id, sender, chunk, average))
+
+    def step_contradicted(self, proof: Equivocation) -> None:
+        """A member has signed two parts of one shared step, which other members passed on."""
+        self._do.contradicted(proof)
 
     # Events: arithmetic that was started is done
 

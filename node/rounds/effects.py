@@ -90,7 +90,7 @@ class Observer(Protocol):
         """A roster leaves out peers that are ready."""
 
     def contradicted(self, proof: Equivocation) -> None:
-        """A member has signed two averages of one chunk."""
+        """A member has signed two averages of one chunk, or two parts of one step."""
 
 
 class Effects(Observer, Protocol):

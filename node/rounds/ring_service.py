@@ -109,8 +109,8 @@ class RingReceiver:
     ) -> None:
         assert dispatcher.machine.ring is not None
         self.num_members = len(dispatcher.machine.ring.members)
-        self._roots = [ready.root for ready in dispatcher.machine.ring.ready]
         self._signed_averages = dispatcher.machine.signed_averages
+        self._members_signed = self._signed_averages.members
         self._dispatcher = dispatcher
         self._ring_id = ring_id
         self._plan = plan
@@ -134,6 +134,8 @@ class RingReceiver:
             checked = self._checked(received)
         else:
             checked = await self._run_in_thread(lambda: self._checked(received))
+        for proof in self._members_signed.take_proofs():
+            dispatcher.step_contradicted(proof)
         if not self._is_of_use():  # much may have happened meanwhile
             return
         now, chunk = trio.current_time(), received.chunk
@@ -172,7 +174,8 @@ class RingReceiver:
             self._signed_averages.check(chunk, checked)
         if self._dispatcher.has_to_check(mask, finisher):
             elements, is_average = self._plan.elements_of(chunk), received.is_average
-            self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
+            signed = self._members_signed
+            self._payloads.check(payload, elements, mask, chunk, signed, is_average=is_average)
         return checked
 
 

@@ -252,14 +252,14 @@ def problems_of_draft(draft: Draft) -> list[str]:
         )
     mode = SYNC_MODES[draft.sync]
     if mode.shares_steps and not found:
-        members_max = sign_payloads(draft.model, draft.outer).members_max(1)
+        members_max = sign_payloads(draft.model, draft.outer, draft.trust).members_max(1)
         if members_max < DISTRO_MEMBERS_MIN:
             found.append(
                 f"outer.top_k is {draft.outer.top_k}; with a model of this size the parts of only "
                 f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit: choose "
                 "less, or more outer.step_chunks"
             )
-    if draft.trust == "open" and mode.may_be_open and not found:
+    if draft.trust == "open" and not mode.shares_steps and not found:
         elements_max = open_chunk_elements_max(draft.sync, draft.outer)
         if draft.outer.chunk_elements > elements_max:
             found.append(
@@ -326,26 +326,31 @@ def default_chunk_elements_of(model: ModelConfig, outer: OuterConfig, run: Draft
     """
     fragments = min(max(1, outer.fragments), model.num_layers)
     elements = default_chunk_elements(model.num_parameters // fragments)
-    if run.trust == "open" and SYNC_MODES[run.sync].may_be_open and 1 <= outer.top_k <= 4096:
+    is_of_records = run.trust == "open" and not SYNC_MODES[run.sync].shares_steps
+    if is_of_records and 1 <= outer.top_k <= 4096:
         elements = min(elements, open_chunk_elements_max(run.sync, outer))
     return elements
 
 
 def default_step_chunks_of(
-    model: ModelConfig, outer: OuterConfig, sync: SyncMode
+    model: ModelConfig, outer: OuterConfig, run: Draft | Manifest
 ) -> int | msgspec.UnsetType:
     """Returns the number of chunks of a shared step in a run in which nobody chose one: the least
     with which `DISTRO_MEMBERS_WANTED` members fit a ring.
 
     UNSET for one, in other modes, and for values that the manifest's rules refuse.
+
+    Args:
+        run: says `sync` and `trust`.
     """
-    if not SYNC_MODES[sync].shares_steps or not 1 <= outer.top_k <= 4096:
+    if not SYNC_MODES[run.sync].shares_steps or not 1 <= outer.top_k <= 4096:
         return msgspec.UNSET
     if problems_of_model(model):
         return msgspec.UNSET
     num_chunks, most = 1, step_chunks_max(model, outer)
     while num_chunks < most:
-        payloads = sign_payloads(model, msgspec.structs.replace(outer, step_chunks=num_chunks))
+        cut = msgspec.structs.replace(outer, step_chunks=num_chunks)
+        payloads = sign_payloads(model, cut, run.trust)
         if payloads.members_max(1) >= DISTRO_MEMBERS_WANTED:
             break
         # As many as chunks of the same size would need, and then one more at a time.

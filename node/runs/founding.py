@@ -29,7 +29,6 @@ from gossamer.protocol.manifest import (
 from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
-from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
 from gossamer.trainer.text.mixing import Mixture, Share
@@ -243,12 +242,10 @@ def risk_of(draft: Draft) -> str | None:
     a bounded part of an average."""
     if draft.admission != "open" or draft.trust == "open":
         return None
-    choice = 'admission = "invite"'
-    if SYNC_MODES[draft.sync].may_be_open:
-        choice = f'trust = "open" or {choice}'
     return (
         "every peer may join this run, and each of its members can replace the model. Among people "
-        f"who do not know each other set {choice} in the manifest: `gossamer init`"
+        'who do not know each other set trust = "open" or admission = "invite" in the manifest: '
+        "`gossamer init`"
     )
 
 

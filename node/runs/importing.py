@@ -90,8 +90,8 @@ def with_pretrained(draft: Draft, pretrained: Pretrained) -> Draft:
     if outer.chunk_elements == default_chunk_elements_of(draft.model, outer, draft):
         chunk_elements = default_chunk_elements_of(model, outer, draft)
         outer = replace(outer, chunk_elements=chunk_elements)
-    if outer.step_chunks == default_step_chunks_of(draft.model, outer, draft.sync):
-        outer = replace(outer, step_chunks=default_step_chunks_of(model, outer, draft.sync))
+    if outer.step_chunks == default_step_chunks_of(draft.model, outer, draft):
+        outer = replace(outer, step_chunks=default_step_chunks_of(model, outer, draft))
     return replace(
         draft,
         model=model,

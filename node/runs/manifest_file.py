@@ -133,7 +133,7 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
     default = default_chunk_elements(draft.model.num_parameters)
     lora = bool(draft.model.lora)
     optimizer = default_optimizer(draft.sync, trust=draft.trust, lora=lora)
-    step_chunks = default_step_chunks_of(draft.model, draft.outer, draft.sync)
+    step_chunks = default_step_chunks_of(draft.model, draft.outer, draft)
     lines = [f"# {line}".rstrip() for line in HEADER.splitlines()]
     if preset is not None:
         chosen = PRESETS[preset]
@@ -269,12 +269,12 @@ class _Given:
             tokenizer = replace(tokenizer, vocabulary=vocabulary)
         model = replace(self._section("model", base.model), vocabulary=tokenizer.vocabulary)
         outer = self._section("outer", base.outer)
+        run = replace(base, sync=sync, trust=self._values[""].get("trust", base.trust))
         if "outer.chunk_elements" not in self._named and _is_sized(model):
-            run = replace(base, sync=sync, trust=self._values[""].get("trust", base.trust))
             chunk_elements = default_chunk_elements_of(model, outer, run)
             outer = replace(outer, chunk_elements=chunk_elements)
         if "outer.step_chunks" not in self._named:
-            outer = replace(outer, step_chunks=default_step_chunks_of(model, outer, sync))
+            outer = replace(outer, step_chunks=default_step_chunks_of(model, outer, run))
         return replace(
             base,
             **self._values[""],

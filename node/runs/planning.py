@@ -105,8 +105,8 @@ class RoundPlan:
     sent_bytes: int
     """Bytes sent, mean over the fragments. As many are received."""
     sent_bytes_open: int | None
-    """Bytes that would be sent with `trust = "open"`, mean over the fragments; None where that is
-    not allowed, or the run has it."""
+    """Bytes that would be sent with `trust = "open"`, mean over the fragments; None where the run
+    has it."""
     sent_bytes_max: int
     """Bytes sent in the round of the largest fragment."""
     averaging_seconds_of: tuple[float, ...]
@@ -203,7 +203,7 @@ def plan_round(
     ring_latency_seconds = (num_links + AGREE_LINKS) * line.latency_seconds
     mode = SYNC_MODES[draft.sync]
     if mode.shares_steps:
-        payloads = sign_payloads(model, outer)
+        payloads = sign_payloads(model, outer, draft.trust)
         offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
         # The chunks of a step are under way at once, each at another member.
         chunks_at_member = -(-outer.chunks_of_step // peers)
@@ -225,8 +225,12 @@ def plan_round(
         sent_seconds = sent_of[-1] / (slower * busy_share)
         averaging_of.append(sent_seconds + waits if peers > 1 else shared_steps_seconds)
     sent_open: int | None = None
-    if mode.may_be_open and draft.trust == "members":
-        signed = payloads_of(draft.sync, outer, "open")
+    if draft.trust == "members":
+        signed: Payloads = (
+            sign_payloads(model, outer, "open")
+            if mode.shares_steps
+            else payloads_of(draft.sync, outer, "open")
+        )
         sent_open = round(mean(_sent_of(exchange.plan, signed, peers) for exchange in turns))
     inner_steps = outer.inner_steps // outer.fragments
     tokens = inner_steps * inner.sequences_per_step * model.context

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from gossamer.node.network.identity import verify
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.chain_tree import Entry
@@ -28,13 +29,15 @@ from gossamer.node.storage.state_blocks import CannotRebuildError, StateBlocks
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.state_on_disk import StateOnDisk, WholeState
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
-from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit import Parent, Proposal
 from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, open_ring
 from gossamer.protocol.rounds.inventory import Payload
+from gossamer.protocol.rounds.member_signatures import MemberSignatures
 from gossamer.protocol.standing import Standing, standing_of
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -224,11 +227,16 @@ class CommittedState:
 
     # Shared steps
 
-    def begin_steps(self, round_number: int) -> None:
-        """Begins the shared steps of a round at the committed parameters."""
+    def begin_steps(self, round_number: int, members: Sequence[PeerId] = ()) -> None:
+        """Begins the shared steps of a round at the committed parameters.
+
+        Args:
+            members: of the ring that takes them, by ring position; none before there is a ring.
+        """
         assert self.shared_parameters is not None
         with self._changing:
-            self.shared_parameters.begin(round_number, self.parameters)
+            standing = self._standing_of(members) if members else None
+            self.shared_parameters.begin(round_number, self.parameters, standing)
 
     def take_step(self, round_number: int, chunk: int, average: Payload) -> None:
         """Takes a shared step of a round, or a part, see `SharedParameters.take`.
@@ -360,7 +368,8 @@ class CommittedState:
                 # The signatures were checked when the record was taken.
                 ring = open_ring(commit, self._manifest.run_id, lambda *_: True, self.ring_rules)
                 plan = self.sync_sets.of_round(header.round).plan
-                check_averages(header, ring, self.payloads, plan, averages, masks)
+                signed = MemberSignatures(self._manifest.run_id, ring, verify)
+                check_averages(header, ring, self.payloads, plan, averages, masks, signed)
                 state_digest = self._compute(averages, masks, header.members)
             except RemoteProtocolError as error:
                 raise CannotRebuildError(f"round {header.round}: {error}") from error

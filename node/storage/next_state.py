@@ -19,8 +19,9 @@ import numpy as np
 
 from gossamer.node.base.threads import map_pieces, num_piece_threads
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
-from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads, payloads_of
+from gossamer.protocol.codecs.payloads import AveragedPayloads, payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit_proof import RingRules
@@ -66,7 +67,7 @@ def payloads_for(manifest: Manifest) -> AveragedPayloads | SignPayloads:
     """Returns the kind of what travels for a chunk in a run. VersionError for a codec that this
     version does not know."""
     if SYNC_MODES[manifest.sync].shares_steps:
-        return sign_payloads(manifest.model, manifest.outer)
+        return sign_payloads(manifest.model, manifest.outer, manifest.trust)
     return payloads_of(manifest.sync, manifest.outer, manifest.trust)
 
 
@@ -137,7 +138,9 @@ class NextState:
         self.forget()
         self._standing = standing
         if self.shared_parameters is not None:
-            self.shared_parameters.lead(round_number, present.parameters, averages, self.spare)
+            self.shared_parameters.lead(
+                round_number, present.parameters, averages, self.spare, standing
+            )
             self._steps = []
             index = index_of(self.spare, present.momentum, self._plan)
         else:

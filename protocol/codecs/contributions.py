@@ -19,6 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.sparse_codec import SparseVector
 from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.ids import Digest
 
 _POSITION_BYTES = 1
 _LENGTH_BYTES = 4
@@ -46,6 +48,18 @@ class Record:
     """Position of the member in the ring."""
     block: memoryview
     """The encoded contribution; empty if the member abstains."""
+
+
+class MembersSigned(Protocol):
+    """What the members of one ring have signed, by ring position."""
+
+    @property
+    def roots(self) -> Sequence[bytes]:
+        """The roots over each member's records of the round (`record_tree`)."""
+
+    def check_step(self, position: int, step: int, root: Digest, signature: bytes) -> None:
+        """Raises ForgedError if the member at this position did not sign this root over its parts
+        of a shared step, and MalformedError for a position that the ring does not have."""
 
 
 class ListPayloads(ABC):

@@ -4,9 +4,10 @@ A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, and each 
 anew. Its average is the weighted mean, encoded once. A *set* is a list of the members'
 contributions, which no other member changes (`contributions`). Its average is the same list, and
 every peer reduces it: to a mean (`sync = "sparse"`) or to a shared step (`sync = "distro"`), in
-which a late member has no part. With `outer.sparse_sums` the sparse contributions of many members
-are a sum, because a set of them would be longer. With `trust = "open"` both `diloco` and `sparse`
-move sets of signed records (`record_payloads`). The rules of the ring are the same for all of them.
+which a late member has no part (`step_payloads`). With `outer.sparse_sums` the sparse contributions
+of many members are a sum, because a set of them would be longer. With `trust = "open"` all modes
+move sets of signed records (`record_payloads`, and `step_payloads` for shared steps). The rules of
+the ring are the same for all of them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from typing import Protocol, TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
-from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, ListPayloads, reduce, split
+from gossamer.protocol.codecs.contributions import (
+    RECORD_PREFIX_BYTES,
+    ListPayloads,
+    MembersSigned,
+    reduce,
+    split,
+)
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
-from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import OuterConfig, Trust
@@ -28,7 +34,6 @@ from gossamer.protocol.sync_modes import SyncMode
 from gossamer.protocol.token_caps import capped_tokens
 
 SPARSE = "sparse"
-DISTRO = "distro"
 
 
 class Payloads(Protocol):
@@ -76,7 +81,7 @@ class Payloads(Protocol):
         num_elements: int,
         mask: int,
         chunk: int = 0,
-        roots: Sequence[bytes] = (),
+        signed: MembersSigned | None = None,
         *,
         is_average: bool = True,
     ) -> None:
@@ -84,8 +89,8 @@ class Payloads(Protocol):
 
         Args:
             chunk: its number.
-            roots: that the ring's members have signed, by ring position; only signed payloads are
-                compared with them.
+            signed: what the ring's members have signed; only signed payloads are compared with it,
+                and they need it.
 
         Raises:
             RemoteProtocolError: the payload is not a chunk of these members.
@@ -135,7 +140,7 @@ class SumPayloads:
         num_elements: int,
         mask: int,
         chunk: int = 0,
-        roots: Sequence[bytes] = (),
+        signed: MembersSigned | None = None,
         *,
         is_average: bool = True,
     ) -> None:
@@ -246,7 +251,7 @@ class SetPayloads(ListPayloads):
         num_elements: int,
         mask: int,
         chunk: int = 0,
-        roots: Sequence[bytes] = (),
+        signed: MembersSigned | None = None,
         *,
         is_average: bool = True,
     ) -> None:
@@ -271,60 +276,6 @@ class SetPayloads(ListPayloads):
         # A member whose header has no tokens for it is in too few chunks to count for one.
         weights = {record.position: max(1, capped[record.position]) for record in records}
         return reduce(records, weights, num_elements, self.coder.decode)
-
-
-class SignPayloads(ListPayloads):
-    """Lists of sign updates. A shared step is a chunk, or several that follow each other
-    (`outer.step_chunks`). Chunks have no elements."""
-
-    name = DISTRO
-    are_steps = True
-    are_audited = True
-
-    def __init__(self, coder: StepCodec) -> None:
-        self.coder = coder
-
-    def part_bytes(self, num_elements: int) -> int:
-        """See `Payloads`: the mean of a step's chunks, rounded up."""
-        return RECORD_PREFIX_BYTES + -(-self.coder.encoded_bytes // self.coder.num_chunks)
-
-    def members_max(self, num_elements: int) -> int:
-        largest = RECORD_PREFIX_BYTES + self.coder.chunk_bytes_max
-        return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // largest)
-
-    def is_length(
-        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
-    ) -> bool:
-        num_members, part_bytes = mask.bit_count(), self.coder.chunk_bytes(chunk)
-        blocks = num_bytes - num_members * RECORD_PREFIX_BYTES
-        return blocks in range(0, num_members * part_bytes + 1, part_bytes)
-
-    def check(
-        self,
-        payload: Buffer,
-        num_elements: int,
-        mask: int,
-        chunk: int = 0,
-        roots: Sequence[bytes] = (),
-        *,
-        is_average: bool = True,
-    ) -> None:
-        self.updates(payload, mask, chunk)
-
-    def contributors(self, payload: Buffer, mask: int | None) -> int:
-        records = split(payload, mask, self.coder.chunk_bytes_max)
-        return sum(1 << record.position for record in records if len(record.block))
-
-    def updates(self, payload: Buffer, mask: int | None = None, chunk: int = 0) -> list[SignUpdate]:
-        """Returns the updates of the members that have a part in a chunk, by ring position.
-
-        Raises:
-            MalformedError: it is no such chunk of these members (None: of whatever members).
-        """
-        records = split(payload, mask, self.coder.chunk_bytes_max)
-        return [
-            self.coder.decode_chunk(chunk, record.block) for record in records if len(record.block)
-        ]
 
 
 AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads

@@ -15,7 +15,13 @@ import numpy as np
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
-from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, ListPayloads, Record, split
+from gossamer.protocol.codecs.contributions import (
+    RECORD_PREFIX_BYTES,
+    ListPayloads,
+    MembersSigned,
+    Record,
+    split,
+)
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
@@ -70,7 +76,7 @@ class RecordPayloads(ListPayloads):
         num_elements: int,
         mask: int,
         chunk: int = 0,
-        roots: Sequence[bytes] = (),
+        signed: MembersSigned | None = None,
         *,
         is_average: bool = True,
     ) -> None:
@@ -80,6 +86,7 @@ class RecordPayloads(ListPayloads):
             MalformedError: other records than those of the mask, or one that cannot be decoded.
             ForgedError: a record that its member did not sign.
         """
+        roots = signed.roots if signed is not None else ()
         for record in self._records(payload, num_elements, mask):
             block, path = self._parts(record, num_elements)
             if record.position >= len(roots):

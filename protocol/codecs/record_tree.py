@@ -1,4 +1,4 @@
-"""The Merkle tree over a member's records of one round, whose root is signed before the ring.
+"""The Merkle tree over a member's records of one round or one shared step, whose root it signs.
 
 A *record* is one chunk of a member's work, encoded. The tree has a leaf for each chunk, and a
 member signs the root in its `Ready`. Each record travels with its *path*: the digests beside the
@@ -9,8 +9,13 @@ any other bytes, without the records of the other chunks.
     node              BLAKE3("gossamer node:" + left + right)
     no chunk          32 zero bytes
 
-The tree always has 2**15 leaves, for as many chunks as a round may have. So all paths are equally
-long, and the length of a record does not depend on the number of chunks.
+The tree of a round always has 2**15 leaves, for as many chunks as a round may have. So all paths
+are equally long, and the length of a record does not depend on the number of chunks.
+
+The parts of a shared step are trained inside the ring, so their root cannot be in the `Ready`. A
+member signs one for each step (`wire.average_signatures.SignedStep`). That tree has leaves for the
+chunks of one step, numbered from 0, and is as low as they allow: a step of one chunk has an empty
+path, and its leaf is the root.
 """
 
 from __future__ import annotations
@@ -48,15 +53,24 @@ def _empty_subtrees() -> tuple[Digest, ...]:
 _EMPTY = _empty_subtrees()
 
 
-class RecordTree:
-    """The tree of one member's records in one round."""
+def depth_of(num_leaves: int) -> int:
+    """Returns the depth of the lowest tree with so many leaves, at least 1."""
+    return (num_leaves - 1).bit_length()
 
-    def __init__(self, leaves: Sequence[Digest]) -> None:
-        """`leaves`: of all chunks of the round, in order."""
-        if not 0 < len(leaves) <= limits.CHUNKS_MAX:
+
+class RecordTree:
+    """The tree of one member's records in one round or one shared step."""
+
+    def __init__(self, leaves: Sequence[Digest], depth: int = DEPTH) -> None:
+        """
+        Args:
+            leaves: of all chunks, in order.
+            depth: digests of a path, `DEPTH` at most.
+        """
+        if not 0 < len(leaves) <= 1 << depth:
             raise ValueError(f"a tree of {len(leaves)} records")
         self._levels = [tuple(leaves)]
-        for height in range(DEPTH):
+        for height in range(depth):
             level = self._levels[-1]
             if len(level) % 2:
                 level = (*level, _EMPTY[height])
@@ -84,10 +98,10 @@ def root_over(chunk: int, block: Buffer, path: Buffer) -> Digest:
     """The root of the tree in which this block is the record of this chunk.
 
     Args:
-        path: `PATH_BYTES` bytes.
+        path: a whole number of digests.
     """
     digest, siblings = leaf_of(chunk, block), bytes(path)
-    for height in range(DEPTH):
+    for height in range(len(siblings) // DIGEST_BYTES):
         sibling = Digest(siblings[height * DIGEST_BYTES : (height + 1) * DIGEST_BYTES])
         is_right = chunk >> height & 1
         digest = _node(sibling, digest) if is_right else _node(digest, sibling)

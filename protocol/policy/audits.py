@@ -54,6 +54,7 @@ from typing import NamedTuple
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.branch_caps import BranchOf
+from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict
 
 AUDITORS = 3
@@ -115,7 +116,10 @@ class Audit(NamedTuple):
 
 def has_audits(manifest: Manifest) -> bool:
     """Returns whether members are audited: each one's work can be told apart, and others have the
-    data that it names."""
+    data that it names. A round of shared steps has no update of one member: a member that signs
+    against most others has no part in a step (`state.sign_agreement`)."""
+    if SYNC_MODES[manifest.sync].shares_steps:
+        return False
     return manifest.trust == "open" and not manifest.data.own
 
 

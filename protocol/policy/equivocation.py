@@ -3,14 +3,16 @@
 The number (incarnation, sequence) grows with each `Ready` and with each life, so a program of this
 protocol never signs two with one number. A peer that does so can show one contribution to some
 members and another one to others. A member finishes each chunk of a ring once, so it never signs
-two averages of it. A peer that does so can show one average to some members and another one to
-others. Both signatures together are a proof that needs no trust in the peer that carries it.
+two averages of it, and it gives one part to each chunk of a shared step, so it never signs two for
+a step. A peer that does either can show one thing to some members and another one to others. Both
+signatures together are a proof that needs no trust in the peer that carries it.
 
 Rules
 -----
 - A proof has two envelopes of one author, each with a good signature for this run, that differ in
   their bytes. Both hold `Ready` with the same incarnation and sequence, or both hold averages
-  (`average_signatures`) of the same chunk of the same ring, made with the same `Ready`.
+  (`average_signatures`) of the same chunk of the same ring, made with the same `Ready`, or both
+  hold parts of the same shared step of such a ring.
 - A false proof is the offence of the peer that signed it as its carrier.
 
 This module has no I/O and no clock.
@@ -24,7 +26,12 @@ from gossamer.protocol import limits
 from gossamer.protocol.decoding import DECODING_ERRORS
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.wire.average_signatures import decode_finished, is_finished
+from gossamer.protocol.wire.average_signatures import (
+    FinishedAverage,
+    SignedStep,
+    decode_of_ring,
+    is_of_ring,
+)
 from gossamer.protocol.wire.envelopes import (
     Verify,
     check_signature,
@@ -44,10 +51,19 @@ READY_KEPT = 2
 def number_of(proof: Equivocation) -> tuple[int, ...]:
     """The (incarnation, sequence) of the `Ready` that a checked proof is about."""
     payload = proof.first.payload
-    if is_finished(payload):
-        finished = decode_finished(payload)
-        return finished.incarnation, finished.sequence
+    if is_of_ring(payload):
+        of_ring = decode_of_ring(payload)
+        return of_ring.incarnation, of_ring.sequence
     return version_of(decode_statement(payload))
+
+
+def subject_of(proof: Equivocation) -> str:
+    """What the author of a checked proof has signed two of, for people."""
+    payload = proof.first.payload
+    if not is_of_ring(payload):
+        return "contributions with one number"
+    is_average = isinstance(decode_of_ring(payload), FinishedAverage)
+    return "averages of one chunk" if is_average else "parts of one shared step"
 
 
 def open_equivocation(proof: Equivocation, run_id: Digest, verify: Verify) -> tuple[int, ...]:
@@ -56,8 +72,8 @@ def open_equivocation(proof: Equivocation, run_id: Digest, verify: Verify) -> tu
     Raises:
         RemoteProtocolError: it is no proof.
     """
-    if is_finished(proof.first.payload):
-        return _open_averages(proof, run_id, verify)
+    if is_of_ring(proof.first.payload):
+        return _open_of_ring(proof, run_id, verify)
     first = open_signed(proof.first, run_id, verify)
     second = open_signed(proof.second, run_id, verify)
     if not isinstance(first, Ready) or not isinstance(second, Ready):
@@ -67,19 +83,19 @@ def open_equivocation(proof: Equivocation, run_id: Digest, verify: Verify) -> tu
     return version_of(first)
 
 
-def _open_averages(proof: Equivocation, run_id: Digest, verify: Verify) -> tuple[int, ...]:
+def _open_of_ring(proof: Equivocation, run_id: Digest, verify: Verify) -> tuple[int, ...]:
     check_signature(proof.first, run_id, verify)
     check_signature(proof.second, run_id, verify)
-    first, second = decode_finished(proof.first.payload), decode_finished(proof.second.payload)
-    number = first.incarnation, first.sequence
-    if (*number, first.ring_id, first.chunk) != (
-        second.incarnation,
-        second.sequence,
-        second.ring_id,
-        second.chunk,
-    ):
-        raise ForgedError("a proof of averages of two chunks")
-    return number
+    first, second = decode_of_ring(proof.first.payload), decode_of_ring(proof.second.payload)
+    if _subject_of(first) != _subject_of(second):
+        raise ForgedError("a proof of averages of two chunks, or of parts of two steps")
+    return first.incarnation, first.sequence
+
+
+def _subject_of(signed: FinishedAverage | SignedStep) -> tuple[object, ...]:
+    """Returns what a member signs once: a chunk or a step of a ring."""
+    number = signed.chunk if isinstance(signed, FinishedAverage) else signed.step
+    return type(signed), signed.incarnation, signed.sequence, signed.ring_id, number
 
 
 class ReadyWitness:

@@ -24,7 +24,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gossamer.protocol.codecs.chunk_values import Buffer
-from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
+from gossamer.protocol.codecs.contributions import MembersSigned
+from gossamer.protocol.codecs.payloads import AveragedPayloads
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.rounds.commit import members_of
@@ -125,13 +127,15 @@ def check_averages(
     plan: ChunkPlan,
     averages: Sequence[Buffer],
     masks: Sequence[int],
+    signed: MembersSigned,
 ) -> None:
     """Checks a round's averages against what its members signed, before the round is replayed.
 
     Args:
         plan: of the round's chunks.
         averages: of all chunks, encoded.
-        masks: of each chunk the members in its average.
+        masks: of each chunk the members in its average; of a shared step those with a part.
+        signed: what the ring's members have signed.
 
     Raises:
         RemoteProtocolError: the header has other tokens than the averages, or an average holds a
@@ -139,9 +143,11 @@ def check_averages(
     """
     check_contributors(header, ring, masks)
     if payloads.are_signed:
-        roots = [ready.root for ready in ring.ready]
         for chunk, (average, mask) in enumerate(zip(averages, masks, strict=True)):
-            payloads.check(average, plan.elements_of(chunk), mask, chunk, roots)
+            if isinstance(payloads, SignPayloads):
+                payloads.check_committed(average, mask, chunk, signed)
+                continue
+            payloads.check(average, plan.elements_of(chunk), mask, chunk, signed)
 
 
 def _open_votes(commit: Commit, header: Header, run_id: Digest, verify: Verify) -> dict[str, Vote]:

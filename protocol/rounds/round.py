@@ -324,7 +324,7 @@ class Round(RoundView):
             was_slow=self._hints.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
-        signed = self._signed_averages_of(ring)
+        signed = self.signed_averages_of(ring)
         reduce = RingReduce(
             ring.members, self._me, rules.num_chunks, ring.starters, signed.sign, signed.sign_sum
         )

@@ -110,9 +110,10 @@ class RoundView:
     def signed_averages(self) -> SignedAverages:
         """Signs and checks the averages of the ring that this peer follows, or followed last."""
         assert self.ring is not None, "there is no ring yet"
-        return self._signed_averages_of(self.ring)
+        return self.signed_averages_of(self.ring)
 
-    def _signed_averages_of(self, ring: Ring) -> SignedAverages:
+    def signed_averages_of(self, ring: Ring) -> SignedAverages:
+        """Signs and checks the averages and the shared steps of a ring."""
         return SignedAverages(self._self, ring, self._verify, self._rules.payloads)
 
     @property

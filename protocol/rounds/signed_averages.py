@@ -1,4 +1,4 @@
-"""The signatures under the averages and the partial sums of one ring.
+"""The signatures under the averages, the partial sums and the shared steps of one ring.
 
 Where members trust each other a partial sum says nothing of its parts, and an average nothing of
 its sum. So an average is worth what its finisher says. The finisher signs it, and each receiver
@@ -6,7 +6,8 @@ checks that before the ring may use it. Where each member has signed its records
 checked against these (`codecs.record_payloads`) and needs no signature.
 
 The member that passes on a partial sum signs it, and the receiver keeps the signature until the
-round is audited (`policy.sum_audits`).
+round is audited (`policy.sum_audits`). Where members do not trust each other, each one signs its
+parts of every shared step (`member_signatures`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.actions import Contradicted, Self
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average, SumStep
+from gossamer.protocol.rounds.member_signatures import MemberSignatures
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import mask_bytes
 from gossamer.protocol.wire.average_signatures import (
     FinishedAverage,
     PassedSum,
+    SignedStep,
     check_finished,
     encode_finished,
 )
@@ -57,7 +60,18 @@ class SignedAverages:
         position = self.ring.members.index(self.identity.me)
         return self._signed(self._passed(position, chunk, mask, digest))
 
-    def _signed(self, chunk: FinishedAverage | PassedSum) -> bytes:
+    def sign_step(self, step: int, root: Digest) -> bytes:
+        """This member's signature under the root over its parts of a shared step."""
+        ready = self.ring.ready[self.ring.members.index(self.identity.me)]
+        number = ready.incarnation, ready.sequence
+        return self._signed(SignedStep(*number, self.ring.ring_id, step, root))
+
+    @property
+    def members(self) -> MemberSignatures:
+        """Checks what the members of the ring have signed, with a memory of its own."""
+        return MemberSignatures(self.identity.run_id, self.ring, self.verify)
+
+    def _signed(self, chunk: FinishedAverage | PassedSum | SignedStep) -> bytes:
         payload = encode_finished(chunk)
         return self.identity.sign(signing_bytes(self.identity.run_id, payload))
 

@@ -1,5 +1,5 @@
-"""The signature of a member under an average that it finished, or under a partial sum that it
-passed on (`rounds.ring`).
+"""The signature of a member under an average that it finished, under a partial sum that it passed
+on, or under its own parts of a shared step (`rounds.ring`).
 
 The bytes that are signed are those of a statement, so those of two averages can be a proof
 (`policy.equivocation`). They are not sent: each receiver makes them from what it knows, and only
@@ -49,48 +49,73 @@ class PassedSum(
     digest: bytes
 
 
+class SignedStep(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="step"
+):
+    """The author gave these parts to all chunks of a shared step of a ring."""
+
+    incarnation: int
+    """As in the author's `Ready` in the ring."""
+    sequence: int
+    ring_id: bytes
+    step: int
+    root: bytes
+    """Root over the parts (`codecs.record_tree`)."""
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(FinishedAverage)
-_BEGINNING = _encoder.encode(FinishedAverage(0, 0, b"", 0, b"", b""))[: 1 + 1 + len("average")]
+_decoder: msgspec.msgpack.Decoder[FinishedAverage | SignedStep] = msgspec.msgpack.Decoder(
+    FinishedAverage | SignedStep
+)
+_BEGINNINGS = (
+    _encoder.encode(FinishedAverage(0, 0, b"", 0, b"", b""))[: 1 + 1 + len("average")],
+    _encoder.encode(SignedStep(0, 0, b"", 0, b""))[: 1 + 1 + len("step")],
+)
 """Header of the array, and the name as a string."""
 
 
-def encode_finished(finished: FinishedAverage | PassedSum) -> bytes:
-    """The bytes that the finisher of an average signs, or the sender of a partial sum."""
+def encode_finished(finished: FinishedAverage | PassedSum | SignedStep) -> bytes:
+    """The bytes that a member signs: the finisher of an average, the sender of a partial sum, or
+    the author of parts."""
     return _encoder.encode(finished)
 
 
 def check_finished(
-    finished: FinishedAverage | PassedSum,
+    finished: FinishedAverage | PassedSum | SignedStep,
     author: PeerId,
     signature: bytes,
     run_id: Digest,
     verify: Verify,
 ) -> None:
-    """Raises ForgedError if the author did not sign this average or sum for this run."""
+    """Raises ForgedError if the author did not sign this average, sum or step for this run."""
     signed = Signed(author, encode_finished(finished), signature)
     check_signature(signed, run_id, verify)
 
 
-def is_finished(payload: bytes) -> bool:
-    """Returns whether the bytes of an envelope in a proof are those of an average."""
-    return payload.startswith(_BEGINNING)
+def is_of_ring(payload: bytes) -> bool:
+    """Returns whether the bytes of an envelope in a proof are those of an average or of a step."""
+    return payload.startswith(_BEGINNINGS)
 
 
-def decode_finished(payload: bytes) -> FinishedAverage:
-    """The average that an envelope of a proof names.
+def decode_of_ring(payload: bytes) -> FinishedAverage | SignedStep:
+    """The average or the step that an envelope of a proof names.
 
     Raises:
-        MalformedError: it names no average.
+        MalformedError: it names neither.
     """
-    finished = decoded(_decoder, payload, "an average")
+    signed = decoded(_decoder, payload, "an average or a step")
+    if isinstance(signed, FinishedAverage):
+        number, digest = signed.chunk, signed.digest
+        is_good = 0 < len(signed.contributors) <= _MASK_BYTES_MAX
+    else:
+        number, digest, is_good = signed.step, signed.root, True
     if not (
-        len(finished.ring_id) == len(finished.digest) == DIGEST_BYTES
-        and 0 <= finished.incarnation <= limits.INCARNATION_MAX
-        and 0 <= finished.sequence <= limits.SEQUENCE_MAX
-        and 0 <= finished.chunk < limits.CHUNKS_MAX
-        and 0 < len(finished.contributors) <= _MASK_BYTES_MAX
-        and encode_finished(finished) == payload
+        is_good
+        and len(signed.ring_id) == len(digest) == DIGEST_BYTES
+        and 0 <= signed.incarnation <= limits.INCARNATION_MAX
+        and 0 <= signed.sequence <= limits.SEQUENCE_MAX
+        and 0 <= number < limits.CHUNKS_MAX
+        and encode_finished(signed) == payload
     ):
-        raise MalformedError("an average with values out of range")
-    return finished
+        raise MalformedError("an average or a step with values out of range")
+    return signed

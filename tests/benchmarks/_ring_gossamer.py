@@ -28,12 +28,8 @@ from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
-from gossamer.protocol.codecs.payloads import (
-    DISTRO,
-    AveragedPayloads,
-    SignPayloads,
-    payloads_named,
-)
+from gossamer.protocol.codecs.payloads import AveragedPayloads, payloads_named
+from gossamer.protocol.codecs.step_payloads import DISTRO, SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
@@ -140,13 +136,13 @@ class Peer(OpenListener):
         self._identity = identity
         self._transport = transport
         self._payloads: AveragedPayloads | SignPayloads
+        trust: Trust = "open" if self._assignment.trust == "open" else "members"
         if self._assignment.codec == DISTRO:
             self._plan = _ring_steps.PLAN
-            self._payloads = _ring_steps.payloads_of(self._assignment.num_elements)
+            self._payloads = _ring_steps.payloads_of(self._assignment.num_elements, trust)
             self._vector = np.zeros(0, np.float32)
         else:
             self._plan = _plan_of(self._assignment)
-            trust: Trust = "open" if self._assignment.trust == "open" else "members"
             self._payloads = payloads_named(self._assignment.codec, trust=trust)
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._records = (
@@ -275,7 +271,9 @@ class Peer(OpenListener):
     def contribution_to(self, ring: Ring) -> Contribution:
         """See `RoundHost`."""
         if isinstance(self._payloads, SignPayloads):
-            return _ring_steps.Signs(self._payloads, ring, self._me)
+            assert self._driver is not None
+            sign_step = self._driver.machine.signed_averages_of(ring).sign_step
+            return _ring_steps.Signs(self._payloads, ring, self._me, sign_step)
         assert self._records is not None
         return self._records.contribution(self._vector, self._plan, ring, self._me)
 

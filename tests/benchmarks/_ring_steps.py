@@ -6,12 +6,19 @@ how steps wait for each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 import numpy as np
 
-from gossamer.protocol.codecs.payloads import SignPayloads
+from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import TILE_COEFFICIENTS_MAX, SignCodec, SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.codecs.step_payloads import SignPayloads
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.manifest import Trust
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.sum_way import StepPart
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -25,16 +32,21 @@ TOP_K = 4
 PLAN = ChunkPlan(STEPS, 1)
 
 
-def payloads_of(num_elements: int) -> SignPayloads:
+SignStep: TypeAlias = Callable[[int, Digest], bytes]
+"""Function from (step, root) to the member's signature."""
+
+
+def payloads_of(num_elements: int, trust: Trust) -> SignPayloads:
     """Payloads for a model whose tensors are all cut into whole tiles."""
     num_tiles = max(1, num_elements // TILE_COEFFICIENTS_MAX)
-    return SignPayloads(StepCodec([SignCodec([(num_tiles, TILE_COEFFICIENTS_MAX)], TOP_K)]))
+    coder = StepCodec([SignCodec([(num_tiles, TILE_COEFFICIENTS_MAX)], TOP_K)])
+    return SignPayloads(coder, are_signed=trust == "open")
 
 
 class Signs(StepPart):
     """One member's parts of all steps (a `Contribution`): any coefficients, any signs."""
 
-    def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId) -> None:
+    def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId, sign_step: SignStep) -> None:
         position = ring.members.index(me)
         coder = payloads.coder
         ((num_tiles, _),) = coder.coders[0].shapes
@@ -42,7 +54,14 @@ class Signs(StepPart):
         places = (firsts[:, np.newaxis] + 7 * np.arange(TOP_K)).reshape(-1)
         draw = np.random.default_rng(position)
         update = SignUpdate(places, draw.random(places.size) < 0.5)
-        super().__init__(coder.encode(update), position)
+        self._signs, self._position = coder.encode(update), position
+        self._payloads, self._sign_step = payloads, sign_step
+        super().__init__(self._signs, position)
+
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
+        """See `Contribution`."""
+        (block,) = self._payloads.signed_blocks([self._signs], partial(self._sign_step, chunk))
+        return add_record(payload, self._position, block)
 
     async def due(self, chunk: int, *, is_first: bool) -> None:
         """See `Contribution`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
+from gossamer.protocol.state.sign_agreement import SignAgreement
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc.messages import SharedSteps
 from gossamer.trainer.presets.preset import Preset
@@ -74,10 +75,21 @@ class SharedSwarm:
             offered[member] = self.codec.decode(offer.update)
         return offered
 
-    def take_step(self, step: int, offered: Mapping[int, SignUpdate]) -> None:
-        """The run's step of that number; all members learn that their offers were taken."""
+    def take_step(
+        self, step: int, offered: Mapping[int, SignUpdate], agreement: SignAgreement | None
+    ) -> None:
+        """The run's step of that number; all members learn that their offers were taken.
+
+        Args:
+            agreement: of the members in the steps of this round, which leaves some out; None: every
+                part counts.
+        """
         rate, weight_decay = shared_rate_at(step, self._inner), self._inner.weight_decay
-        updates = list(offered.values())
+        left_out: Collection[int] = ()
+        if agreement is not None:
+            agreement.took(offered, [grid.tensor.range for grid in self._grids])
+            left_out = agreement.left_out(offered, [*offered])
+        updates = [each for member, each in offered.items() if member not in left_out]
         shared_step(self._grids, self.parameters, updates, rate, weight_decay, self.parameters)
         for member in offered:
             self.trainers[member].share(taken=True)

@@ -36,6 +36,7 @@ HARM, OPEN = "tests/rogue/test_harm.py::", "tests/rogue/test_open_trust.py::"
 INFLUENCE, CATALOGUE = "tests/rogue/test_influence.py::", "tests/rogue/test_catalogue.py::"
 UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_provoked_dials.py::"
 QUOTA, LEFT_OUT = "tests/rogue/test_quota.py::", "tests/rogue/test_left_out.py::"
+STEPS = "tests/rogue/test_open_steps.py::"
 SUMS, SETS = "tests/rogue/test_sum_audits.py::", "tests/rogue/test_set_audits.py::"
 
 
@@ -106,6 +107,16 @@ ROWS = (
         "a member passes on records of the others that cannot be decoded",
         "an honest node ends, or an honest finisher is blamed",
         (f"{SETS}test_a_member_that_spoils_the_records_of_others_is_blamed_by_its_receivers",),
+    ),
+    Row(
+        "C7",
+        "with shared steps and `open`, a member turns or empties the parts of others, or signs "
+        "against them",
+        "`open` was refused with shared steps",
+        (
+            f"{STEPS}test_what_a_member_did_not_sign_is_the_offence_of_who_sends_it",
+            f"{STEPS}test_who_signs_against_the_others_has_no_part_in_the_steps",
+        ),
     ),
     Row(
         "H1",

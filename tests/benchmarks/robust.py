@@ -16,9 +16,15 @@ fewer sequences a step. What they send is averaged chunk by chunk:
 Hostile members claim tokens without end. The loss is held-out nats a token after the last round.
 Behind the mean of the seeds stands the largest excess over `alone`, each seed compared with itself.
 
-With `distro` there is one average, that of signs, in which tokens have no weight: `signs`. The
-attacks are made of dense signs, and the codec sends the strongest coefficients of the result, so
--10 times the work is the same as -1 times it.
+With `distro` the average is that of signs, in which tokens have no weight. The attacks are made of
+dense signs, and the codec sends the strongest coefficients of the result, so -10 times the work is
+the same as -1 times it.
+
+    signs      every part counts (`trust = "members"`)
+    agreeing   those that sign against most others have no part (`sign_agreement`, `"open"`)
+
+Three more attacks are on that rule: `sleeper` works in four steps and lies in four, `flicker` takes
+turns, and `partial` turns 45 % of its signs, the same ones in all liars.
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.state.sign_agreement import SignAgreement
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.trainer.model import Decoder
@@ -96,6 +103,16 @@ ATTACKS: dict[str, Attack | None] = {
     "bias": lambda _own, others, _draw: -0.5 * others.mean(axis=0),
 }
 
+SIGN_ATTACKS = ("sleeper", "flicker", "partial")
+"""Attacks on the rule which members' signs have a part, see `signs_of_liar`."""
+
+TURNED_SHARE = 0.45
+"""Share of its signs that a `partial` liar turns: less than half, so that it still agrees."""
+
+AGREEING = "agreeing"
+SIGN_AVERAGES = ("signs", AGREEING)
+"""The averages of signs: of all members, and of those that agree with the others."""
+
 MIXED = "mixed"
 """Each hostile member makes another one of the attacks, and the next one in the next round."""
 
@@ -109,6 +126,17 @@ def attack_of(name: str, number: int, member: int) -> Attack | None:
         return ATTACKS[name]
     attacks = [attack for attack in ATTACKS.values() if attack is not None]
     return attacks[(number + 2 * HOSTILE.index(member)) % len(attacks)]
+
+
+def signs_of_liar(attack: str, step: int, signs: Float32Array) -> Float32Array:
+    """What a hostile member makes of its signs in one of `SIGN_ATTACKS`."""
+    if attack == "partial":
+        turned = signs.copy()
+        sent = signs.nonzero()[0]
+        turned[sent[: int(TURNED_SHARE * len(sent))]] *= -1
+        return turned
+    lies = step % STEPS >= STEPS // 2 if attack == "sleeper" else bool(step % 2)
+    return -signs if lies else signs
 
 
 def small_run(codec_name: str) -> Preset:
@@ -201,20 +229,24 @@ class SharedTrial:
         self._heldout = list(text.heldout(run.model.vocabulary))
         self._draw = np.random.default_rng(seed)
 
-    def loss(self, _average_name: str, attack: str, members: Sequence[int], rounds: int) -> float:
+    def loss(self, average_name: str, attack: str, members: Sequence[int], rounds: int) -> float:
         """The loss after as many steps as so many rounds have in the other modes."""
-        swarm = self._swarm
+        swarm, agreement = self._swarm, None
         swarm.begin(members, rounds * STEPS)
         for step in range(rounds * STEPS):
+            if average_name == AGREEING and step % STEPS == 0:
+                agreement = SignAgreement()
             offered = swarm.offers(members)
             signs = {m: dense(each, swarm.codec) for m, each in offered.items()}
             others = np.stack([each for m, each in signs.items() if m not in HOSTILE])
             for member in sorted(set(members) & set(HOSTILE)):
-                lie = attack_of(attack, step // STEPS, member)
-                if lie is not None:
+                if attack in SIGN_ATTACKS:
+                    wanted = signs_of_liar(attack, step, signs[member])
+                    offered[member] = strongest(wanted, swarm.codec)
+                elif lie := attack_of(attack, step // STEPS, member):
                     wanted = lie(signs[member], others, self._draw)
                     offered[member] = strongest(wanted, swarm.codec)
-            swarm.take_step(step, offered)
+            swarm.take_step(step, offered, agreement)
         return self._reader.loss(swarm.parameters, self._heldout)
 
 
@@ -228,21 +260,33 @@ def shards_of(text: ShardFolder, number: int, has_topics: bool) -> range:
 
 def main() -> None:
     """Trains all arms and prints a table."""
-    names = [*ATTACKS, MIXED]
+    names = [*ATTACKS, MIXED, *SIGN_ATTACKS]
     parser = argparse.ArgumentParser("tests.benchmarks.robust", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--codec", default="int8", help="of the ring, or sparse or distro")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--uneven", action="store_true", help="peers of different speed")
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
-    parser.add_argument("--attacks", nargs="+", choices=names, default=names)
-    parser.add_argument("--averages", nargs="+", choices=AVERAGES, default=list(AVERAGES))
+    parser.add_argument("--attacks", nargs="+", choices=names, help="default: all that there are")
+    parser.add_argument(
+        "--averages",
+        nargs="+",
+        choices=[*AVERAGES, *SIGN_AVERAGES],
+        help="default: all of the codec's",
+    )
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     options = parser.parse_args()
     is_shared = options.codec == "distro"
     if is_shared and options.uneven:
         parser.error("with distro all peers take the same steps")
-    averages = ["signs"] if is_shared else options.averages
+    if options.attacks is None:
+        options.attacks = names if is_shared else [*ATTACKS, MIXED]
+    elif not is_shared and {*options.attacks} & {*SIGN_ATTACKS}:
+        parser.error(f"{', '.join(SIGN_ATTACKS)} are attacks on the signs of distro")
+    possible = SIGN_AVERAGES if is_shared else [*AVERAGES]
+    averages = options.averages or possible
+    if not {*averages} <= {*possible}:
+        parser.error(f"with {options.codec} the averages are {', '.join(possible)}")
     with tempfile.TemporaryDirectory() as folder:
         _print_table(options, averages, SharedTrial if is_shared else Trial, Path(folder))
 

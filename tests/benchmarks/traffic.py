@@ -31,7 +31,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.protocol.codecs.payloads import DISTRO, Payloads, payloads_named
+from gossamer.protocol.codecs.payloads import Payloads, payloads_named
+from gossamer.protocol.codecs.step_payloads import DISTRO
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from tests.benchmarks import _ring_steps
 from tests.benchmarks._member import Assignment
@@ -101,7 +102,7 @@ def measure(mode: Mode, elements: int, peers: int, mbit: float = MBIT) -> Result
     chunk_elements = default_chunk_elements(elements)
     payloads: Payloads
     if mode.codec == DISTRO:
-        payloads, plan = _ring_steps.payloads_of(elements), _ring_steps.PLAN
+        payloads, plan = _ring_steps.payloads_of(elements, "members"), _ring_steps.PLAN
     else:
         payloads, plan = payloads_named(mode.codec), ChunkPlan(elements, chunk_elements)
     payload = sum(payloads.part_bytes(plan.elements_of(c)) for c in range(plan.num_chunks))

@@ -40,7 +40,8 @@ from rich.table import Table
 
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
-from gossamer.protocol.codecs.payloads import DISTRO, SPARSE
+from gossamer.protocol.codecs.payloads import SPARSE
+from gossamer.protocol.codecs.step_payloads import DISTRO
 from tests.support.lab import Lab, Machine
 from tests.support.netns import NamespacesUnavailable
 

@@ -11,7 +11,8 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gossamer.protocol.codecs.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
+from gossamer.protocol.codecs.payloads import SPARSE, payloads_named
+from gossamer.protocol.codecs.step_payloads import DISTRO, SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.shared_step import step_codec

@@ -59,6 +59,7 @@ from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 from gossamer.protocol.wire.average_signatures import (
     FinishedAverage,
     PassedSum,
+    SignedStep,
     encode_finished,
 )
 from gossamer.protocol.wire.envelopes import encode_signed, ring_id_of, seal, signing_bytes
@@ -100,6 +101,7 @@ from gossamer.protocol.wire.statements import (
 from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header_of, manifest, ready, vote
 
 CLAIMED_TOKENS = [100, 110, 120, 10_000]
+STEP_PARTS = (b"a", b"b", b"c")
 RECORDS = RecordTree([leaf_of(chunk, block) for chunk, block in enumerate((b"a", b"b", b"c"))])
 PARTS = [
     np.array(part, np.float32) for part in ([1, 2, -1.5, 0], [1.5, 1, -1, 0.25], [-10, 40, 30, 9])
@@ -202,6 +204,20 @@ def passed_sum_vector() -> dict[str, str]:
     }
 
 
+def signed_step_vector() -> dict[str, Any]:
+    """The second key signs its parts of step 5 of that ring, in three chunks."""
+    tree = RecordTree([leaf_of(number, part) for number, part in enumerate(STEP_PARTS)], 2)
+    payload = encode_finished(SignedStep(3, 8, RING_ID, 5, tree.root))
+    signature = KEYS[1].sign(signing_bytes(RUN_ID, payload))
+    return {
+        "parts": [part.decode() for part in STEP_PARTS],
+        "root": tree.root.hex(),
+        "payload": payload.hex(),
+        "signature": signature.hex(),
+        "block of chunk 2": (STEP_PARTS[2] + signature + tree.path(2)).hex(),
+    }
+
+
 def equivocation() -> Equivocation:
     """Two `Ready` of the second key with one number."""
     both = [sealed(1, ready(tokens=tokens)) for tokens in (4096, 8192)]
@@ -298,6 +314,7 @@ def vectors() -> dict[str, Any]:
         },
         "finished average": finished_average_vector(),
         "passed sum": passed_sum_vector(),
+        "signed step": signed_step_vector(),
         "chain checkpoint": checkpoint_vector(),
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {

@@ -20,7 +20,8 @@ import structlog
 import trio
 
 from gossamer.node.modes.pending_work import Contributions
-from gossamer.node.modes.shared_steps import RingSteps, SharedStepRunner
+from gossamer.node.modes.ring_steps import RingSteps
+from gossamer.node.modes.shared_steps import SharedStepRunner
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.contributions import add_record, split
@@ -111,11 +112,11 @@ def liar(me: PeerId, where: str) -> Iterator[None]:
         coder, position = own._payloads.coder, made._position
 
         def forged(chunk: int, payload: Buffer, num_members: int) -> Buffer:
-            mine = made._given.get(chunk, b"")
-            if not mine:
+            mine = made._given.get(chunk)
+            if mine is None or not mine.update:
                 return payload
             signs = coder.coders[chunk % coder.num_chunks]
-            update = signs.decode(mine)
+            update = signs.decode(mine.update)
             opposite = signs.encode(replace(update, is_positive=~update.is_positive))
             return others_replaced(payload, position, opposite)
 

@@ -16,7 +16,7 @@ from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.wire.average_signatures import FinishedAverage, encode_finished
+from gossamer.protocol.wire.average_signatures import FinishedAverage, SignedStep, encode_finished
 from gossamer.protocol.wire.envelopes import Sign, seal, signing_bytes
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -102,10 +102,17 @@ def finished_average(**changes: object) -> FinishedAverage:
     return replace(example, **changes)
 
 
-def sealed_average(author: PeerId, finished: FinishedAverage, run_id: Digest = RUN_ID) -> Signed:
-    """An envelope of a proof, with an average that its author signed."""
+def sealed_average(
+    author: PeerId, finished: FinishedAverage | SignedStep, run_id: Digest = RUN_ID
+) -> Signed:
+    """An envelope of a proof, with an average or a step that its author signed."""
     payload = encode_finished(finished)
     return Signed(author, payload, sign_as(author)(signing_bytes(run_id, payload)))
+
+
+def signed_step(**changes: object) -> SignedStep:
+    example = SignedStep(3, 8, RING_ID, 5, digest_of(b"a root"))
+    return replace(example, **changes)
 
 
 def accusation_of(accused: PeerId, ring_id: bytes = RING_ID) -> Accusation:

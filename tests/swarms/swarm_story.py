@@ -9,7 +9,11 @@ from random import Random
 from gossamer.protocol.rounds.ring_order import PAIRS_PER_RELAY_MAX
 from tests.support.faults import Fault, FaultKind, draw_faults
 
-MODES = ("distro", "fp32", "int4", "sparse", "sparse sums", "fragments")
+MODES = ("distro", "signed steps", "fp32", "int4", "sparse", "sparse sums", "fragments")
+"""Codecs and sync modes. In `signed steps` the members of a `distro` swarm trust nobody."""
+
+IN_STEPS = ("distro", "signed steps")
+"""The modes whose rounds are shared steps."""
 """Ways of averaging: a codec, a mode by its name, sparse parts that are sums where two members have
 them, or rounds that average half of the model."""
 
@@ -61,6 +65,11 @@ class SwarmStory:
     so later if it is not there then."""
 
     @property
+    def step_chunks(self) -> int:
+        """Chunks of a shared step."""
+        return 2 if self.mode == "signed steps" else 1
+
+    @property
     def private_names(self) -> str:
         """The peers behind strict routers."""
         return self.names[len(self.names) - self.num_private :]
@@ -100,7 +109,7 @@ def draw(seed: int, mode: str = "distro") -> SwarmStory:
     return SwarmStory(
         seed=seed,
         mode=mode,
-        overlap=mode != "distro" and random.random() < 0.5,
+        overlap=mode not in IN_STEPS and random.random() < 0.5,
         inner_steps=random.choice((4, 8)),
         step_seconds=tuple(random.choice((0.08, 0.1, 0.1, 0.15)) for _ in range(num_peers)),
         num_newcomers=num_newcomers,

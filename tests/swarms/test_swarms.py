@@ -9,7 +9,14 @@ import pytest
 from tests.swarms.swarm_story import FAULTS, MODES, draw
 from tests.swarms.swarm_world import replay, run_seed
 
-SEEDS = {"distro": range(6), "fp32": (0,), "sparse": (1,), "sparse sums": (3,), "fragments": (2,)}
+SEEDS = {
+    "distro": range(6),
+    "signed steps": range(2),
+    "fp32": (0,),
+    "sparse": (1,),
+    "sparse sums": (3,),
+    "fragments": (2,),
+}
 """Some seconds of a processor."""
 
 NUM_STORIES = 1000

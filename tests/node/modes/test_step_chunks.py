@@ -12,10 +12,13 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.modes.shared_steps import RingParts, SharedStepRunner, StepTiming
+from gossamer.node.modes.ring_steps import RingParts
+from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.contributions import add_record, split
+from gossamer.protocol.codecs.record_tree import root_over
 from gossamer.protocol.codecs.sign_codec import SignUpdate
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.rounds.roster import Ring
@@ -41,21 +44,28 @@ MINE, NOT_MINE = update_of(True), update_of(False)
 class Steps:
     """A `SharedStepRunner` of two, me at the second place."""
 
-    def __init__(self) -> None:
+    def __init__(self, payloads: SignPayloads = PAYLOADS) -> None:
+        self.payloads = payloads
+        self.signed: list[tuple[int, Digest]] = []
+        """The steps that this peer signed, and their roots."""
         self.told: list[bool] = []
         self.took: list[int] = []
         self.averages: dict[int, bytes] = {}
         plan = SimpleNamespace(num_chunks=STEPS * CHUNKS)
         committed = SimpleNamespace(
-            begin_steps=lambda _number: None,
+            begin_steps=lambda *_: None,
             take_step=lambda _number, chunk, _average: self.took.append(chunk),
             sync_sets=SimpleNamespace(whole=SimpleNamespace(plan=plan)),
         )
-        machine = SimpleNamespace(number=1, average_of=lambda _, chunk: self.averages.get(chunk))
+        machine = SimpleNamespace(
+            number=1,
+            average_of=lambda _, chunk: self.averages.get(chunk),
+            signed_averages_of=lambda _ring: SimpleNamespace(sign_step=self.sign),
+        )
         self.runner = SharedStepRunner(
             ME,
             cast(Any, committed),
-            PAYLOADS,
+            payloads,
             cast(Any, SimpleNamespace(share=self.share)),
             cast(Round, machine),
             StepTiming(),
@@ -70,6 +80,10 @@ class Steps:
         ring = SimpleNamespace(ring_id=ring_id, members=(OTHER, ME), ready=(ready, ready))
         return cast(Ring, cast(Any, ring))
 
+    def sign(self, step: int, root: Digest) -> bytes:
+        self.signed.append((step, root))
+        return bytes(64)
+
     async def share(self, *, taken: bool) -> None:
         await trio.lowlevel.checkpoint()
         self.told.append(taken)
@@ -77,7 +91,7 @@ class Steps:
     async def part_in(self, chunk: int, *, is_first: bool = True) -> bytes:
         """Returns what this peer gives to a chunk."""
         await self.ring.due(chunk, is_first=is_first)
-        (record,) = split(self.ring.add(chunk, None, 0), None, 1024)
+        (record,) = split(self.ring.add(chunk, None, 0), None, 2048)
         return bytes(record.block)
 
     async def gives_its_part(self) -> None:
@@ -88,9 +102,12 @@ class Steps:
 
     async def average_comes(self, chunk: int, *, with_mine: bool) -> None:
         """An average comes, and is taken."""
-        mine = PAYLOADS.coder.cut(MINE)[chunk % CHUNKS] if with_mine else b""
-        theirs = PAYLOADS.coder.cut(NOT_MINE)[chunk % CHUNKS]
-        self.averages[chunk] = add_record(add_record(None, 0, theirs), 1, mine)
+        mine = PAYLOADS.coder.cut(MINE) if with_mine else (b"",) * CHUNKS
+        blocks = [
+            self.payloads.signed_blocks(parts, lambda _root: bytes(64))[chunk % CHUNKS]
+            for parts in (PAYLOADS.coder.cut(NOT_MINE), mine)
+        ]
+        self.averages[chunk] = add_record(add_record(None, 0, blocks[0]), 1, blocks[1])
         self.runner.notify()
         await trio.testing.wait_all_tasks_blocked()
 
@@ -102,9 +119,11 @@ class Steps:
             self.runner.close()
 
 
-def in_virtual_time(story: Callable[[Steps], Awaitable[None]]) -> None:
+def in_virtual_time(
+    story: Callable[[Steps], Awaitable[None]], payloads: SignPayloads = PAYLOADS
+) -> None:
     async def main() -> None:
-        steps = Steps()
+        steps = Steps(payloads)
         async with steps.running():
             await story(steps)
 
@@ -208,6 +227,40 @@ def test_the_end_of_a_round_in_the_middle_of_a_step(num_taken: int, is_committed
         assert parts == parts_at_the_end(steps, expected[0], has_left_out=expected[1])
 
     in_virtual_time(story)
+
+
+SIGNED = SignPayloads(PAYLOADS.coder, are_signed=True)
+
+
+def signed_root(chunk: int, block: bytes) -> Digest:
+    """The root that the signature of a block stands under."""
+    size = len(block) - 64 - 32  # two chunks have a path of one digest
+    return root_over(chunk % CHUNKS, block[:size], block[size + 64 :])
+
+
+def test_a_peer_signs_one_root_for_a_step_whatever_comes_when() -> None:
+    """Two would be a proof against it. Here a step goes on while its second chunk is asked for."""
+
+    async def story(steps: Steps) -> None:
+        given = {}
+        steps.runner.offered(MINE)
+        given[0] = await steps.part_in(0)
+        for chunk in (0, 1):
+            await steps.average_comes(chunk, with_mine=chunk == 0)
+        given[2] = await steps.part_in(2, is_first=False)  # it abstains after its patience
+        given[1] = await steps.part_in(1)  # its average is taken
+        steps.runner.offered(MINE)
+        given[3] = await steps.part_in(3)
+        steps.runner.close()
+        given[5] = await steps.part_in(5)
+        given[4] = await steps.part_in(4)
+        assert [step for step, _ in steps.signed] == [0, 1, 2]
+        for chunk, block in given.items():
+            assert signed_root(chunk, block) == dict(steps.signed)[chunk // CHUNKS]
+        sizes = [len(given[chunk]) - 96 for chunk in range(STEPS * CHUNKS)]
+        assert sizes == [*map(len, PAYLOADS.coder.cut(MINE)), 0, 0, 0, 0]
+
+    in_virtual_time(story, SIGNED)
 
 
 def test_a_ring_that_becomes_void_in_the_middle_of_a_step() -> None:

@@ -33,7 +33,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
-from gossamer.protocol.manifest import InnerOptimizer
+from gossamer.protocol.manifest import InnerOptimizer, Trust
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import SMALL_DISTRO
 from gossamer.trainer.presets.table import PRESETS
@@ -65,11 +65,6 @@ def test_the_chunks_of_an_open_run_have_room_for_31_records(preset: str, codec: 
         (problem,) = problems_of(text + f"chunk_elements = {room + 1}")
         assert problem.startswith(f"outer.chunk_elements is {room + 1}; with trust")
         assert parse(text + f"chunk_elements = {room}").outer.chunk_elements == room
-
-
-def test_shared_steps_are_for_members_that_trust_each_other() -> None:
-    (problem,) = problems_of('preset = "tiny"\nsync = "distro"\ntrust = "open"')
-    assert problem.startswith('trust is "open"; with sync = "distro"')
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -225,18 +220,19 @@ def test_a_run_of_shared_steps_has_what_they_need() -> None:
             parse(f'preset = "tiny"\nsync = "distro"\n[outer]\n{line}')
 
 
+@pytest.mark.parametrize("trust", ["members", "open"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_shared_steps_of_every_preset_have_room_for_64_peers(preset: str) -> None:
-    draft = parse(f'preset = "{preset}"\nsync = "distro"')
-    payloads = sign_payloads(draft.model, draft.outer)
+def test_shared_steps_of_every_preset_have_room_for_64_peers(preset: str, trust: Trust) -> None:
+    draft = parse(f'preset = "{preset}"\nsync = "distro"\ntrust = "{trust}"')
+    payloads = sign_payloads(draft.model, draft.outer, trust)
     assert payloads.members_max(1) >= DISTRO_MEMBERS_WANTED == 64
     in_one = replace(draft.outer, step_chunks=msgspec.UNSET)
-    is_small = sign_payloads(draft.model, in_one).members_max(1) >= 64
+    is_small = sign_payloads(draft.model, in_one, trust).members_max(1) >= 64
     assert (draft.outer.step_chunks is msgspec.UNSET) == is_small == (preset in ("tiny", "1m"))
     if not is_small:
         assert isinstance(draft.outer.step_chunks, int)
         fewer = replace(draft.outer, step_chunks=draft.outer.step_chunks - 1)
-        assert sign_payloads(draft.model, fewer).members_max(1) < 64
+        assert sign_payloads(draft.model, fewer, trust).members_max(1) < 64
     written = render(draft)
     assert f"\n# step_chunks = {draft.outer.chunks_of_step}\n" in written
     assert parse(written) == draft

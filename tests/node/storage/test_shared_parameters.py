@@ -13,8 +13,8 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.storage import shared_parameters as module
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
 from gossamer.protocol.codecs.contributions import add_record, split
-from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import SignUpdate
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.state.exact_transform import Grid, grids_of, inverse_exact, pieces_of

@@ -8,16 +8,11 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import (
-    SPARSE,
-    SetPayloads,
-    SignPayloads,
-    SumPayloads,
-    payloads_named,
-)
+from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
 
 NUM_ELEMENTS = 5000
@@ -246,9 +241,9 @@ def test_a_step_is_what_its_members_have() -> None:
     assert not SIGNS.is_length(len(payload) + 1, 1, 0b1101, is_average=True)
     assert SIGNS.contributors(payload, 0b1101) == 0b0101
     found = SIGNS.updates(payload)
-    assert [update.places.tolist() for update in found] == [
-        UPDATES[place].places.tolist() for place in (0, 2)
-    ]
+    assert {position: update.places.tolist() for position, update in found.items()} == {
+        position: UPDATES[position].places.tolist() for position in (0, 2)
+    }
     assert len(step_of({0: UPDATES[0]})) == SIGNS.part_bytes(1)
 
 
@@ -257,7 +252,7 @@ def test_a_step_in_which_no_member_has_a_part() -> None:
     SIGNS.check(payload, 1, 0b11)
     assert SIGNS.is_length(len(payload), 1, 0b11, is_average=True)
     assert SIGNS.contributors(payload, 0b11) == 0
-    assert SIGNS.updates(payload) == []
+    assert SIGNS.updates(payload) == {}
 
 
 @pytest.mark.parametrize(

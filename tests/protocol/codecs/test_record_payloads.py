@@ -23,6 +23,7 @@ from gossamer.protocol.rounds.set_parts import RecordPart, ring_average
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from tests.support.builders import header_of, peers, ring_of
+from tests.support.contributions import SignedRoots
 
 PLAN = ChunkPlan(3000, 2048)
 CODECS = ("fp32", "fp16", "int8", "int4", SPARSE)
@@ -67,7 +68,7 @@ class Ring:
         return payload
 
     def check(self, payload: bytes, mask: int, chunk: int = 0) -> None:
-        self.payloads.check(payload, PLAN.elements_of(chunk), mask, chunk, self.roots)
+        self.payloads.check(payload, PLAN.elements_of(chunk), mask, chunk, SignedRoots(self.roots))
 
 
 RING = Ring("int8")
@@ -113,9 +114,9 @@ def test_what_is_no_set_of_these_members() -> None:
     with pytest.raises(ForgedError):
         ring.check(swapped, 0b011)
     with pytest.raises(ForgedError):
-        ring.payloads.check(ring.set_of(0, [1]), elements, 0b010, 1, ring.roots)
+        ring.payloads.check(ring.set_of(0, [1]), elements, 0b010, 1, SignedRoots(ring.roots))
     with pytest.raises(MalformedError, match="not in the ring"):
-        ring.payloads.check(whole, elements, ALL, 0, ring.roots[:2])
+        ring.payloads.check(whole, elements, ALL, 0, SignedRoots(ring.roots[:2]))
     with pytest.raises(MalformedError, match="not in the ring"):
         ring.payloads.check(whole, elements, ALL)  # a caller that knows no roots takes nothing
     with pytest.raises(MalformedError, match="not in the ring"):
@@ -138,13 +139,13 @@ def test_a_round_is_replayed_only_with_records_that_its_members_signed() -> None
     ring = dataclasses.replace(ring, ready=ready)
     masks = [ALL] * PLAN.num_chunks
     averages = [signed.set_of(chunk, [0, 1, 2]) for chunk in range(PLAN.num_chunks)]
-    header = header_of(ring)
-    check_averages(header, ring, signed.payloads, PLAN, averages, masks)
+    header, roots = header_of(ring), SignedRoots(signed.roots)
+    check_averages(header, ring, signed.payloads, PLAN, averages, masks, roots)
     forged = Ring("int8", scale=2.0).set_of(0, [0, 1, 2])
     with pytest.raises(ForgedError):
-        check_averages(header, ring, signed.payloads, PLAN, [forged, *averages[1:]], masks)
+        check_averages(header, ring, signed.payloads, PLAN, [forged, *averages[1:]], masks, roots)
     with pytest.raises(ForgedError):
-        check_averages(header, ring, signed.payloads, PLAN, averages, [0b011, *masks[1:]])
+        check_averages(header, ring, signed.payloads, PLAN, averages, [0b011, *masks[1:]], roots)
 
 
 @given(noise=st.binary(max_size=300), place=st.integers(0, 10**5), mask=st.integers(0, 15))
@@ -159,7 +160,7 @@ def test_any_other_bytes_are_refused(noise: bytes, place: int, mask: int) -> Non
         if not payload and not mask:
             continue  # a set of nobody: the length of a mask of 0 is refused by the ring
         with pytest.raises(RemoteProtocolError):
-            payloads.check(payload, PLAN.elements_of(0), mask, 0, roots)
+            payloads.check(payload, PLAN.elements_of(0), mask, 0, SignedRoots(roots))
 
 
 def test_values_that_cannot_be_are_refused_although_they_are_signed() -> None:
@@ -178,7 +179,9 @@ def test_values_that_cannot_be_are_refused_although_they_are_signed() -> None:
     tree = tree_of(ring.work[1], PLAN, careless)
     payload = bytes(RecordPart(ring.work[1], PLAN, careless, tree, 1, 1.0).add(0, None, 0))
     with pytest.raises(MalformedError, match="not finite"):
-        ring.payloads.check(payload, PLAN.elements_of(0), 0b010, 0, [b"", tree.root, b""])
+        ring.payloads.check(
+            payload, PLAN.elements_of(0), 0b010, 0, SignedRoots([b"", tree.root, b""])
+        )
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, add_record
-from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import Shape, SignCodec, SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import MalformedError
 from tests.protocol.codecs.test_sign_codec import random_update
 
@@ -84,7 +84,7 @@ def test_a_payload_is_checked_as_the_chunk_that_it_is() -> None:
         payloads.check(payload, 1, 0b101, chunk)
         assert payloads.contributors(payload, 0b101) == 0b001
         assert payloads.is_length(len(payload), 1, 0b101, chunk, is_average=True)
-        (update,) = payloads.updates(payload, 0b101, chunk)
+        (update,) = payloads.updates(payload, 0b101, chunk).values()
         assert set(update.places) <= set(UPDATE.places)
         other = chunk + 1
         assert not payloads.is_length(len(payload), 1, 0b101, other, is_average=True)

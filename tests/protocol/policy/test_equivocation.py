@@ -1,4 +1,5 @@
-"""Two contributions with one number are a proof, two averages of one chunk, and nothing else."""
+"""Two contributions with one number are a proof, two averages of one chunk, two parts of one shared
+step, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from gossamer.protocol.policy.equivocation import (
     ReadyWitness,
     number_of,
     open_equivocation,
+    subject_of,
 )
 from gossamer.protocol.wire.average_signatures import FinishedAverage
 from gossamer.protocol.wire.statement_checks import check_statement
@@ -27,6 +29,7 @@ from tests.support.builders import (
     ready,
     sealed,
     sealed_average,
+    signed_step,
     verify,
 )
 
@@ -122,6 +125,43 @@ def test_two_averages_of_one_chunk_are_a_proof(other: FinishedAverage) -> None:
 def test_an_average_and_anything_else_is_no_proof(other: Signed) -> None:
     with pytest.raises(RemoteProtocolError):
         open_equivocation(pair(sealed_average(LIAR, finished_average()), other), RUN_ID, verify)
+
+
+def test_two_parts_of_one_step_are_a_proof() -> None:
+    other = sealed_average(LIAR, signed_step(root=HEAD))
+    proof = pair(sealed_average(LIAR, signed_step()), other)
+    check_statement(proof)
+    assert open_equivocation(proof, RUN_ID, verify) == number_of(proof) == (3, 8)
+    assert subject_of(proof) == "parts of one shared step"
+    assert subject_of(equivocation_of(LIAR)) == "contributions with one number"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(sealed_average(peer(3), signed_step(root=HEAD)), author=LIAR),
+        sealed_average(LIAR, signed_step(step=6)),
+        sealed_average(LIAR, signed_step(ring_id=HEAD)),
+        sealed_average(LIAR, signed_step(sequence=9)),
+        sealed_average(LIAR, signed_step(root=HEAD), HEAD),
+        sealed_average(LIAR, finished_average(chunk=5)),
+        sealed_average(LIAR, signed_step(root=b"")),
+        sealed_average(LIAR, signed_step(step=-1)),
+    ],
+    ids=[
+        "another signer",
+        "another step",
+        "another ring",
+        "another number",
+        "another run",
+        "an average",
+        "no root",
+        "no step",
+    ],
+)
+def test_a_step_and_anything_else_is_no_proof(other: Signed) -> None:
+    with pytest.raises(RemoteProtocolError):
+        open_equivocation(pair(sealed_average(LIAR, signed_step()), other), RUN_ID, verify)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import Payloads, SignPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import Payloads, SumPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of

@@ -16,7 +16,6 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import (
     AuditedPayloads,
     SetPayloads,
-    SignPayloads,
     SumPayloads,
     payloads_named,
 )
@@ -24,6 +23,7 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, digest_of

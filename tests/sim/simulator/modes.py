@@ -37,7 +37,7 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_step import nesterov
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
-from tests.support.contributions import contribution_of, root_of
+from tests.support.contributions import SignedRoots, contribution_of, root_of
 
 ELEMENTS = 150
 """Of a chunk: a whole block of 128 and a part of one, for codecs that have blocks."""
@@ -179,8 +179,9 @@ class Mode:
         roots = tuple(ready.root for ready in ring.ready)
         key = (payload.encoded, mask, chunk, roots, is_average)
         if key not in self._checked:
+            signed = SignedRoots(roots)
             self.payloads.check(
-                payload.encoded, ELEMENTS, mask, chunk, roots, is_average=is_average
+                payload.encoded, ELEMENTS, mask, chunk, signed, is_average=is_average
             )
             self._checked.add(key)
 

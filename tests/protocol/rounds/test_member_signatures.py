@@ -1,0 +1,96 @@
+"""What the members of a ring have signed of their shared steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.equivocation import open_equivocation
+from gossamer.protocol.rounds import member_signatures
+from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.member_signatures import MemberSignatures
+from gossamer.protocol.rounds.signed_averages import SignedAverages
+from tests.protocol.codecs.test_step_payloads import SIGNED
+from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
+
+RING = ring_of(peers(3))
+ROOT, OTHER_ROOT = digest_of(b"a root"), digest_of(b"another one")
+STEP = 5
+
+
+def signature_of(position: int, step: int = STEP, root: Digest = ROOT) -> bytes:
+    me = RING.members[position]
+    identity = Self(me, RUN_ID, sign_as(me))
+    return SignedAverages(identity, RING, verify, SIGNED).sign_step(step, root)
+
+
+class Counting:
+    """Members whose signatures are checked by `verify`, which is counted."""
+
+    def __init__(self) -> None:
+        self.num_verified = 0
+        self.members = MemberSignatures(RUN_ID, RING, self.verify)
+
+    def verify(self, author: PeerId, data: bytes, signature: bytes) -> bool:
+        self.num_verified += 1
+        return verify(author, data, signature)
+
+
+def test_one_signature_of_a_member_and_step_is_verified_once() -> None:
+    counting = Counting()
+    for _chunk_and_way in range(8):
+        for position in range(3):
+            counting.members.check_step(position, STEP, ROOT, signature_of(position))
+    assert counting.num_verified == 3
+    counting.members.check_step(0, STEP + 1, ROOT, signature_of(0, STEP + 1))
+    assert counting.num_verified == 4
+    assert counting.members.take_proofs() == []
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        signature_of(1),
+        signature_of(0, STEP + 1),
+        signature_of(0, root=OTHER_ROOT),
+        bytes(64),
+        b"",
+    ],
+    ids=["another member's", "of another step", "of another root", "zeros", "none"],
+)
+def test_a_signature_of_anything_else_is_refused(signature: bytes) -> None:
+    members = Counting().members
+    with pytest.raises(ForgedError):
+        members.check_step(0, STEP, ROOT, signature)
+    members.check_step(0, STEP, ROOT, signature_of(0))  # nothing false is remembered
+    with pytest.raises(ForgedError):
+        members.check_step(0, STEP, ROOT, signature)
+    assert members.take_proofs() == []
+
+
+def test_a_member_that_the_ring_does_not_have() -> None:
+    with pytest.raises(MalformedError, match="not in the ring"):
+        Counting().members.check_step(3, STEP, ROOT, signature_of(0))
+
+
+def test_two_roots_of_one_step_are_a_proof_that_another_node_can_check() -> None:
+    members = Counting().members
+    members.check_step(1, STEP, ROOT, signature_of(1))
+    members.check_step(1, STEP, OTHER_ROOT, signature_of(1, root=OTHER_ROOT))
+    (proof,) = members.take_proofs()
+    ready = RING.ready[1]
+    assert open_equivocation(proof, RUN_ID, verify) == (ready.incarnation, ready.sequence)
+    assert proof.first.author == RING.members[1]
+    members.check_step(1, STEP, OTHER_ROOT, signature_of(1, root=OTHER_ROOT))
+    assert members.take_proofs() == []  # one is enough
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_signatures, "ROOTS_KEPT", 4)
+    counting = Counting()
+    for step in range(20):
+        counting.members.check_step(0, step, ROOT, signature_of(0, step))
+    assert len(counting.members._good) == 4
+    counting.members.check_step(0, 0, ROOT, signature_of(0, 0))
+    assert counting.num_verified == 21
