@@ -116,8 +116,9 @@ def needs_of(
 
 
 def _records_bytes(run: Manifest | Draft) -> int:
-    """Returns the size of a round's records, where members sign them."""
-    if run.trust != "open":
+    """Returns the size of a round's records, where they are signed contributions in the place of
+    sums. Those of shared steps are small, and the same among members that trust each other."""
+    if run.trust != "open" or SYNC_MODES[run.sync].shares_steps:
         return 0
     elements = run.outer.chunk_elements
     part_bytes = payloads_of(run.sync, run.outer, run.trust).part_bytes(elements)

@@ -185,6 +185,9 @@ class Peer(OpenListener):
                 parts = await self._round(order["repeat"])
                 if parts is None:
                     self._channel.say()
+                elif isinstance(self._payloads, SignPayloads):
+                    digest = digest_of(*self.outer_step.averages).hex()
+                    self._channel.say(error=0.0, magnitude=1.0, digest=digest, parts=parts)
                 else:
                     self._channel.say(**checker.check(self.outer_step.result(), parts))
             nursery.cancel_scope.cancel()

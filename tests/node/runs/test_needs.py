@@ -19,7 +19,7 @@ from gossamer.node.runs.needs import (
     needs_of,
     require_memory,
 )
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, Trust
 from gossamer.trainer.ipc.choices import MomentChoice
 from tests.support.builders import manifest
 from tests.support.measured import measured
@@ -79,8 +79,9 @@ def test_the_records_of_a_round_are_counted_where_members_sign_them() -> None:
     assert needs[1].disk > needs[0].disk
 
 
-def test_shared_steps_keep_one_momentum_in_fp32() -> None:
-    run = replace(large_manifest(), sync="distro")
+@pytest.mark.parametrize("trust", ["members", "open"])
+def test_shared_steps_keep_one_momentum_in_fp32(trust: Trust) -> None:
+    run = replace(large_manifest(), sync="distro", trust=trust)
     parameters = run.model.num_parameters
     for moments in get_args(MomentChoice):
         host = needs_of(run, trains_on_host=True, cache_bytes=0, moments=moments)
