@@ -24,6 +24,8 @@ from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.telemetry.status import Status
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.limits import BLOCK_BYTES_MAX
+from gossamer.protocol.manifest import Trust
 from gossamer.protocol.state.chain import Header, decode_update_index, spans_taken
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import SharedSteps
@@ -41,6 +43,7 @@ MANIFEST = f"""\
 preset = "tiny"
 name = "replay"
 sync = "distro"
+trust = "{{trust}}"
 [tokenizer]
 kind = "bytes"
 [model]
@@ -98,21 +101,21 @@ def rounds_of(record: Record) -> list[CommittedRound]:
 
 def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
     members = [member.peer_id for member in header.members]
-    payloads = sign_payloads(record.manifest.model, record.manifest.outer)
+    manifest = record.manifest
+    payloads = sign_payloads(manifest.model, manifest.outer, manifest.trust)
     data, num_chunks = record.store.get(Digest(header.update_digest)), payloads.coder.num_chunks
     averages = decode_update_index(data, STEPS * num_chunks, len(members), may_lack=True).averages
-    chunks = [
-        {
-            members[each.position]: bytes(each.block)
-            for each in split(
-                record.store.get(Digest(average.digest)),
-                average.mask(),
-                payloads.coder.chunk_bytes_max,
-            )
-            if each.block
-        }
-        for average in averages
-    ]
+    chunks = []
+    for chunk, average in enumerate(averages):
+        records = split(record.store.get(Digest(average.digest)), None, BLOCK_BYTES_MAX)
+        part_bytes = payloads.coder.chunk_bytes(chunk)  # a signature may stand behind it
+        chunks.append(
+            {
+                members[each.position]: bytes(each.block[:part_bytes])
+                for each in records
+                if average.mask() >> each.position & 1
+            }
+        )
     steps = [chunks[first : first + num_chunks] for first in range(0, len(chunks), num_chunks)]
     assert all(each.keys() == step[0].keys() for step in steps for each in step)
     return tuple(
@@ -194,13 +197,23 @@ def span_after(span: Span) -> Span:
 
 
 @pytest.mark.parametrize(
-    ("num_peers", "lookahead", "step_chunks", "loses_one"),
-    [(2, "true", 3, False), (3, "false", 1, True)],
+    ("num_peers", "lookahead", "step_chunks", "trust", "loses_one"),
+    [
+        (2, "true", 3, "members", False),
+        (2, "true", 3, "open", False),
+        (3, "false", 1, "members", True),
+    ],
 )
 def test_the_driver_reaches_the_states_of_a_real_swarm(
-    tmp_path: Path, corpus: Path, num_peers: int, lookahead: str, step_chunks: int, loses_one: bool
+    tmp_path: Path,
+    corpus: Path,
+    num_peers: int,
+    lookahead: str,
+    step_chunks: int,
+    trust: Trust,
+    loses_one: bool,
 ) -> None:
-    described = MANIFEST.format(lookahead=lookahead, step_chunks=step_chunks)
+    described = MANIFEST.format(lookahead=lookahead, step_chunks=step_chunks, trust=trust)
     record, rounds = run_in_time(tmp_path, corpus, described, num_peers, loses_one=loses_one)
     text = record.text(tmp_path / "text")
     with one_thread():

@@ -170,6 +170,21 @@ def test_the_price_of_signed_records(codec: str, members: int, records: int) -> 
     assert plan_round(run, 8, line).sent_bytes * share == pytest.approx(records, rel=0.03)
 
 
+def test_the_price_of_signed_steps_is_a_signature_for_each_part() -> None:
+    closed = replace(draft(sync="distro"))
+    run = replace(closed, trust="open")
+    line, peers = Line(20, 100), 8
+    members, signed = (plan_round(each, peers, line).sent_bytes for each in (closed, run))
+    chunks = closed.outer.chunks_of_step
+    levels = (chunks - 1).bit_length()
+    each_part = 64 + 32 * levels
+    # Half of a set's members on the way to the average, and all of them on the way back.
+    parts = closed.outer.inner_steps * chunks * 2 * (peers - 1) * 3 / 4
+    assert signed - members == pytest.approx(parts * each_part, rel=0.01)
+    assert plan_round(closed, peers, line).sent_bytes_open == signed
+    assert plan_round(run, peers, line).sent_bytes_open is None
+
+
 def test_the_slower_direction_decides() -> None:
     up, down, even = (
         plan_round(draft(), 4, line) for line in (Line(10, 50), Line(50, 10), Line(10, 10))
