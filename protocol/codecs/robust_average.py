@@ -1,25 +1,30 @@
 """The average of a chunk's contributions that a minority of the members cannot carry away.
 
 It is one step of CenteredClip (Karimireddy et al. 2020, arXiv 2012.10333; among peers: BTARD, arXiv
-2106.11257) from a centre that no minority can move far, the coordinate-wise median m. Each member
-pulls the average with its difference from the centre, and none pulls harder than the median member:
+2106.11257) from a centre that no minority can move far, the coordinate-wise median m. Members that
+disagree with the others (`agreement.dissenters`) have no weight. Each other member pulls the average
+with its difference from the centre, and none pulls harder than `RADIUS` times the median member:
 
-    d_i     = |x_i - m|, and the radius r is their upper median
-    fade_i  = min(1, (2 r / d_i)^2)
-    average = m + sum_i w_i fade_i min(1, r / d_i) (x_i - m) / sum_i w_i fade_i
+    d_i     = |x_i - m|, and r is their upper median
+    fade_i  = min(1, (FADE r / d_i)^2)
+    average = m + sum_i w_i fade_i min(1, RADIUS r / d_i) (x_i - m) / sum_i w_i fade_i
 
-With the upper median the majority is not shortened, and of two members neither is. Contributions
-equally far from the centre, as vectors of many dimensions from like sources are, have the weighted
-mean as their average. `fade` takes the weight from a member that is farther away than twice the
-radius, gradually: the work that a peer carries over several rounds still counts, and a contribution
-a hundred times as far as the others has 1/2500 of its weight.
+Honest peers of very different speed and text are within three of these radii, and their average is
+the weighted mean. `fade` takes the weight from a member that is farther away than four, gradually: a
+contribution a hundred times as far as the others has 1/625 of its weight.
+
+Distances find what is far from the others, and disagreement what points elsewhere: the opposite of
+the work, at the length of the work. What neither finds pulls by three radii at most. Centre and
+radius are those of all members, also of those that are out. So this bound holds whatever the
+contributions are. Where the contributions have too little in common to say who is out, `RADIUS` is
+1 and `FADE` 2.
 
 Further steps let a minority pull again, and its pulls add up: with 3 of 8 hostile every attack that
-hides near the others' norm did more harm in three steps than in one (decision 59).
+hides near the others' norm did more harm in three steps than in one (decision 62).
 
-The weights are tokens capped at the lower median itself. With a cap of twice that, three of eight
-that claim everything have more than half of the weight, and then no weighted average is safe. Both
-bounds shorten an honest member that is much faster than the others.
+The weights are tokens capped at one and a half times the lower median. Three of eight equal members
+that claim everything then have less than half of the weight. Where honest members are uneven they
+can have more, if they agree with the others.
 
 Each chunk is averaged by itself: its median and its distances follow from its own contributions,
 so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
@@ -27,9 +32,10 @@ spends all its influence on one chunk gains nothing, since the bound holds for e
 
 In a run with a probation (`protocol.standing`) only established members say where the centre is and
 how long the radius: m and r are those of their contributions. A member on probation pulls with the
-part of its weight that its rounds so far give it, and no harder than the radius, so new identities
-move an average by less than r, however many they are. A chunk without a contribution of an
+part of its weight that its rounds so far give it, with 1 for `RADIUS` and 2 for `FADE` too, so new
+identities move an average by less than r, however many they are. A chunk without a contribution of an
 established member, as in the first rounds of a run, is averaged as if there were no probation.
+Only established members judge who is out, too.
 
 All peers get the same bits. Everything is a fixed sequence of IEEE 754 operations in float64, in
 ascending position, far from that format's subnormal numbers. The result is rounded to fp32 once,
@@ -44,17 +50,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.protocol.codecs.agreement import Products, dissenters
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
 from gossamer.protocol.standing import Standing
-from gossamer.protocol.token_caps import capped_tokens
+from gossamer.protocol.token_caps import lower_median
 
-WEIGHT_CAP = 1
-"""Cap of a member's weight as a multiple of the lower median of the tokens of its ring."""
+WEIGHT_CAP = 3, 2
+"""Cap of a member's weight as a fraction of the lower median of the tokens of its ring. Three of
+eight equal members that claim everything have 9 of 19 parts. With 2 they would have 6 of 11."""
 
-FADE = 2.0
-"""Distance, as a multiple of the radius, from which on a member loses weight. Of honest
-members only one that did four times the work of the others was farther away in a measured run."""
+RADIUS = 3.0
+"""The farthest that a member pulls, as a multiple of the median distance. Of honest members only one
+that did four times the work of the others was farther away in a measured run."""
+
+FADE = 4.0
+"""Distance, as a multiple of the median one, from which on a member loses weight."""
+
+NARROW_RADIUS, NARROW_FADE = 1.0, 2.0
+"""The same of members on probation, who may be any number, and of all where none can be out."""
 
 _TILE = 8 * LANES
 """Elements that are looked at together: with those of a ring they stay in a processor's cache."""
@@ -72,12 +86,17 @@ def robust_weights(tokens: Sequence[int], standing: Standing | None = None) -> l
     a member that no round has credited yet, and grow with its rounds.
     """
     if standing is None:
-        return [max(1, weight) for weight in capped_tokens(tokens, WEIGHT_CAP)]
+        return _capped(tokens, tokens)
     full = [standing.is_established(position) for position in range(len(tokens))]
     established = [each for each, is_full in zip(tokens, full, strict=True) if is_full]
-    cap = max(1, max(capped_tokens(established, WEIGHT_CAP)))
-    capped = [min(max(1, each), cap) for each in tokens]
+    capped = _capped(tokens, established)
     return [each * rounds for each, rounds in zip(capped, standing.rounds, strict=True)]
+
+
+def _capped(tokens: Sequence[int], of_judges: Sequence[int]) -> list[int]:
+    times, of = WEIGHT_CAP
+    cap = max(1, lower_median(of_judges) * times // of)
+    return [min(max(1, each), cap) for each in tokens]
 
 
 def robust_average(
@@ -93,8 +112,10 @@ def robust_average(
     centre = np.empty(len(parts[0]))
     lanes = np.zeros((len(parts), LANES))
     judging = list(range(len(parts))) if judges is None else list(judges)
+    products = Products([float(np.abs(part).max()) for part in parts])
 
     def measure(tile: slice, values: Float64Array) -> None:
+        products.add(values)
         # A sort may put -0 and 0 in either order; the sum with 0 makes both 0.
         ordered = np.sort(values[judging], axis=0)
         middle = ordered[(len(judging) - 1) // 2] + ordered[len(judging) // 2]
@@ -106,7 +127,8 @@ def robust_average(
             lanes[:, : rows.shape[1]] += rows
 
     _by_tiles(parts, measure)
-    shares = _shares([math.fsum(each) for each in lanes.tolist()], weights, judging)
+    out = dissenters(products.cosines(), judging, len(centre))
+    shares = _shares([math.fsum(each) for each in lanes.tolist()], weights, judging, out)
 
     def move(tile: slice, values: Float64Array) -> None:
         values -= centre[tile]
@@ -134,14 +156,23 @@ def _by_tiles(parts: Sequence[Float32Array], work: Callable[[slice, Float64Array
 
 
 def _shares(
-    squared_distances: Sequence[float], weights: Sequence[int], judging: Sequence[int]
+    squared_distances: Sequence[float],
+    weights: Sequence[int],
+    judging: Sequence[int],
+    out: set[int] | None,
 ) -> list[float]:
     """The factor of each member's difference from the centre."""
-    squared_radius = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
+    squared_median = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
+    wide: set[int] = set() if out is None else set(judging)
     shares, total = [], 0.0
-    for squared, weight in zip(squared_distances, weights, strict=True):
-        closeness = squared_radius / squared if squared > squared_radius else 1.0  # (r / d)^2
-        faded = weight * min(1.0, FADE * FADE * closeness)
+    for index, (squared, weight) in enumerate(zip(squared_distances, weights, strict=True)):
+        radius, fade = (RADIUS, FADE) if index in wide else (NARROW_RADIUS, NARROW_FADE)
+        counted = 0 if out and index in out else weight
+        faded = counted * _at_most_one(fade * fade * squared_median, squared)
         total += faded
-        shares.append(faded * math.sqrt(closeness))
+        shares.append(faded * math.sqrt(_at_most_one(radius * radius * squared_median, squared)))
     return [share / total for share in shares]
+
+
+def _at_most_one(limit: float, squared: float) -> float:
+    return limit / squared if squared > limit else 1.0

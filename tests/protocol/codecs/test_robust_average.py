@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
-from gossamer.protocol.codecs.robust_average import FADE, robust_average, robust_weights
+from gossamer.protocol.codecs.robust_average import (
+    FADE,
+    RADIUS,
+    robust_average,
+    robust_weights,
+)
 from gossamer.protocol.standing import Standing
 from tests.support.small_training import HONEST_OF_EIGHT, Attack, loss_after
 
@@ -32,24 +37,26 @@ def mean_of(parts: Sequence[Float32Array], weights: Sequence[int]) -> Float32Arr
 
 
 def test_the_average_is_that_of_plain_arithmetic() -> None:
-    """Number by number in Python's floats, in the order that the specification gives."""
-    parts, weights = parts_of(6, SIZE), [3, 1, 2, 5, 4, 1]
+    """Number by number in Python's floats, in the order that the specification gives. Who is out is
+    in `test_agreement`: here it is member 5, whose work is the opposite of the others'."""
+    parts, weights = parts_of(7, SIZE), [3, 1, 2, 5, 4, 1, 2]
     parts[4] *= np.float32(50)
+    parts[5] = -parts[5]
     columns = [[float(part[i]) for part in parts] for i in range(SIZE)]
-    centre = [(sorted(column)[2] + sorted(column)[3]) * 0.5 for column in columns]
+    centre = [sorted(column)[3] for column in columns]
     squares = []
-    for member in range(6):
+    for member in range(7):
         lanes = [0.0] * LANES
         for i, column in enumerate(columns):
             difference = column[member] - centre[i]
             lanes[i % LANES] += difference * difference
         squares.append(math.fsum(lanes))
-    radius = sorted(squares)[3]
+    median = sorted(squares)[3]
     faded, pulls = [], []
-    for square, weight in zip(squares, weights, strict=True):
-        closeness = min(1.0, radius / square)
-        faded.append(weight * min(1.0, FADE * FADE * closeness))
-        pulls.append(faded[-1] * math.sqrt(closeness))
+    for member, (square, weight) in enumerate(zip(squares, weights, strict=True)):
+        counted = 0 if member == 5 else weight
+        faded.append(counted * min(1.0, FADE * FADE * median / square))
+        pulls.append(faded[-1] * math.sqrt(min(1.0, RADIUS * RADIUS * median / square)))
     assert faded[4] < weights[4]
     total = 0.0
     for each in faded:
@@ -116,18 +123,19 @@ def test_the_largest_values_of_all_codecs_do_not_overflow() -> None:
     assert robust_average(parts, [1, 1, 1]).tolist() == [2.0**100] * 50
 
 
-def test_weights_are_capped_at_the_lower_median() -> None:
+def test_weights_are_capped_at_one_and_a_half_times_the_lower_median() -> None:
     """Three of eight that claim everything have less than half of the weight."""
-    assert robust_weights([100, 110, 50, 10**12]) == [100, 100, 50, 100]
+    assert robust_weights([100, 110, 50, 10**12]) == [100, 110, 50, 150]
     weights = robust_weights([100, 80, 90, 110, 100, 10**12, 10**12, 10**12])
     assert sum(weights[5:]) < sum(weights[:5])
+    assert robust_weights([1, 5]) == [1, 1]
     assert robust_weights([0, 5]) == [1, 5]
 
 
 def test_weights_grow_with_the_rounds_of_a_member() -> None:
     """What members on probation claim does not move the cap."""
     standing = Standing([4, 4, 2, 0, 3], needed=4)
-    assert robust_weights([100, 80, 90, 10**12, 10**12], standing) == [320, 320, 160, 0, 240]
+    assert robust_weights([100, 80, 90, 10**12, 10**12], standing) == [400, 320, 180, 0, 360]
 
 
 @given(
