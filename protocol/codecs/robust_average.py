@@ -2,40 +2,41 @@
 
 It is one step of CenteredClip (Karimireddy et al. 2020, arXiv 2012.10333; among peers: BTARD, arXiv
 2106.11257) from a centre that no minority can move far, the coordinate-wise median m. Members that
-disagree with the others (`agreement.dissenters`) have no weight. Each other member pulls the average
-with its difference from the centre, and none pulls harder than `RADIUS` times the median member:
+disagree with the others are out (`agreement`). Each other member pulls the average with its
+difference from the centre, but no harder than a multiple of the median member:
 
     d_i     = |x_i - m|, and r is their upper median
-    fade_i  = min(1, (FADE r / d_i)^2)
-    average = m + sum_i w_i fade_i min(1, RADIUS r / d_i) (x_i - m) / sum_i w_i fade_i
+    fade_i  = min(1, (2 r / d_i)^2), and 0 for a member that is out
+    average = m + sum_i w_i fade_i min(1, r / d_i) (x_i - m) / sum_i w_i fade_i
 
-Honest peers of very different speed and text are within three of these radii, and their average is
-the weighted mean. `fade` takes the weight from a member that is farther away than four, gradually: a
-contribution a hundred times as far as the others has 1/625 of its weight.
+For members that are close to the others, r is three times as long in the second of these, and twice
+as long in the first. Honest members of very different speed and text are within that, so their
+average is the weighted mean. `fade` takes the weight from a member that is farther away, gradually: a
+contribution a hundred times as far as the others has 1/2500 of its weight, or 1/625.
 
 Distances find what is far from the others, and disagreement what points elsewhere: the opposite of
-the work, at the length of the work. What neither finds pulls by three radii at most. Centre and
-radius are those of all members, also of those that are out. So this bound holds whatever the
-contributions are. Where the contributions have too little in common to say who is out, `RADIUS` is
-1 and `FADE` 2.
+the work, at the length of the work. What is neither out nor close pulls by r at most, and what is
+close does the less harm the more it is like the honest work. Centre and r are those of all members,
+also of those that are out. So the average is within three r of the centre whatever they send.
 
 Further steps let a minority pull again, and its pulls add up: with 3 of 8 hostile every attack that
 hides near the others' norm did more harm in three steps than in one (decision 62).
 
-The weights are tokens capped at one and a half times the lower median. Three of eight equal members
-that claim everything then have less than half of the weight. Where honest members are uneven they
-can have more, if they agree with the others.
+The weights are tokens capped at the lower median itself. With a cap of twice that, three of eight
+that claim everything have more than half of the weight. A close member's cap is up to twice that, if
+its contribution is longer than the median one, as twice the work is: 1.25 times the lower median for
+each median length.
 
 Each chunk is averaged by itself: its median and its distances follow from its own contributions,
 so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
 spends all its influence on one chunk gains nothing, since the bound holds for each chunk.
 
-In a run with a probation (`protocol.standing`) only established members say where the centre is and
-how long the radius: m and r are those of their contributions. A member on probation pulls with the
-part of its weight that its rounds so far give it, with 1 for `RADIUS` and 2 for `FADE` too, so new
-identities move an average by less than r, however many they are. A chunk without a contribution of an
-established member, as in the first rounds of a run, is averaged as if there were no probation.
-Only established members judge who is out, too.
+In a run with a probation (`protocol.standing`) only established members say where the centre is, how
+long the radius, and who agrees: m, r and the usual agreement are those of their contributions. A
+member on probation is never close. It pulls with the part of its weight that its rounds so far give
+it, and no harder than the radius, so new identities move an average by less than r, however many they
+are. A chunk without a contribution of an established member, as in the first rounds of a run, is
+averaged as if there were no probation.
 
 All peers get the same bits. Everything is a fixed sequence of IEEE 754 operations in float64, in
 ascending position, far from that format's subnormal numbers. The result is rounded to fp32 once,
@@ -50,25 +51,26 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.codecs.agreement import Products, dissenters
+from gossamer.protocol.codecs.agreement import Agreement, Products, agreement_of
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.token_caps import lower_median
 
-WEIGHT_CAP = 3, 2
-"""Cap of a member's weight as a fraction of the lower median of the tokens of its ring. Three of
-eight equal members that claim everything have 9 of 19 parts. With 2 they would have 6 of 11."""
+CLOSE_CAP = 2
+"""Cap of a close member's weight as a multiple of the lower median of its ring's tokens."""
 
-RADIUS = 3.0
-"""The farthest that a member pulls, as a multiple of the median distance. Of honest members only one
-that did four times the work of the others was farther away in a measured run."""
+CLOSE_CAP_BY_LENGTH = 1.25
+"""The same for each median length of its contribution. One that did four times the work of others
+was 3 times as long, and 1.8 times when the model had learnt, in a measured run."""
 
-FADE = 4.0
-"""Distance, as a multiple of the median one, from which on a member loses weight."""
+RADIUS, FADE = 1.0, 2.0
+"""The farthest that a member pulls, and the distance from which on it loses weight, as multiples of
+the median distance."""
 
-NARROW_RADIUS, NARROW_FADE = 1.0, 2.0
-"""The same of members on probation, who may be any number, and of all where none can be out."""
+CLOSE_RADIUS, CLOSE_FADE = 3.0, 4.0
+"""The same of close members. Of honest members only one that did four times the work of the others
+was farther away in a measured run."""
 
 _TILE = 8 * LANES
 """Elements that are looked at together: with those of a ring they stay in a processor's cache."""
@@ -80,27 +82,36 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def robust_weights(tokens: Sequence[int], standing: Standing | None = None) -> list[int]:
-    """The weights of a ring's members in its robust averages, by ring position.
+    """The weights of a ring's members in its robust averages, by ring position: the most that each
+    can have.
 
     They are 1 at least. With a standing, which some member of the ring has in full, they are 0 for
     a member that no round has credited yet, and grow with its rounds.
     """
-    if standing is None:
-        return _capped(tokens, tokens)
-    full = [standing.is_established(position) for position in range(len(tokens))]
-    established = [each for each, is_full in zip(tokens, full, strict=True) if is_full]
-    capped = _capped(tokens, established)
-    return [each * rounds for each, rounds in zip(capped, standing.rounds, strict=True)]
+    positions = range(len(tokens))
+    full = [standing is None or standing.is_established(position) for position in positions]
+    rounds = [1] * len(tokens) if standing is None else standing.rounds
+    usual = _usual_tokens(tokens, standing)
+    caps = [usual * CLOSE_CAP if is_full else usual for is_full in full]
+    return [min(max(1, each), cap) * of for each, cap, of in zip(tokens, caps, rounds, strict=True)]
 
 
-def _capped(tokens: Sequence[int], of_judges: Sequence[int]) -> list[int]:
-    times, of = WEIGHT_CAP
-    cap = max(1, lower_median(of_judges) * times // of)
-    return [min(max(1, each), cap) for each in tokens]
+def usual_weight(tokens: Sequence[int], standing: Standing | None = None) -> int:
+    """The most that a member which is not close weighs in the robust averages of a ring."""
+    return _usual_tokens(tokens, standing) * (1 if standing is None else standing.needed)
+
+
+def _usual_tokens(tokens: Sequence[int], standing: Standing | None) -> int:
+    positions = range(len(tokens))
+    full = [p for p in positions if standing is None or standing.is_established(p)]
+    return max(1, lower_median([tokens[position] for position in full]))
 
 
 def robust_average(
-    parts: Sequence[Float32Array], weights: Sequence[int], judges: Sequence[int] | None = None
+    parts: Sequence[Float32Array],
+    weights: Sequence[int],
+    judges: Sequence[int] | None = None,
+    usual: int | None = None,
 ) -> Float32Array:
     """The average of a chunk's contributions, (num_elements,).
 
@@ -108,6 +119,8 @@ def robust_average(
         parts: (num_elements,) each, of magnitudes up to 2^100, in ascending position; at least one.
         weights: of each part, at least 1 (`robust_weights`).
         judges: indices of the parts whose median and distances count, at least one; None: all.
+        usual: the most that a member weighs which is not close (`usual_weight`); None: the lower
+            median of the judges' weights.
     """
     centre = np.empty(len(parts[0]))
     lanes = np.zeros((len(parts), LANES))
@@ -127,8 +140,11 @@ def robust_average(
             lanes[:, : rows.shape[1]] += rows
 
     _by_tiles(parts, measure)
-    out = dissenters(products.cosines(), judging, len(centre))
-    shares = _shares([math.fsum(each) for each in lanes.tolist()], weights, judging, out)
+    agreement = agreement_of(products.cosines(), judging, len(centre))
+    if usual is None:
+        usual = sorted(weights[each] for each in judging)[(len(judging) - 1) // 2]
+    counted = _counted(weights, usual, products.norms(), judging, agreement)
+    shares = _shares([math.fsum(each) for each in lanes.tolist()], counted, judging, agreement)
 
     def move(tile: slice, values: Float64Array) -> None:
         values -= centre[tile]
@@ -155,20 +171,37 @@ def _by_tiles(parts: Sequence[Float32Array], work: Callable[[slice, Float64Array
         work(tile, values)
 
 
+def _counted(
+    weights: Sequence[int],
+    usual: int,
+    norms: Sequence[float],
+    judging: Sequence[int],
+    agreement: Agreement,
+) -> list[float]:
+    """The weight that counts of each member."""
+    length = sorted(norms[each] for each in judging)[(len(judging) - 1) // 2]
+    counted = []
+    for index, (weight, norm) in enumerate(zip(weights, norms, strict=True)):
+        cap = float(usual)
+        if index in agreement.close:
+            cap *= max(1.0, CLOSE_CAP_BY_LENGTH * norm / length)
+        counted.append(0.0 if index in agreement.out else min(float(weight), cap))
+    return counted
+
+
 def _shares(
     squared_distances: Sequence[float],
-    weights: Sequence[int],
+    weights: Sequence[float],
     judging: Sequence[int],
-    out: set[int] | None,
+    agreement: Agreement,
 ) -> list[float]:
     """The factor of each member's difference from the centre."""
     squared_median = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
-    wide: set[int] = set() if out is None else set(judging)
     shares, total = [], 0.0
     for index, (squared, weight) in enumerate(zip(squared_distances, weights, strict=True)):
-        radius, fade = (RADIUS, FADE) if index in wide else (NARROW_RADIUS, NARROW_FADE)
-        counted = 0 if out and index in out else weight
-        faded = counted * _at_most_one(fade * fade * squared_median, squared)
+        is_close = index in agreement.close
+        radius, fade = (CLOSE_RADIUS, CLOSE_FADE) if is_close else (RADIUS, FADE)
+        faded = weight * _at_most_one(fade * fade * squared_median, squared)
         total += faded
         shares.append(faded * math.sqrt(_at_most_one(radius * radius * squared_median, squared)))
     return [share / total for share in shares]

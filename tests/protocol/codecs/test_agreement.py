@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gossamer.protocol.codecs.agreement import Products, dissenters
+from gossamer.protocol.codecs.agreement import Agreement, Products, agreement_of
 from gossamer.protocol.codecs.chunk_values import Float32Array
 
 SIZE = 20_000
@@ -23,9 +23,13 @@ def products_of(parts: Sequence[Float32Array], tile: int = SIZE) -> Products:
     return products
 
 
-def out_of(parts: Sequence[Float32Array], judging: Sequence[int] | None = None) -> set[int] | None:
+def agreement(parts: Sequence[Float32Array], judging: Sequence[int] | None = None) -> Agreement:
     judges = range(len(parts)) if judging is None else judging
-    return dissenters(products_of(parts).cosines(), judges, len(parts[0]))
+    return agreement_of(products_of(parts).cosines(), judges, len(parts[0]))
+
+
+def out_of(parts: Sequence[Float32Array], judging: Sequence[int] | None = None) -> frozenset[int]:
+    return agreement(parts, judging).out
 
 
 def honest_parts(
@@ -42,7 +46,9 @@ def honest_parts(
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("common", [0.0, 0.03, 0.1, 0.3, 0.6, 2.0])
 def test_no_honest_member_is_out(seed: int, common: float) -> None:
-    assert not out_of(honest_parts(seed, common, (4.0, 2.0, 1.0, 2.0, 3.0, 1.0, 2.0, 2.0)))
+    found = agreement(honest_parts(seed, common, (4.0, 2.0, 1.0, 2.0, 3.0, 1.0, 2.0, 2.0)))
+    assert not found.out
+    assert len(found.close) == (8 if common >= 0.3 else 0 if common == 0.0 else len(found.close))
 
 
 @pytest.mark.parametrize("seed", range(5))
