@@ -13,14 +13,14 @@ As long as the lowest a_i is negative and more than a bare majority of judges is
 *out*, and the others' a_i are made without it. A member that is no judge is out if its a_i with the
 judges that are left is negative. A judge that is left is *close* if its a_i is at least half of c.
 
-A minority raises c only by agreeing with honest members. Liars that send the same thing gain no more
-by it than an honest pair does, and a liar that opposes an honest member takes no more from it than
-its agreement with another one gives it. A liar that agrees with some honest members and with other
-liars is not out where as many honest members agree only with each other: nobody can tell these two
-groups apart. But it is not close.
+A minority raises c only by agreeing with honest members. Liars that send the same thing gain no
+more by it than an honest pair does, and a liar that opposes an honest member takes no more from it
+than its agreement with another one gives it. Liars that agree with some honest members, and oppose
+the others, are not out: together with those they are as many as the honest members are, and nobody
+can tell these two groups apart. But they are not close.
 
-Where c is what vectors without anything in common have by chance, nothing can be said: nobody is out,
-and nobody is close. One judge, and one of two, can put nobody out either.
+Where c is what vectors without anything in common have by chance, nothing can be said: nobody is
+out, and nobody is close. One judge, and one of two, can put nobody out either.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 CHANCE = 2.0
-"""Usual agreement up to which nothing is said, in multiples of 1 / sqrt(elements): the spread of the
-cosine of two vectors without anything in common."""
+"""Usual agreement up to which nothing is said, in multiples of 1 / sqrt(elements), the spread of
+the cosine of two vectors without anything in common."""
 
 CLOSE = 0.5
 """Agreement from which on a member is close, as a multiple of the usual one. The least of honest
@@ -126,7 +126,8 @@ def _means(clipped: Float64Array, left: list[int]) -> list[float]:
         sums += clipped[:, judge]
     counts = np.full(len(clipped), float(len(left)))
     counts[left] -= 1.0
-    return (sums / counts).tolist()
+    means: list[float] = (sums / counts).tolist()
+    return means
 
 
 def _upper_median(values: list[float]) -> float:

@@ -29,7 +29,7 @@ def sly(_own: Float32Array, others: Float32Array, _draw: np.random.Generator) ->
     lengths = np.linalg.norm(honest, axis=1)
     length = float(np.median(lengths))
     if not lengths.all():
-        return -others.mean(axis=0)
+        return np.asarray(-others.mean(axis=0), np.float32)
     directions = honest / lengths[:, None]
     opposite = -honest.mean(axis=0)
     wanted = _COSINE * length
@@ -39,4 +39,4 @@ def sly(_own: Float32Array, others: Float32Array, _draw: np.random.Generator) ->
         amounts = np.linalg.lstsq(chosen @ chosen.T, wanted - chosen @ opposite, rcond=None)[0]
         additions.append(amounts @ chosen)
     lie = opposite + min(additions, key=np.linalg.norm)
-    return (lie * (length / np.linalg.norm(lie))).astype(np.float32)
+    return np.asarray(lie * (length / np.linalg.norm(lie)), np.float32)

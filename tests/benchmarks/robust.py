@@ -23,9 +23,9 @@ the same as -1 times it.
     signs      every part counts (`trust = "members"`)
     agreeing   those that sign against most others have no part (`sign_agreement`, `"open"`)
 
-`sly` is an attack on the measure of agreement of `robust_average` (`_robust_sly`). Three more are on
-the rule of signs: `sleeper` works in four steps and lies in four, `flicker` takes turns, and `partial`
-turns 45 % of its signs, the same ones in all liars.
+Three more attacks are on that rule: `sleeper` works in four steps and lies in four, `flicker` takes
+turns, and `partial` turns 45 % of its signs, the same ones in all liars. In the other modes `sly`
+is an attack on the measure of agreement of `robust_average` (`_robust_sly`).
 """
 
 from __future__ import annotations

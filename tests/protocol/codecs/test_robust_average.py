@@ -45,7 +45,9 @@ def test_the_average_is_that_of_plain_arithmetic() -> None:
     parts[5] = -parts[5]
     products = Products([float(np.abs(part).max()) for part in parts])
     products.add(np.stack(parts).astype(np.float64))
-    assert agreement_of(products.cosines(), range(7), SIZE) == ({0, 1, 2, 3, 4, 6}, {5})
+    agreement = agreement_of(products.cosines(), range(7), SIZE)
+    assert agreement.close == {0, 1, 2, 3, 4, 6}
+    assert agreement.out == {5}
     norms = products.norms()
     caps = [2 * max(1.0, 1.25 * norm / sorted(norms)[3]) for norm in norms]
     counted = [min(weight, cap) for weight, cap in zip(weights, caps, strict=True)]
@@ -145,7 +147,9 @@ def test_what_counts_twice_is_close_and_longer() -> None:
     shared = draw.standard_normal(SIZE)
     works = [shared + 0.5 * draw.standard_normal(SIZE) for _ in range(5)]
     lengths, weights = [1.0, 1.0, 1.0, 1.0, 2.0], [10, 10, 10, 20, 20]
-    parts = [np.float32(of) * work.astype(np.float32) for of, work in zip(lengths, works)]
+    parts = [
+        np.float32(of) * work.astype(np.float32) for of, work in zip(lengths, works, strict=True)
+    ]
     found = robust_average(parts, weights)
     np.testing.assert_allclose(found, mean_of(parts, [10, 10, 10, 12.5, 20]), rtol=0, atol=0.02)
 
