@@ -14,12 +14,15 @@ CAP_FACTOR = 2
 
 
 def capped_tokens(tokens: Sequence[int], factor: int = CAP_FACTOR) -> list[int]:
-    """The tokens of each member, none above `factor` times the lower median.
+    """The tokens of each member, none above `factor` times the lower median."""
+    cap = factor * lower_median(tokens)
+    return [min(each, cap) for each in tokens]
 
-    Members without tokens have no say in the median: otherwise they could silence the others.
+
+def lower_median(tokens: Sequence[int]) -> int:
+    """The lower median of the members' tokens; 0 if none has any.
+
+    Members without tokens have no say in it: otherwise they could silence the others.
     """
     positive = sorted(each for each in tokens if each > 0)
-    if not positive:
-        return [0] * len(tokens)
-    cap = factor * positive[(len(positive) - 1) // 2]
-    return [min(each, cap) for each in tokens]
+    return positive[(len(positive) - 1) // 2] if positive else 0

@@ -23,7 +23,11 @@ from gossamer.protocol.codecs.contributions import (
     split,
 )
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
-from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
+from gossamer.protocol.codecs.robust_average import (
+    robust_average,
+    robust_weights,
+    usual_weight,
+)
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import ForgedError, MalformedError
@@ -129,7 +133,8 @@ class RecordPayloads(ListPayloads):
                 if standing.is_established(record.position)
             ]
         )
-        return robust_average(parts, [weights[record.position] for record in records], judges)
+        counting = [weights[record.position] for record in records]
+        return robust_average(parts, counting, judges, usual_weight(tokens, standing))
 
     def block_of(
         self, payload: Buffer, num_elements: int, mask: int, position: int

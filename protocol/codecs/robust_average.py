@@ -1,35 +1,42 @@
 """The average of a chunk's contributions that a minority of the members cannot carry away.
 
 It is one step of CenteredClip (Karimireddy et al. 2020, arXiv 2012.10333; among peers: BTARD, arXiv
-2106.11257) from a centre that no minority can move far, the coordinate-wise median m. Each member
-pulls the average with its difference from the centre, and none pulls harder than the median member:
+2106.11257) from a centre that no minority can move far, the coordinate-wise median m. Members that
+disagree with the others are out (`agreement`). Each other member pulls the average with its
+difference from the centre, but no harder than a multiple of the median member:
 
-    d_i     = |x_i - m|, and the radius r is their upper median
-    fade_i  = min(1, (2 r / d_i)^2)
+    d_i     = |x_i - m|, and r is their upper median
+    fade_i  = min(1, (2 r / d_i)^2), and 0 for a member that is out
     average = m + sum_i w_i fade_i min(1, r / d_i) (x_i - m) / sum_i w_i fade_i
 
-With the upper median the majority is not shortened, and of two members neither is. Contributions
-equally far from the centre, as vectors of many dimensions from like sources are, have the weighted
-mean as their average. `fade` takes the weight from a member that is farther away than twice the
-radius, gradually: the work that a peer carries over several rounds still counts, and a contribution
-a hundred times as far as the others has 1/2500 of its weight.
+For members that are close to the others the bounds are 3 r and 4 r in place of r and 2 r. Honest
+members of very different speed and text are within that, so their average is the weighted mean.
+`fade` takes the weight from a member that is farther away, gradually: a contribution a hundred
+times as far as the others has 1/2500 of its weight, or 1/625.
+
+Distances find what is far from the others, and disagreement what points elsewhere: the opposite of
+the work, at the length of the work. What is neither out nor close pulls by r at most, and what is
+close does the less harm the more it is like the honest work. Centre and r are those of all members,
+also of those that are out. So the average is within three r of the centre whatever they send.
 
 Further steps let a minority pull again, and its pulls add up: with 3 of 8 hostile every attack that
-hides near the others' norm did more harm in three steps than in one (decision 59).
+hides near the others' norm did more harm in three steps than in one (decision 62).
 
 The weights are tokens capped at the lower median itself. With a cap of twice that, three of eight
-that claim everything have more than half of the weight, and then no weighted average is safe. Both
-bounds shorten an honest member that is much faster than the others.
+that claim everything have more than half of the weight. A close member's cap is up to twice the
+lower median if its contribution is long, as twice the work is: 1.25 times the lower median for each
+median length.
 
 Each chunk is averaged by itself: its median and its distances follow from its own contributions,
 so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
 spends all its influence on one chunk gains nothing, since the bound holds for each chunk.
 
-In a run with a probation (`protocol.standing`) only established members say where the centre is and
-how long the radius: m and r are those of their contributions. A member on probation pulls with the
-part of its weight that its rounds so far give it, and no harder than the radius, so new identities
-move an average by less than r, however many they are. A chunk without a contribution of an
-established member, as in the first rounds of a run, is averaged as if there were no probation.
+In a run with a probation (`protocol.standing`) only established members say where the centre is,
+how long the radius, and who agrees: m, r and the usual agreement are those of their contributions.
+A member on probation is never close. It pulls with the part of its weight that its rounds so far
+give it, and no harder than the radius, so new identities move an average by less than r, however
+many they are. A chunk without a contribution of an established member, as in the first rounds of a
+run, is averaged as if there were no probation.
 
 All peers get the same bits. Everything is a fixed sequence of IEEE 754 operations in float64, in
 ascending position, far from that format's subnormal numbers. The result is rounded to fp32 once,
@@ -44,17 +51,26 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.protocol.codecs.agreement import Agreement, Products, agreement_of
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
 from gossamer.protocol.standing import Standing
-from gossamer.protocol.token_caps import capped_tokens
+from gossamer.protocol.token_caps import lower_median
 
-WEIGHT_CAP = 1
-"""Cap of a member's weight as a multiple of the lower median of the tokens of its ring."""
+CLOSE_CAP = 2
+"""Cap of a close member's weight as a multiple of the lower median of its ring's tokens."""
 
-FADE = 2.0
-"""Distance, as a multiple of the radius, from which on a member loses weight. Of honest
-members only one that did four times the work of the others was farther away in a measured run."""
+CLOSE_CAP_BY_LENGTH = 1.25
+"""The same for each median length of its contribution. One that did four times the work of others
+was 3 times as long, and 1.8 times when the model had learnt, in a measured run."""
+
+RADIUS, FADE = 1.0, 2.0
+"""The farthest that a member pulls, and the distance from which on it loses weight, as multiples of
+the median distance."""
+
+CLOSE_RADIUS, CLOSE_FADE = 3.0, 4.0
+"""The same of close members. Of honest members only one that did four times the work of the others
+was farther away in a measured run."""
 
 _TILE = 8 * LANES
 """Elements that are looked at together: with those of a ring they stay in a processor's cache."""
@@ -66,22 +82,36 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def robust_weights(tokens: Sequence[int], standing: Standing | None = None) -> list[int]:
-    """The weights of a ring's members in its robust averages, by ring position.
+    """The weights of a ring's members in its robust averages, by ring position: the most that each
+    can have.
 
     They are 1 at least. With a standing, which some member of the ring has in full, they are 0 for
     a member that no round has credited yet, and grow with its rounds.
     """
-    if standing is None:
-        return [max(1, weight) for weight in capped_tokens(tokens, WEIGHT_CAP)]
-    full = [standing.is_established(position) for position in range(len(tokens))]
-    established = [each for each, is_full in zip(tokens, full, strict=True) if is_full]
-    cap = max(1, max(capped_tokens(established, WEIGHT_CAP)))
-    capped = [min(max(1, each), cap) for each in tokens]
-    return [each * rounds for each, rounds in zip(capped, standing.rounds, strict=True)]
+    positions = range(len(tokens))
+    full = [standing is None or standing.is_established(position) for position in positions]
+    rounds = [1] * len(tokens) if standing is None else standing.rounds
+    usual = _usual_tokens(tokens, standing)
+    caps = [usual * CLOSE_CAP if is_full else usual for is_full in full]
+    return [min(max(1, each), cap) * of for each, cap, of in zip(tokens, caps, rounds, strict=True)]
+
+
+def usual_weight(tokens: Sequence[int], standing: Standing | None = None) -> int:
+    """The most that a member which is not close weighs in the robust averages of a ring."""
+    return _usual_tokens(tokens, standing) * (1 if standing is None else standing.needed)
+
+
+def _usual_tokens(tokens: Sequence[int], standing: Standing | None) -> int:
+    positions = range(len(tokens))
+    full = [p for p in positions if standing is None or standing.is_established(p)]
+    return max(1, lower_median([tokens[position] for position in full]))
 
 
 def robust_average(
-    parts: Sequence[Float32Array], weights: Sequence[int], judges: Sequence[int] | None = None
+    parts: Sequence[Float32Array],
+    weights: Sequence[int],
+    judges: Sequence[int] | None = None,
+    usual: int | None = None,
 ) -> Float32Array:
     """The average of a chunk's contributions, (num_elements,).
 
@@ -89,12 +119,16 @@ def robust_average(
         parts: (num_elements,) each, of magnitudes up to 2^100, in ascending position; at least one.
         weights: of each part, at least 1 (`robust_weights`).
         judges: indices of the parts whose median and distances count, at least one; None: all.
+        usual: the most that a member weighs which is not close (`usual_weight`); None: the lower
+            median of the judges' weights.
     """
     centre = np.empty(len(parts[0]))
     lanes = np.zeros((len(parts), LANES))
     judging = list(range(len(parts))) if judges is None else list(judges)
+    products = Products([float(np.abs(part).max()) for part in parts])
 
     def measure(tile: slice, values: Float64Array) -> None:
+        products.add(values)
         # A sort may put -0 and 0 in either order; the sum with 0 makes both 0.
         ordered = np.sort(values[judging], axis=0)
         middle = ordered[(len(judging) - 1) // 2] + ordered[len(judging) // 2]
@@ -106,7 +140,11 @@ def robust_average(
             lanes[:, : rows.shape[1]] += rows
 
     _by_tiles(parts, measure)
-    shares = _shares([math.fsum(each) for each in lanes.tolist()], weights, judging)
+    agreement = agreement_of(products.cosines(), judging, len(centre))
+    if usual is None:
+        usual = sorted(weights[each] for each in judging)[(len(judging) - 1) // 2]
+    counted = _counted(weights, usual, products.norms(), judging, agreement)
+    shares = _shares([math.fsum(each) for each in lanes.tolist()], counted, judging, agreement)
 
     def move(tile: slice, values: Float64Array) -> None:
         values -= centre[tile]
@@ -133,15 +171,41 @@ def _by_tiles(parts: Sequence[Float32Array], work: Callable[[slice, Float64Array
         work(tile, values)
 
 
+def _counted(
+    weights: Sequence[int],
+    usual: int,
+    norms: Sequence[float],
+    judging: Sequence[int],
+    agreement: Agreement,
+) -> list[float]:
+    """The weight that counts of each member."""
+    length = sorted(norms[each] for each in judging)[(len(judging) - 1) // 2]
+    counted = []
+    for index, (weight, norm) in enumerate(zip(weights, norms, strict=True)):
+        cap = float(usual)
+        if index in agreement.close:
+            cap *= max(1.0, CLOSE_CAP_BY_LENGTH * norm / length)
+        counted.append(0.0 if index in agreement.out else min(float(weight), cap))
+    return counted
+
+
 def _shares(
-    squared_distances: Sequence[float], weights: Sequence[int], judging: Sequence[int]
+    squared_distances: Sequence[float],
+    weights: Sequence[float],
+    judging: Sequence[int],
+    agreement: Agreement,
 ) -> list[float]:
     """The factor of each member's difference from the centre."""
-    squared_radius = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
+    squared_median = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
     shares, total = [], 0.0
-    for squared, weight in zip(squared_distances, weights, strict=True):
-        closeness = squared_radius / squared if squared > squared_radius else 1.0  # (r / d)^2
-        faded = weight * min(1.0, FADE * FADE * closeness)
+    for index, (squared, weight) in enumerate(zip(squared_distances, weights, strict=True)):
+        is_close = index in agreement.close
+        radius, fade = (CLOSE_RADIUS, CLOSE_FADE) if is_close else (RADIUS, FADE)
+        faded = weight * _at_most_one(fade * fade * squared_median, squared)
         total += faded
-        shares.append(faded * math.sqrt(closeness))
+        shares.append(faded * math.sqrt(_at_most_one(radius * radius * squared_median, squared)))
     return [share / total for share in shares]
+
+
+def _at_most_one(limit: float, squared: float) -> float:
+    return limit / squared if squared > limit else 1.0

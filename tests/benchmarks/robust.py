@@ -24,7 +24,8 @@ the same as -1 times it.
     agreeing   those that sign against most others have no part (`sign_agreement`, `"open"`)
 
 Three more attacks are on that rule: `sleeper` works in four steps and lies in four, `flicker` takes
-turns, and `partial` turns 45 % of its signs, the same ones in all liars.
+turns, and `partial` turns 45 % of its signs, the same ones in all liars. In the other modes `sly`
+is an attack on the measure of agreement of `robust_average` (`_robust_sly`).
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Worker
 from tests.benchmarks._robust_distro import SharedSwarm, dense, strongest
+from tests.benchmarks._robust_sly import sly
 
 Aggregate = Callable[[Sequence[Float32Array], Sequence[int]], Float32Array]
 Attack = Callable[[Float32Array, Float32Array, np.random.Generator], Float32Array]
@@ -116,12 +118,17 @@ SIGN_AVERAGES = ("signs", AGREEING)
 MIXED = "mixed"
 """Each hostile member makes another one of the attacks, and the next one in the next round."""
 
+SLY = "sly"
+"""Made against the measure of agreement: `sly`. It is none of those in the mixed attack."""
+
 SYNC: dict[str, SyncMode] = {"sparse": "sparse", "distro": "distro"}
 """The modes whose name stands for the codec; all other codecs are of `diloco`."""
 
 
 def attack_of(name: str, number: int, member: int) -> Attack | None:
     """What a hostile member does in a round."""
+    if name == SLY:
+        return sly
     if name != MIXED:
         return ATTACKS[name]
     attacks = [attack for attack in ATTACKS.values() if attack is not None]
@@ -183,7 +190,7 @@ class Trial:
             for place, member in enumerate(members):
                 lie = attack_of(attack, number, member) if member in HOSTILE else None
                 if lie is not None:
-                    sent[member] = lie(sent[member], others, self._draw).astype(np.float32)
+                    sent[member] = self._lies(lie, sent[member], others)
                     tokens[place] = CLAIM
             average = np.empty_like(parameters)
             for chunk in range(self._plan.num_chunks):
@@ -195,6 +202,14 @@ class Trial:
             if not np.isfinite(parameters).all():
                 return float("inf")
         return self._workers[members[0]].loss(parameters, self._heldout)
+
+    def _lies(self, lie: Attack, own: Float32Array, others: Float32Array) -> Float32Array:
+        """What a hostile member sends: chunk by chunk, as it is averaged."""
+        lies = np.empty_like(own)
+        for chunk in range(self._plan.num_chunks):
+            where = self._plan.range_of(chunk)
+            lies[where] = lie(own[where], others[:, where], self._draw)
+        return lies
 
     def _sent(self, worker: Worker, error_decay: float) -> Float32Array:
         """What the others decode of a worker's work; it keeps what the codec left out."""
@@ -260,7 +275,7 @@ def shards_of(text: ShardFolder, number: int, has_topics: bool) -> range:
 
 def main() -> None:
     """Trains all arms and prints a table."""
-    names = [*ATTACKS, MIXED, *SIGN_ATTACKS]
+    names = [*ATTACKS, MIXED, SLY, *SIGN_ATTACKS]
     parser = argparse.ArgumentParser("tests.benchmarks.robust", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--codec", default="int8", help="of the ring, or sparse or distro")
@@ -280,9 +295,13 @@ def main() -> None:
     if is_shared and options.uneven:
         parser.error("with distro all peers take the same steps")
     if options.attacks is None:
-        options.attacks = names if is_shared else [*ATTACKS, MIXED]
+        options.attacks = [
+            each for each in names if (each != SLY if is_shared else each not in SIGN_ATTACKS)
+        ]
     elif not is_shared and {*options.attacks} & {*SIGN_ATTACKS}:
         parser.error(f"{', '.join(SIGN_ATTACKS)} are attacks on the signs of distro")
+    elif is_shared and SLY in options.attacks:
+        parser.error(f"{SLY} is an attack on the robust average")
     possible = SIGN_AVERAGES if is_shared else [*AVERAGES]
     averages = options.averages or possible
     if not {*averages} <= {*possible}:

@@ -106,6 +106,11 @@ RECORDS = RecordTree([leaf_of(chunk, block) for chunk, block in enumerate((b"a",
 PARTS = [
     np.array(part, np.float32) for part in ([1, 2, -1.5, 0], [1.5, 1, -1, 0.25], [-10, 40, 30, 9])
 ]
+# Two members that agree, one that sends the opposite, and one of twice their length.
+OPPOSED_PARTS = [
+    np.array([sign * (i * 7 % 13 - 6) + i * step % 5 for i in range(16)], np.float32)
+    for sign, step in ((1, 2), (-1, 3), (1, 4), (2, 1))
+]
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
@@ -326,6 +331,13 @@ def vectors() -> dict[str, Any]:
             "parts": [part.tolist() for part in PARTS],
             "tokens": [100, 300, 200],
             "average": robust_average(PARTS, robust_weights([100, 300, 200])).tobytes().hex(),
+        },
+        "robust average without a member that is out": {
+            "parts": [part.tolist() for part in OPPOSED_PARTS],
+            "tokens": [100, 300, 200, 250],
+            "average": robust_average(OPPOSED_PARTS, robust_weights([100, 300, 200, 250]))
+            .tobytes()
+            .hex(),
         },
         "fragments": {
             "model": msgspec.to_builtins(run.model),

@@ -15,7 +15,11 @@ from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_named
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
+from gossamer.protocol.codecs.robust_average import (
+    robust_average,
+    robust_weights,
+    usual_weight,
+)
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.rounds.commit_proof import check_averages
 from gossamer.protocol.rounds.ring_parts import tree_of
@@ -194,7 +198,7 @@ def test_the_average_is_the_robust_one_of_what_was_decoded(name: str) -> None:
         for position in (0, 2)
     ]
     weights = robust_weights(TOKENS)
-    expected = robust_average(decoded, [weights[0], weights[2]])
+    expected = robust_average(decoded, [weights[0], weights[2]], usual=usual_weight(TOKENS))
     assert found.tobytes() == expected.tobytes()
 
 
@@ -207,8 +211,9 @@ def test_members_on_probation_have_a_part_of_their_weight_and_newcomers_none() -
         return ring.payloads.average(of, elements, mask, TOKENS, Standing(rounds, needed=4))
 
     works = [work[PLAN.range_of(1)] for work in ring.work]
-    weights = robust_weights(TOKENS, Standing([4, 4, 2], 4))
-    assert average(4, 4, 2).tobytes() == robust_average(works, weights, [0, 1]).tobytes()
+    standing = Standing([4, 4, 2], 4)
+    weights, usual = robust_weights(TOKENS, standing), usual_weight(TOKENS, standing)
+    assert average(4, 4, 2).tobytes() == robust_average(works, weights, [0, 1], usual).tobytes()
     assert average(4, 0, 0).tobytes() == works[0].tobytes()
     as_before = ring.payloads.average(payload, elements, 0b111, TOKENS)
     assert average(3, 0, 0).tobytes() == as_before.tobytes(), "nobody is established"

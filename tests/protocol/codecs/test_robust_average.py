@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.protocol.codecs.agreement import Products, agreement_of
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
-from gossamer.protocol.codecs.robust_average import FADE, robust_average, robust_weights
+from gossamer.protocol.codecs.robust_average import (
+    CLOSE_FADE,
+    CLOSE_RADIUS,
+    robust_average,
+    robust_weights,
+)
 from gossamer.protocol.standing import Standing
 from tests.support.small_training import HONEST_OF_EIGHT, Attack, loss_after
 
@@ -24,7 +30,7 @@ def parts_of(num_members: int, num_elements: int = 40) -> list[Float32Array]:
     return list((draws + 0.3).astype(np.float32))
 
 
-def mean_of(parts: Sequence[Float32Array], weights: Sequence[int]) -> Float32Array:
+def mean_of(parts: Sequence[Float32Array], weights: Sequence[float]) -> Float32Array:
     total = sum(weights)
     shares = [np.float64(weight / total) for weight in weights]
     mean = sum(share * part for share, part in zip(shares, parts, strict=True))
@@ -32,24 +38,37 @@ def mean_of(parts: Sequence[Float32Array], weights: Sequence[int]) -> Float32Arr
 
 
 def test_the_average_is_that_of_plain_arithmetic() -> None:
-    """Number by number in Python's floats, in the order that the specification gives."""
-    parts, weights = parts_of(6, SIZE), [3, 1, 2, 5, 4, 1]
+    """Number by number in Python's floats, in the order that the specification gives. Agreement and
+    lengths are in `test_agreement`: here member 5 is out, and all others are close."""
+    parts, weights = parts_of(7, SIZE), [3, 1, 2, 5, 4, 1, 2]
     parts[4] *= np.float32(50)
+    parts[5] = -parts[5]
+    products = Products([float(np.abs(part).max()) for part in parts])
+    products.add(np.stack(parts).astype(np.float64))
+    agreement = agreement_of(products.cosines(), range(7), SIZE)
+    assert agreement.close == {0, 1, 2, 3, 4, 6}
+    assert agreement.out == {5}
+    norms = products.norms()
+    caps = [2 * max(1.0, 1.25 * norm / sorted(norms)[3]) for norm in norms]
+    counted = [min(weight, cap) for weight, cap in zip(weights, caps, strict=True)]
+    counted[5] = 0
+    assert [cap > 2 for cap in caps] == [True] * 7
+    assert caps[0] < weights[0] < caps[4]
     columns = [[float(part[i]) for part in parts] for i in range(SIZE)]
-    centre = [(sorted(column)[2] + sorted(column)[3]) * 0.5 for column in columns]
+    centre = [sorted(column)[3] for column in columns]
     squares = []
-    for member in range(6):
+    for member in range(7):
         lanes = [0.0] * LANES
         for i, column in enumerate(columns):
             difference = column[member] - centre[i]
             lanes[i % LANES] += difference * difference
         squares.append(math.fsum(lanes))
-    radius = sorted(squares)[3]
+    median = sorted(squares)[3]
     faded, pulls = [], []
-    for square, weight in zip(squares, weights, strict=True):
-        closeness = min(1.0, radius / square)
-        faded.append(weight * min(1.0, FADE * FADE * closeness))
-        pulls.append(faded[-1] * math.sqrt(closeness))
+    for square, weight in zip(squares, counted, strict=True):
+        faded.append(weight * min(1.0, CLOSE_FADE * CLOSE_FADE * median / square))
+        nearness = min(1.0, CLOSE_RADIUS * CLOSE_RADIUS * median / square)
+        pulls.append(faded[-1] * math.sqrt(nearness))
     assert faded[4] < weights[4]
     total = 0.0
     for each in faded:
@@ -71,7 +90,7 @@ def test_one_member_is_its_own_average() -> None:
 
 def test_of_two_members_neither_is_shortened() -> None:
     parts = [np.float32(9) * parts_of(2)[0], parts_of(2)[1]]
-    found = robust_average(parts, [1, 2])
+    found = robust_average(parts, [1, 2], usual=2)
     np.testing.assert_allclose(found, mean_of(parts, [1, 2]), rtol=1e-5, atol=1e-6)
 
 
@@ -116,18 +135,41 @@ def test_the_largest_values_of_all_codecs_do_not_overflow() -> None:
     assert robust_average(parts, [1, 1, 1]).tolist() == [2.0**100] * 50
 
 
-def test_weights_are_capped_at_the_lower_median() -> None:
-    """Three of eight that claim everything have less than half of the weight."""
-    assert robust_weights([100, 110, 50, 10**12]) == [100, 100, 50, 100]
-    weights = robust_weights([100, 80, 90, 110, 100, 10**12, 10**12, 10**12])
-    assert sum(weights[5:]) < sum(weights[:5])
+def test_weights_are_at_most_twice_the_lower_median() -> None:
+    assert robust_weights([100, 110, 50, 10**12]) == [100, 110, 50, 200]
+    assert robust_weights([1, 5]) == [1, 2]
     assert robust_weights([0, 5]) == [1, 5]
+
+
+def test_what_counts_twice_is_close_and_longer() -> None:
+    """Two members that claim twice the others' work: one is as long as that, the other is not."""
+    draw = np.random.default_rng(3)
+    shared = draw.standard_normal(SIZE)
+    works = [shared + 0.5 * draw.standard_normal(SIZE) for _ in range(5)]
+    lengths, weights = [1.0, 1.0, 1.0, 1.0, 2.0], [10, 10, 10, 20, 20]
+    parts = [
+        np.float32(of) * work.astype(np.float32) for of, work in zip(lengths, works, strict=True)
+    ]
+    found = robust_average(parts, weights)
+    np.testing.assert_allclose(found, mean_of(parts, [10, 10, 10, 12.5, 20]), rtol=0, atol=0.02)
+
+
+def test_three_of_eight_that_send_the_opposite_change_nothing() -> None:
+    """Of uneven members, half of whose work is their own."""
+    draw = np.random.default_rng(5)
+    shared, speeds = draw.standard_normal(SIZE), (2.0, 0.5, 1.0, 0.5, 1.5, 1.0, 1.0, 0.5)
+    works = [speed * (shared + draw.standard_normal(SIZE)) for speed in speeds]
+    parts = [work.astype(np.float32) for work in works]
+    weights = [200, 50, 100, 50, 150, 200, 200, 200]
+    parts[5:] = [-part for part in parts[5:]]
+    found = robust_average(parts, weights, usual=100)
+    np.testing.assert_allclose(found, mean_of(parts[:5], weights[:5]), rtol=0, atol=1e-5)
 
 
 def test_weights_grow_with_the_rounds_of_a_member() -> None:
     """What members on probation claim does not move the cap."""
     standing = Standing([4, 4, 2, 0, 3], needed=4)
-    assert robust_weights([100, 80, 90, 10**12, 10**12], standing) == [320, 320, 160, 0, 240]
+    assert robust_weights([100, 80, 90, 10**12, 10**12], standing) == [400, 320, 160, 0, 240]
 
 
 @given(
