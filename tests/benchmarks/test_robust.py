@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from tests.benchmarks._robust_distro import dense, strongest
+from tests.benchmarks._robust_sly import sly
 from tests.benchmarks.robust import ATTACKS, HOSTILE, MIXED, attack_of
 
 CODEC = SignCodec([(2, 6), (1, 2)], 3)
@@ -35,6 +37,17 @@ def test_the_mixed_attack_is_another_one_for_each_liar_and_round() -> None:
     for place in range(len(HOSTILE)):
         of_liar = {id(of_round[place]) for of_round in made}
         assert of_liar == {id(attack) for attack in ATTACKS.values() if attack is not None}
+
+
+def test_the_sly_agree_with_three_honest_members_and_oppose_the_mean() -> None:
+    draw = np.random.default_rng(1)
+    others = (draw.standard_normal(5000) + 1.5 * draw.standard_normal((5, 5000))).astype(np.float32)
+    lie = sly(others[0], others, draw)
+    lengths = np.linalg.norm(others, axis=1)
+    cosines = others @ lie / lengths / np.linalg.norm(lie)
+    assert sum(cosines > 0) == 3
+    assert others.mean(axis=0) @ lie < 0
+    assert np.linalg.norm(lie) == pytest.approx(np.median(lengths), rel=1e-5)
 
 
 def test_a_named_attack_is_the_same_for_all() -> None:
