@@ -5,26 +5,20 @@ It is founded once a session, and its state directory is copied where a test wan
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
-from tests.support.daemons import MANIFEST, OPTIONS, wait_for_round
-
-WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
+from tests.support.daemons import MANIFEST, OPTIONS, wait_for_round, write_corpus
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of some 250 KB that a small model learns from."""
     folder = tmp_path_factory.mktemp("corpus")
-    randomness = random.Random(1)
-    for number in range(16):
-        lines = [" ".join(randomness.choices(WORDS, k=12)) for _ in range(250)]
-        (folder / f"{number}.txt").write_text("\n".join(lines))
+    write_corpus(folder)
     return folder
 
 

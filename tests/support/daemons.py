@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
@@ -55,11 +56,21 @@ checkpoint_rounds = 5
 """
 """A run that is small enough for many daemons on two cores."""
 
+WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
+
 OPTIONS = ("--threads", "1")
 PATIENCE_SECONDS = 90.0
 """Time for what takes seconds on an idle machine: a daemon starts in three, a round takes one."""
 
 _T = TypeVar("_T")
+
+
+def write_corpus(folder: Path) -> None:
+    """A corpus of some 250 KB that a small model learns from."""
+    randomness = random.Random(1)
+    for number in range(16):
+        lines = [" ".join(randomness.choices(WORDS, k=12)) for _ in range(250)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
 
 
 def poll(condition: Callable[[], _T | None], what: str, seconds: float = PATIENCE_SECONDS) -> _T:
