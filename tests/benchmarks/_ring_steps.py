@@ -6,18 +6,17 @@ how steps wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 
+from gossamer.node.modes.ring_steps import SignStep
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import TILE_COEFFICIENTS_MAX, SignCodec, SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.sum_way import StepPart
@@ -30,10 +29,6 @@ TOP_K = 4
 """Coefficients that are sent of each chunk's 4096, as in the deployment of DisTrO."""
 
 PLAN = ChunkPlan(STEPS, 1)
-
-
-SignStep: TypeAlias = Callable[[int, Digest], bytes]
-"""Function from (step, root) to the member's signature."""
 
 
 def payloads_of(num_elements: int, trust: Trust) -> SignPayloads:

@@ -124,8 +124,9 @@ class Swarm:
 
     def heldout(self) -> float:
         """The founder's held-out loss, in nats a token."""
-        condition = lambda status: status.heldout_loss is not None  # noqa: E731
-        status = self.founder.wait_for(condition, PATIENCE_SECONDS, "a held-out loss")
+        status = self.founder.wait_for(
+            lambda s: s.heldout_loss is not None, PATIENCE_SECONDS, "held-out loss"
+        )
         assert status.heldout_loss is not None
         return status.heldout_loss
 
@@ -172,10 +173,7 @@ async def attack_for(swarm: Swarm, attack: Attack, seconds: float) -> None:
             async with open_libp2p_transport(identity, ["/ip4/127.0.0.1/tcp/0"]) as transport:
                 rogue = Rogue(transport, identity, random.Random(0), addresses=addresses)
                 with suppress(TransportError):
-                    for victim in victims:
-                        await transport.connect(addresses[victim])
-                    await rogue.learn_run(victims[0])
-                    await attacks_connections.join_gossip(rogue, victims)
+                    await attacks_connections.enter(rogue, victims)
                     await attack(rogue, victims)
                 while set(victims) <= set(transport.peers()):  # noqa: ASYNC110 - has no event
                     await trio.sleep(0.1)

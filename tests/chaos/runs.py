@@ -7,7 +7,6 @@ machine that is cut off would do more alone than the others together, and its ch
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from gossamer.protocol.codecs.step_payloads import DISTRO, SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.shared_step import step_codec
+from tests.support.daemons import write_corpus
 from tests.support.lab import Lab
 
 ATTEMPT_SECONDS = 2.0
@@ -98,11 +98,8 @@ checkpoint_rounds = 5
 stale_rounds = 30
 """
 
-_NUM_FILES = 16
 _LINES_PER_FILE = 2_000
 """2 MB of text in all: some rounds of eight peers, or they would wait for each other's shards."""
-
-_WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +199,7 @@ class Run:
         values |= {"num_layers": self.model.num_layers, "context": CONTEXT}
         manifest.write_text(_MANIFEST.format(**values, attempt_seconds=ATTEMPT_SECONDS))
         corpus.mkdir()
-        randomness = random.Random(1)
-        for number in range(_NUM_FILES):
-            lines = [" ".join(randomness.choices(_WORDS, k=12)) for _ in range(_LINES_PER_FILE)]
-            (corpus / f"{number}.txt").write_text("\n".join(lines))
+        write_corpus(corpus, _LINES_PER_FILE)
         return manifest, corpus
 
     def found(self, lab: Lab, num_peers: int) -> None:

@@ -168,6 +168,18 @@ ATTACKS: dict[Attack, str | None] = {
 }
 
 
+async def enter(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Connects to the victims, whose addresses the rogue has, and takes part in their gossip.
+
+    Raises:
+        TransportError: a victim does not let it in.
+    """
+    for victim in victims:
+        await rogue.transport.connect(_address(rogue, victim))
+    await rogue.learn_run(victims[0])
+    await join_gossip(rogue, victims)
+
+
 async def join_gossip(rogue: Rogue, victims: list[PeerId]) -> None:
     """Returns when what the rogue publishes reaches the victims."""
     mesh = _host(rogue)._pubsub.router.mesh

@@ -3,8 +3,8 @@ signs against all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,10 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.modes.ring_steps import RingSteps
 from gossamer.node.modes.shared_steps import SharedStepRunner
 from gossamer.protocol.codecs.chunk_values import Buffer
-from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.ids import PeerId, short
-from gossamer.protocol.limits import BLOCK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, Trust
 from tests.rogue.test_catalogue import count
-from tests.rogue.test_set_audits import lying_steps
+from tests.rogue.test_set_audits import lying_steps, others_changed
 from tests.rogue.test_sum_audits import HONEST, LIAR, forge, lived
 from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate, target_of
@@ -40,16 +38,15 @@ def replacing(me: PeerId, where: str) -> Iterator[None]:
 
         def forged(chunk: int, payload: Buffer, _num_members: int) -> Buffer:
             size, signs = coder.chunk_bytes(chunk), coder.coders[chunk % coder.num_chunks]
-            result = b""
-            for record in split(payload, None, BLOCK_BYTES_MAX):
-                part, tail = record.block[:size], record.block[size:]
-                block = bytes(record.block)
-                if record.position != position and len(tail):  # one that abstains has less
-                    update = signs.decode(part)
-                    turned = replace(update, is_positive=~update.is_positive)
-                    block = signs.encode(turned) + bytes(tail)
-                result = add_record(result, record.position, block)
-            return result
+
+            def turned(block: memoryview) -> Buffer:
+                part, tail = block[:size], block[size:]
+                if not len(tail):  # one that abstains has less
+                    return block
+                update = signs.decode(part)
+                return signs.encode(replace(update, is_positive=~update.is_positive)) + bytes(tail)
+
+            return others_changed(payload, position, turned)
 
         forge(made, forged, where)
 
@@ -65,12 +62,8 @@ def silencing(me: PeerId, where: str) -> Iterator[None]:
         coder, position = own._payloads.coder, made._position
 
         def forged(chunk: int, payload: Buffer, _num_members: int) -> Buffer:
-            result = b""
-            for record in split(payload, None, BLOCK_BYTES_MAX):
-                mine = record.position == position
-                tail = record.block[coder.chunk_bytes(chunk) :]
-                result = add_record(result, record.position, record.block if mine else tail)
-            return result
+            size = coder.chunk_bytes(chunk)
+            return others_changed(payload, position, lambda block: block[size:])
 
         forge(made, forged, where)
 
@@ -88,14 +81,13 @@ def is_banned(world: World) -> bool:
 def test_what_a_member_did_not_sign_is_the_offence_of_who_sends_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    lies: object,
+    lies: Callable[[PeerId, str], AbstractContextManager[None]],
     where: str,
     step_chunks: int,
 ) -> None:
     """Among members that trust each other it is found rounds later, and the model keeps the harm
     (`test_set_audits`)."""
     offences = noted_offences(monkeypatch)
-    assert callable(lies)
     world = lived(
         tmp_path,
         is_banned,

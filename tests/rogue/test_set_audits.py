@@ -67,13 +67,18 @@ def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
-def others_replaced(payload: Buffer, me: int, block: Buffer) -> bytes:
-    """A set in which all members but one have the same record."""
+def others_changed(payload: Buffer, me: int, change: Callable[[memoryview], Buffer]) -> bytes:
+    """A set in which the records of all members but one are changed."""
     result = b""
     for record in split(payload, None, BLOCK_BYTES_MAX):
         mine = record.position == me
-        result = add_record(result, record.position, record.block if mine else block)
+        result = add_record(result, record.position, record.block if mine else change(record.block))
     return result
+
+
+def others_replaced(payload: Buffer, me: int, block: Buffer) -> bytes:
+    """A set in which all members but one have the same record."""
+    return others_changed(payload, me, lambda _: block)
 
 
 @contextmanager
@@ -210,12 +215,7 @@ def spoil(made: Contribution, position: int) -> None:
     """
 
     def spoilt(_chunk: int, payload: Buffer, _num_members: int) -> Buffer:
-        result = b""
-        for record in split(payload, None, BLOCK_BYTES_MAX):
-            block = record.block
-            mine = record.position == position
-            result = add_record(result, record.position, block if mine else b"\xff" * len(block))
-        return result
+        return others_changed(payload, position, lambda block: b"\xff" * len(block))
 
     def usable(_chunk: int, payload: Buffer, _num_members: int) -> Buffer:
         records = split(payload, None, BLOCK_BYTES_MAX)

@@ -161,10 +161,7 @@ async def attack_once(attack: Attack, nodes: list[LocalNode]) -> None:
     async with open_libp2p_transport(identity, ["/ip4/127.0.0.1/tcp/0"]) as transport:
         rogue = Rogue(transport, identity, random.Random(attack.__name__), addresses=addresses)
         with trio.move_on_after(CONNECT_SECONDS):
-            for victim in victims:
-                await transport.connect(addresses[victim])
-            await rogue.learn_run(victims[0])
-            await attacks_connections.join_gossip(rogue, victims)
+            await attacks_connections.enter(rogue, victims)
         with trio.move_on_after(ATTACK_SECONDS):
             with suppress(TransportError):  # banned meanwhile
                 await attack(rogue, victims)
