@@ -190,7 +190,7 @@ class _SharedRound:
             work.offer(machine.head, machine.number, self._told_spans)
 
     def _say_left_out(self) -> None:
-        """Names members that signed against most others in half of the round's chunks or more."""
+        """Names members whose signs did not count in half of the round's chunks or more."""
         ring, shared = self._machine.ring, self._mode.committed.shared_parameters
         assert ring is not None
         assert shared is not None

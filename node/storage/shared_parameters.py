@@ -5,7 +5,7 @@ step. `SharedParameters` takes each as soon as it is there, so that the peer's n
 taken where all are. The sequence of averages at the commit counts: where it is another than was
 taken (a step of which a better average came later) the steps are taken again, from the beginning.
 
-Where members do not trust each other, those that sign against most others have no part in a step
+Where members do not trust each other, those whose signs do not agree have no part in a step
 (`protocol.state.sign_agreement`).
 """
 
@@ -57,8 +57,8 @@ class SharedParameters:
         """Of each chunk of a step, over the steps that are taken; none where members trust each
         other."""
         self.left_out: Counter[int] = Counter()
-        """Chunks of the taken steps in which a member had no part because it signs against the
-        others, by its ring position."""
+        """Chunks of the taken steps in which a member had no part because its signs do not agree
+        with the others', by its ring position."""
         self._working = threading.Lock()
 
     def begin(

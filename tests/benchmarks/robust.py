@@ -21,7 +21,7 @@ dense signs, and the codec sends the strongest coefficients of the result, so -1
 the same as -1 times it.
 
     signs      every part counts (`trust = "members"`)
-    agreeing   those that sign against most others have no part (`sign_agreement`, `"open"`)
+    agreeing   those whose signs do not agree have no part (`sign_agreement`, `"open"`)
 
 Three more attacks are on that rule: `sleeper` works in four steps and lies in four, `flicker` takes
 turns, and `partial` turns 45 % of its signs, the same ones in all liars. In the other modes `sly`
@@ -106,7 +106,7 @@ ATTACKS: dict[str, Attack | None] = {
 }
 
 SIGN_ATTACKS = ("sleeper", "flicker", "partial")
-"""Attacks on the rule which members' signs have a part, see `signs_of_liar`."""
+"""Attacks on the rule that leaves out members, see `signs_of_liar`."""
 
 TURNED_SHARE = 0.45
 """Share of its signs that a `partial` liar turns: less than half, so that it still agrees."""
