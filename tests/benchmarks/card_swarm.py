@@ -10,18 +10,21 @@ daemons have in a step of theirs: synchronous training. All read the founder's s
 losses are of the same held-out tokens. Inner rates and schedules are the same.
 
 Printed are for the swarm each committed round: seconds since the first step, tokens, held-out nats;
-then the held-out nats of the states that the founder's disk still has; at the end the same for the
-trainers, and the text that the swarm's model goes on with.
+then the seconds that the founder spent in each phase of its rounds, and the held-out nats of the
+states that its disk still has; at the end the same for the trainers, and the text that the swarm's
+model goes on with.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +37,7 @@ from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.rounds.evaluation import EVALUATION_TOKENS_MAX
 from gossamer.node.runs.reading import read_state
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, Manifest
 from gossamer.protocol.shard_index import decode_index
@@ -148,6 +152,16 @@ def watch(founder: LocalNode, options: argparse.Namespace) -> int:
     say(f"the swarm was not done after {options.seconds_max:.0f} s; node 1 said at the end:")
     say(founder.tail())
     return tokens
+
+
+def say_phases(founder: LocalNode) -> None:
+    """Prints how long the founder's rounds were in each of their phases, all rounds together."""
+    address = DaemonFiles(StateDir(founder.root)).read_api()
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    name = "gossamer_round_duration_seconds"
+    seconds = dict(re.findall(rf'^{name}_sum{{phase="(\w+)"}} (\S+)$', text, re.MULTILINE))
+    say(", ".join(f"{phase} {float(spent):.1f} s" for phase, spent in seconds.items()))
 
 
 class Lone(NamedTuple):
@@ -275,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with LocalSwarm(root, (*OPTIONS, "--device", options.device)) as swarm:
             founder, tokens = run_swarm(swarm, options)
             status = founder.status()
+            say_phases(founder)
             for node in swarm.nodes:
                 node.kill()
             shards = Shards(founder)
@@ -287,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             text=True,
             check=False,
         )
-        say(f"the swarm's model goes on:\ndef {said.stdout}{said.stderr[-500:]}")
+        say(f"the swarm's model goes on:\n{said.stdout}{said.stderr[-500:]}")
         for optimizer in options.alone:
             train_alone(shards, optimizer, tokens, options)
 
