@@ -17,7 +17,7 @@ Every event takes the local time in seconds, from a clock that never goes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from gossamer.node.rounds.effects import (
@@ -48,9 +48,10 @@ from gossamer.protocol.rounds.actions import (
 from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory, Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
+from gossamer.protocol.rounds.member_signatures import FoundStep, SignedSteps
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
-from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Ready, Signed, Statement
 
 TICK_SECONDS = 0.1
 """Upper bound on how late the machine learns that time passed; its own waits are seconds."""
@@ -113,6 +114,7 @@ class RoundDispatcher:
         member."""
         self._wanted_step: tuple[Digest, int] | None = None
         """Ring and generation of the newest outer step. Threads read it."""
+        self._signed_steps = SignedSteps()
 
     # Life
 
@@ -261,9 +263,12 @@ class RoundDispatcher:
         """An average came that is of use, and was checked, with its signature."""
         self.apply(now, self.machine.average_received(now, ring_id, sender, chunk, average))
 
-    def step_contradicted(self, proof: Equivocation) -> None:
-        """A member has signed two parts of one shared step, which other members passed on."""
-        self._do.contradicted(proof)
+    def steps_signed(self, found: Sequence[FoundStep]) -> None:
+        """Parts of shared steps came, and their members' signatures were checked."""
+        if self._effects is None:  # the round ended here meanwhile
+            return
+        for proof in self._signed_steps.add(found):
+            self._do.contradicted(proof)
 
     # Events: arithmetic that was started is done
 

@@ -134,8 +134,7 @@ class RingReceiver:
             checked = self._checked(received)
         else:
             checked = await self._run_in_thread(lambda: self._checked(received))
-        for proof in self._members_signed.take_proofs():
-            dispatcher.step_contradicted(proof)
+        dispatcher.steps_signed(self._members_signed.take_found())
         if not self._is_of_use():  # much may have happened meanwhile
             return
         now, chunk = trio.current_time(), received.chunk

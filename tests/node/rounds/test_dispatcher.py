@@ -37,8 +37,10 @@ from gossamer.protocol.rounds.actions import (
 )
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Average
+from gossamer.protocol.rounds.member_signatures import FoundStep
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.wire.average_signatures import SignedStep
 from gossamer.protocol.wire.statements import (
     Accusation,
     Equivocation,
@@ -347,3 +349,14 @@ def test_nothing_happens_after_the_end() -> None:
     member.tick(2.0, other.me)
     assert dispatcher.greeting(ring_id) == "refused"
     assert len(member.said) == num_said
+
+
+def test_parts_that_were_checked_while_the_round_ended_are_no_error() -> None:
+    """Signatures are checked in threads, which may outlive the round."""
+    member, author = alone(), peer_id_of(1)
+    steps = [SignedStep(1, 1, HEAD, 0, digest_of(root)) for root in (b"one", b"another")]
+    found = [FoundStep(author, step, b"") for step in steps]
+    member.dispatcher.steps_signed(found[:1])
+    member.dispatcher.close()
+    member.dispatcher.steps_signed(found[1:])
+    assert member.proofs == []

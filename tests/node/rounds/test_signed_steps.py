@@ -15,6 +15,7 @@ from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.member_signatures import SignedSteps
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Equivocation
@@ -32,6 +33,7 @@ class Node:
     def __init__(self) -> None:
         self.proofs: list[Equivocation] = []
         self.num_taken = 0
+        self._all_streams = SignedSteps()
         signed = SignedAverages(Self(ME, RUN_ID, sign_as(ME)), RING, verify, SIGNED)
         dispatcher = SimpleNamespace(
             machine=SimpleNamespace(ring=RING, signed_averages=signed),
@@ -39,19 +41,28 @@ class Node:
             has_to_check=lambda _mask, _finisher: True,
             partial_sum_received=self.takes,
             average_received=self.takes,
-            step_contradicted=self.proofs.append,
+            steps_signed=lambda found: self.proofs.extend(self._all_streams.add(found)),
         )
         plan = ChunkPlan(CODEC.num_chunks, 1)
-        self.receiver = RingReceiver(
-            cast(RoundDispatcher, cast(Any, dispatcher)), RING.ring_id, plan, SIGNED, in_no_thread
-        )
+        self.receivers = [
+            RingReceiver(
+                cast(RoundDispatcher, cast(Any, dispatcher)),
+                RING.ring_id,
+                plan,
+                SIGNED,
+                in_no_thread,
+            )
+            for _predecessor in range(2)
+        ]
 
     def takes(self, *_: object) -> None:
         self.num_taken += 1
 
-    def receives(self, payload: bytes, chunk: int = 0, finisher: int | None = 0) -> None:
+    def receives(
+        self, payload: bytes, chunk: int = 0, finisher: int | None = 0, stream: int = 0
+    ) -> None:
         received = ReceivedChunk(SENDER, chunk, 0b010, finisher, payload, b"")
-        trio.run(self.receiver.take, received)
+        trio.run(self.receivers[stream].take, received)
 
 
 def set_of(update: int, chunk: int = 0, author: PeerId = LIAR) -> bytes:
@@ -80,6 +91,14 @@ def test_it_is_found_in_another_chunk_of_the_step_too() -> None:
     node.receives(set_of(0, chunk=0))
     node.receives(set_of(1, chunk=2), chunk=2)
     assert len(node.proofs) == 1
+
+
+def test_it_is_found_where_the_two_come_over_two_streams() -> None:
+    node = Node()
+    node.receives(set_of(0), stream=0)
+    node.receives(set_of(1), stream=1)
+    (proof,) = node.proofs
+    assert proof.first.author == LIAR
 
 
 def test_a_part_that_its_member_did_not_sign_is_refused() -> None:

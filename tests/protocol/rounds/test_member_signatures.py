@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gossamer.protocol.errors import ForgedError, MalformedError
@@ -9,7 +10,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.rounds import member_signatures
 from gossamer.protocol.rounds.actions import Self
-from gossamer.protocol.rounds.member_signatures import MemberSignatures
+from gossamer.protocol.rounds.member_signatures import MemberSignatures, SignedSteps
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from tests.protocol.codecs.test_step_payloads import SIGNED
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
@@ -30,7 +31,10 @@ class Counting:
 
     def __init__(self) -> None:
         self.num_verified = 0
-        self.members = MemberSignatures(RUN_ID, RING, self.verify)
+        self.members = self.of_another_stream()
+
+    def of_another_stream(self) -> MemberSignatures:
+        return MemberSignatures(RUN_ID, RING, self.verify)
 
     def verify(self, author: PeerId, data: bytes, signature: bytes) -> bool:
         self.num_verified += 1
@@ -45,7 +49,8 @@ def test_one_signature_of_a_member_and_step_is_verified_once() -> None:
     assert counting.num_verified == 3
     counting.members.check_step(0, STEP + 1, ROOT, signature_of(0, STEP + 1))
     assert counting.num_verified == 4
-    assert counting.members.take_proofs() == []
+    assert [each.step.step for each in counting.members.take_found()] == [STEP] * 3 + [STEP + 1]
+    assert counting.members.take_found() == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_a_signature_of_anything_else_is_refused(signature: bytes) -> None:
     members.check_step(0, STEP, ROOT, signature_of(0))  # nothing false is remembered
     with pytest.raises(ForgedError):
         members.check_step(0, STEP, ROOT, signature)
-    assert members.take_proofs() == []
+    assert len(members.take_found()) == 1
 
 
 def test_a_member_that_the_ring_does_not_have() -> None:
@@ -74,16 +79,31 @@ def test_a_member_that_the_ring_does_not_have() -> None:
         Counting().members.check_step(3, STEP, ROOT, signature_of(0))
 
 
-def test_two_roots_of_one_step_are_a_proof_that_another_node_can_check() -> None:
-    members = Counting().members
-    members.check_step(1, STEP, ROOT, signature_of(1))
-    members.check_step(1, STEP, OTHER_ROOT, signature_of(1, root=OTHER_ROOT))
-    (proof,) = members.take_proofs()
+@pytest.mark.parametrize("streams", [1, 2])
+def test_two_roots_of_one_step_are_a_proof_that_another_node_can_check(streams: int) -> None:
+    counting, all_streams = Counting(), SignedSteps()
+    one = counting.members
+    other = one if streams == 1 else counting.of_another_stream()
+    one.check_step(1, STEP, ROOT, signature_of(1))
+    one.check_step(2, STEP, ROOT, signature_of(2))
+    assert all_streams.add(one.take_found()) == []
+    other.check_step(1, STEP, OTHER_ROOT, signature_of(1, root=OTHER_ROOT))
+    other.check_step(2, STEP, ROOT, signature_of(2))
+    (proof,) = all_streams.add(other.take_found())
     ready = RING.ready[1]
     assert open_equivocation(proof, RUN_ID, verify) == (ready.incarnation, ready.sequence)
     assert proof.first.author == RING.members[1]
-    members.check_step(1, STEP, OTHER_ROOT, signature_of(1, root=OTHER_ROOT))
-    assert members.take_proofs() == []  # one is enough
+    other.check_step(1, STEP, ROOT, signature_of(1))
+    other.check_step(1, STEP, OTHER_ROOT, signature_of(1, root=OTHER_ROOT))
+    assert all_streams.add(other.take_found()) == []  # one is enough
+
+
+def test_one_step_of_two_rings_is_no_contradiction() -> None:
+    counting, all_streams = Counting(), SignedSteps()
+    counting.members.check_step(1, STEP, ROOT, signature_of(1))
+    (found,) = counting.members.take_found()
+    other_ring = msgspec.structs.replace(found.step, ring_id=OTHER_ROOT, root=OTHER_ROOT)
+    assert all_streams.add([found, found._replace(step=other_ring)]) == []
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,3 +114,6 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(counting.members._good) == 4
     counting.members.check_step(0, 0, ROOT, signature_of(0, 0))
     assert counting.num_verified == 21
+    all_streams = SignedSteps()
+    assert all_streams.add(counting.members.take_found()) == []
+    assert len(all_streams._first) == 4
