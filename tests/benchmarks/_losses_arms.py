@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 Kind = Literal["sync", "alone", "diloco", "sparse", "distro"]
@@ -33,6 +34,8 @@ class Arm:
     """Each peer has text of its own kind, instead of all having the same mixture."""
     cold: bool = False
     """Whether the arm begins without the warm-up rounds."""
+    is_uneven: bool = False
+    """Whether each peer is twice as fast as the one before it."""
     peers: Peers = "constant"
     rates: tuple[float, float] | None = None
     """Outer learning rate and momentum; None: the preset's."""
@@ -63,6 +66,14 @@ class Arm:
             return self.num_peers
         stage = min(int(progress * self.num_peers), self.num_peers - 1)
         return stage + 1 if self.peers == "grow" else self.num_peers - stage
+
+    def steps_of(self, steps: int, num_peers: int) -> list[int]:
+        """Inner steps of each of so many peers in a round, `steps` on average."""
+        if not self.is_uneven:
+            return [steps] * num_peers
+        total, parts = steps * num_peers, 2**num_peers - 1
+        done = [round(total * (2**peer - 1) / parts) for peer in range(num_peers + 1)]
+        return [after - before for before, after in pairwise(done)]
 
 
 def arm_of(name: str) -> Arm:
@@ -105,6 +116,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"wsd(\d+)", lambda arm, found: replace(arm, cooldown=int(found[1]) / 100)),
     (r"muon", lambda arm, _: replace(arm, muon=True)),
     (r"topics", lambda arm, _: replace(arm, topics=True)),
+    (r"uneven", lambda arm, _: replace(arm, is_uneven=True)),
     (r"cold", lambda arm, _: replace(arm, cold=True)),
     (r"d([\d.]+)", lambda arm, found: replace(arm, displacement=float(found[1]))),
     (r"look", lambda arm, _: replace(arm, lookahead=True)),
@@ -145,6 +157,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         f"diloco-4-h20-fp32{schedule}" for schedule in ("", "-wsd10", "-wsd20", "-wsd40")
     ),
     "topics": ("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16-topics"),
+    "speeds": tuple(
+        f"diloco-4-h20-fp16-uneven{more}" for more in ("", "-topics", "-muon", "-topics-muon")
+    ),
     "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),
     "tuning": tuple(
         f"diloco-4-h{steps}-fp32{start}{rates}"

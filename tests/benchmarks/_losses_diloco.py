@@ -78,26 +78,32 @@ class Swarm:
         np.copyto(self.parameters, self.base)
 
     def train_round(
-        self, number: int, first: int, steps: int, delay: int, members: Sequence[Worker]
+        self,
+        number: int,
+        first: int,
+        steps: Sequence[int],
+        delay: float,
+        members: Sequence[Worker],
     ) -> list[int]:
-        """Inner steps of one round; the newest state arrives after `delay` of them. Returns the
-        members' tokens."""
+        """Inner steps of one round, so many of each member; the newest state arrives after the part
+        `delay` of them. Returns the members' tokens."""
         earlier = self.sync_sets.whole if number == 1 else self.sync_sets.of_round(number - 1)
         is_whole = earlier is self.sync_sets.whole
         new = tuple((part.start, part.stop) for part in earlier.ranges)
         delay = delay if number > 1 else 0
         if not delay:
             self.publish()
-        for worker in members:
+        late = [max(1, round(delay * each)) if delay else 0 for each in steps]
+        for worker, num_steps, num_late in zip(members, steps, late, strict=True):
             start: Start = "local" if delay or not is_whole else "base"
-            worker.begin(number, first, steps, start, () if delay else new)
-            worker.train(delay)
+            worker.begin(number, first, num_steps, start, () if delay else new)
+            worker.train(num_late)
         if delay:
             self.publish()
-        for worker in members:
+        for worker, num_steps, num_late in zip(members, steps, late, strict=True):
             if delay and worker.has_begun:
                 worker.trainer.rebase(new)
-            worker.train(steps - delay)
+            worker.train(num_steps - num_late)
         return [worker.finish().tokens for worker in members]
 
     def take_round(
@@ -177,11 +183,9 @@ def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
     return msgspec.structs.replace(setting.outer, **changes)
 
 
-def delay_of(arm: Arm, outer: OuterConfig, number: int, steps: int) -> int:
-    """Inner steps of round `number` after which the last round's result arrives; `Arm.overlap`."""
-    if not arm.overlap or (outer.is_warmup(number) and not arm.overlap_warmup):
-        return 0
-    return max(1, round(arm.overlap * steps))
+def delay_of(arm: Arm, outer: OuterConfig, number: int) -> float:
+    """Part of round `number` after which the last round's result arrives; `Arm.overlap`."""
+    return 0 if outer.is_warmup(number) and not arm.overlap_warmup else arm.overlap
 
 
 def train_diloco(setting: Setting, arm: Arm) -> Curve:
@@ -202,8 +206,8 @@ def train_rounds(
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), total - first)
         active = swarm.workers[: arm.num_peers_at(first / total)]
-        delay = delay_of(arm, outer, number, steps)
-        tokens = swarm.train_round(number, first, steps, delay, active)
+        delay = delay_of(arm, outer, number)
+        tokens = swarm.train_round(number, first, arm.steps_of(steps, len(active)), delay, active)
         swarm.take_round(number, active, tokens, outer, payloads_of(number))
         progress.curve.tokens += sum(tokens)
         progress.note(first + steps, swarm.parameters)

@@ -25,6 +25,7 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     fN              streaming in N fragments
     aX              overlap, streaming: local parameters stay behind by this part (mixing)
     topics          each peer has text of its own kind
+    uneven          each peer is twice as fast as the one before it (1 : 2 : 4 : 8)
     grow, shrink    from 1 to K peers, from K to 1
     R/M             outer learning rate and momentum
     dD              each round chooses its momentum, so that the outer step has D times the length
@@ -36,8 +37,8 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     muon            hidden matrices by Muon, the rest by AdamW (MuLoCo)
     lrX             inner learning rate
     wsdP            diloco: the learning rate stays, and falls in the last P % of the steps
-Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, muon, schedules, topics, peers,
-tuning.
+Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, muon, schedules, topics, speeds,
+peers, tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
 run again, unless --fresh is given.

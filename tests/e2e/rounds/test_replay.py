@@ -92,7 +92,7 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
         members = [worker_of[member.peer_id] for member in header.members]
         for name, spans in reading.items():
             worker_of[name].deal_spans(spans)
-        tokens = swarm.train_round(header.round, first, steps, 0, members)
+        tokens = swarm.train_round(header.round, first, [steps] * len(members), 0, members)
         assert tokens == [member.tokens for member in header.members]
         payloads = payloads_of(manifest.sync, outer, manifest.trust)
         swarm.take_round(header.round, members, tokens, outer, payloads)
