@@ -4,6 +4,7 @@
     python -m tests.benchmarks.robust --uneven --topics   # steps of 4 to 16, text of own kinds
     python -m tests.benchmarks.robust --codec sparse
     python -m tests.benchmarks.robust --codec distro      # signs of every step
+    python -m tests.benchmarks.robust --optimizer muon --momentum 0 --averages robust
 
 The peers train in this process, with the model of `losses.py --small` on the default corpus and
 fewer sequences a step. What they send is averaged chunk by chunk:
@@ -46,6 +47,7 @@ from gossamer.protocol.codecs.inner_products import inner_product
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sign_agreement import SignAgreement
@@ -146,11 +148,14 @@ def signs_of_liar(attack: str, step: int, signs: Float32Array) -> Float32Array:
     return -signs if lies else signs
 
 
-def small_run(codec_name: str) -> Preset:
+def small_run(
+    codec_name: str, optimizer: InnerOptimizer = "adamw", momentum: float | None = None
+) -> Preset:
     run = adapted(PRESETS["tiny"], SYNC.get(codec_name, "diloco"))
     model = replace(run.model, width=48, hidden_width=128, num_layers=2, context=32)
-    inner = replace(run.inner, sequences_per_step=8, optimizer="adamw")
-    return replace(run, model=model, inner=inner)
+    inner = replace(run.inner, sequences_per_step=8, optimizer=optimizer)
+    outer = run.outer if momentum is None else replace(run.outer, momentum=momentum)
+    return replace(run, model=model, inner=inner, outer=outer)
 
 
 class Trial:
@@ -290,8 +295,12 @@ def main() -> None:
         help="default: all of the codec's",
     )
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
+    parser.add_argument("--momentum", type=float, help="of the outer step; default: the preset's")
     options = parser.parse_args()
     is_shared = options.codec == "distro"
+    if is_shared and (options.optimizer == "muon" or options.momentum is not None):
+        parser.error("distro has an optimiser of its own, and no outer step")
     if is_shared and options.uneven:
         parser.error("with distro all peers take the same steps")
     if options.attacks is None:
@@ -316,7 +325,7 @@ def _print_table(
     kind: type[Trial] | type[SharedTrial],
     folder: Path,
 ) -> None:
-    run = small_run(options.codec)
+    run = small_run(options.codec, options.optimizer, options.momentum)
     texts: dict[int, ShardFolder] = {}
     for seed in options.seeds:
         (folder / str(seed)).mkdir()
