@@ -3,15 +3,17 @@
     python -m tests.benchmarks.ring --elements 50000000 --with-gloo --with-hivemind
     sudo python -m tests.benchmarks.ring --elements 10000000 --mbit 100 --with-gloo
     sudo python -m tests.benchmarks.ring --codec int8 --mbit 100 --round-trip-ms 100 --lost 0.005
+    sudo python -m tests.benchmarks.ring --codec int8 fp32 sparse --mbit 20 --with-open
 
 Every member is a process of its own. With `--mbit` each of them sits in its own network namespace
 behind a line of that rate in each direction (`tc tbf`), else they share the loopback. With
 `--round-trip-ms` and `--lost` the lines have a delay and losses as well, from a process for each
 line, which takes processor time of its own: use it on a machine that is free. All systems take
 turns, one all-reduce each, so that other load on the machine meets them alike; the first turn
-warms up and does not count. The result of every turn is compared with numpy's mean and between the
-members. With `--codec distro` a turn is 50 shared steps without training, whose results are sets:
-only their bits are compared.
+warms up and does not count. Several codecs take turns likewise. The result of every turn is
+compared with numpy's mean and between the members. With `--codec distro` a turn is 50 shared steps
+without training, whose results are sets: only their bits are compared. The bits alone are compared
+with `sparse` as well, whose average has a few elements of each member.
 
 Columns:
     seconds    from the common start to the moment when the last member has the whole average:
@@ -47,6 +49,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.protocol.codecs.payloads import SPARSE, payloads_named
 from gossamer.protocol.codecs.step_payloads import DISTRO
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN
@@ -96,7 +99,7 @@ class System:
     @property
     def is_mean_expected(self) -> bool:
         """Whether the result is the mean of the members' vectors."""
-        return self.trust == "members" and self.codec != DISTRO
+        return self.trust == "members" and self.codec in codec_names()
 
     def start(self, options: argparse.Namespace, lines: Lines | None, logs: Path) -> None:
         """Starts its members and connects them."""
@@ -111,7 +114,11 @@ class System:
             trust=self.trust,
         )
         self.members.start(
-            self.name, [self.python, "-m", f"tests.benchmarks.{self.script}"], plan, lines, logs
+            f"{self.name} {self.codec}",
+            [self.python, "-m", f"tests.benchmarks.{self.script}"],
+            plan,
+            lines,
+            logs,
         )
 
     def turn(self, number: int, num_elements: int) -> Turn:
@@ -163,6 +170,8 @@ def ideal_bytes(codec_name: str, num_elements: int, num_members: int) -> float:
     if codec_name == DISTRO:
         set_bytes = _ring_steps.payloads_of(num_elements, "members").mean_bytes(1, num_members)
         return links * _ring_steps.STEPS * set_bytes
+    if codec_name == SPARSE:
+        return links * payloads_named(SPARSE).mean_bytes(num_elements, num_members)
     return links * codec(codec_name).encoded_bytes(num_elements)
 
 
@@ -320,7 +329,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--elements", type=int, default=10_000_000)
-    parser.add_argument("--codec", choices=[*codec_names(), DISTRO], default="fp32")
+    choices = [*codec_names(), SPARSE, DISTRO]
+    parser.add_argument("--codec", choices=choices, nargs="+", default=["fp32"])
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mbit", type=float, help="each member's line, both directions")
@@ -346,17 +356,18 @@ def main() -> int:
     options = parse_arguments()
     console = Console(width=None if sys.stdout.isatty() else 120, log_path=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
-    gossamer = System("Gossamer", "_ring_gossamer", sys.executable, options.codec)
-    systems = [gossamer]
+    systems: list[System] = []
     with contextlib.ExitStack() as stack:
-        if options.with_open:
-            codec_name, script = options.codec, "_ring_gossamer"
-            systems.append(System("open", script, sys.executable, codec_name, trust="open"))
+        for name in options.codec:
+            systems.append(System("Gossamer", "_ring_gossamer", sys.executable, name))
+            if options.with_open:
+                script = "_ring_gossamer"
+                systems.append(System("open", script, sys.executable, name, trust="open"))
         if options.with_gloo:
             systems.append(System("gloo", "_ring_gloo", sys.executable, "fp32"))
         if options.with_hivemind is not None:
             python = hivemind_python(options.with_hivemind, stack, console)
-            systems.append(System("hivemind", "_ring_hivemind", python, options.codec))
+            systems.append(System("hivemind", "_ring_hivemind", python, options.codec[0]))
         measure(options, systems, console)
     console.print(table_of(options, systems))
     of_gossamer = [each for each in systems if each.script == "_ring_gossamer"]
@@ -366,8 +377,8 @@ def main() -> int:
         commit = statistics.median(turn.committed_seconds or 0.0 for turn in one.turns)
         cpu = statistics.median(turn.round_cpu_seconds for turn in one.turns) / options.peers
         console.print(
-            f"{one.name}: the ring was formed after {gather:.2f} s, the round committed after "
-            f"{commit:.2f} s, {cpu:.2f} CPU s a member with the outer step"
+            f"{one.name} {one.codec}: the ring was formed after {gather:.2f} s, the round "
+            f"committed after {commit:.2f} s, {cpu:.2f} CPU s a member with the outer step"
         )
     problems = [each for one in of_gossamer for each in problems_of(one, options.peers)]
     for problem in problems:

@@ -8,20 +8,33 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from rich.console import Console
 
 from gossamer.node.rounds.dispatcher import LINGER_SECONDS
+from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.planning import Line, plan_round
+from gossamer.protocol.codecs.payloads import SPARSE
+from gossamer.protocol.manifest import Trust
+from gossamer.protocol.state.chunk_plan import ChunkPlan
 from tests.benchmarks import ring, traffic
 from tests.benchmarks._members import Members
 from tests.benchmarks._ring_gossamer import is_finished
+from tests.support.measured import measured
 from tests.support.netns import NamespacesUnavailable
 
 ELEMENTS = 100_000
+NUM_PEERS = 4
+LINE = Line(20, 20)
+
+MESSAGE_BYTES_MAX = 250
+"""Of what travels with a chunk and is no payload: its number, its members, a signature, and the
+acknowledgement of another one. A plan leaves it out."""
 
 
 def test_members_average_and_say_what_it_took() -> None:
@@ -36,6 +49,38 @@ def test_members_average_and_say_what_it_took() -> None:
     assert turn.error <= ring.error_max("fp32", 4, turn.magnitude)
     own_links = 4 * ring.ideal_bytes("fp32", ELEMENTS, 4)
     assert own_links <= turn.bytes_sent <= 1.2 * own_links
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(codec: str) -> None:
+    """Of the same model, in the same chunks."""
+    draft = draft_of_preset("tiny")
+    outer, sync = draft.outer, draft.sync
+    if codec == SPARSE:
+        sync = "sparse"
+    else:
+        outer = replace(outer, codec=codec)
+    plans = {
+        trust: plan_round(replace(draft, outer=outer, sync=sync, trust=trust), NUM_PEERS, LINE)
+        for trust in get_args(Trust)
+    }
+    elements, chunk_elements = draft.model.num_parameters, outer.chunk_elements
+    options = argparse.Namespace(
+        peers=NUM_PEERS, elements=elements, repeats=1, mbit=None, chunk_elements=chunk_elements
+    )
+    systems = [
+        ring.System(trust, "_ring_gossamer", sys.executable, codec, trust=trust) for trust in plans
+    ]
+    ring.measure(options, systems, Console(quiet=True))
+    num_chunks = ChunkPlan(elements, chunk_elements).num_chunks
+    messages = 2 * (NUM_PEERS - 1) * num_chunks / NUM_PEERS
+    for system in systems:
+        (turn,) = system.turns
+        assert turn.is_whole
+        planned, sent = plans[system.trust].sent_bytes, turn.bytes_sent / NUM_PEERS
+        measured(f"{codec}, {system.trust}: planned {planned:,} bytes, sent {sent:,.0f}")
+        assert planned <= sent <= 1.01 * planned + messages * MESSAGE_BYTES_MAX
+    assert plans["members"].sent_bytes_open == plans["open"].sent_bytes
 
 
 @pytest.mark.parametrize("codec", ["sparse", "distro"])
