@@ -9,7 +9,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,7 +37,6 @@ from tests.benchmarks._attacked_swarm import (
     share_of_a_core,
 )
 from tests.rogue import attacks_claims, attacks_connections
-from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
 from tests.support.daemons import (
     MANIFEST,
@@ -66,8 +65,12 @@ ANNOUNCED_SECONDS = 60.0
 FIRST_PORT = 20_000
 
 NUM_ROGUES = 4
+LOOK_SECONDS = 0.2
 CHAIN_ROUNDS = 6000
 """Of each rogue's chain: half as many bytes again as one peer may bring."""
+
+LATER_ROUNDS = (3, 20)
+"""After the strangers have left, one after the other."""
 
 SHARE_SECONDS = 8.0
 HALF_SOCKETS = 400
@@ -239,7 +242,6 @@ def lone_records(folder: Path, local: LocalSwarm) -> str:
         node.wait_for(lambda s: s.round > STANDING_ROUNDS, 2 * PATIENCE_SECONDS, "known chain")
     process = process_of(swarm.founder)
     chain = StateDir(swarm.founder.root).chain_path
-    said: list[int] = []
 
     def beside() -> int:
         """Bytes of records on the disk that are not on the daemon's own chain."""
@@ -247,12 +249,12 @@ def lone_records(folder: Path, local: LocalSwarm) -> str:
         of_chain = sum(own.entry(head).num_bytes + 32 for head in path)
         return sum(each.stat().st_size for each in chain.iterdir()) - of_chain
 
-    async def attack(rogue: Rogue, victims: list[PeerId]) -> None:
+    async def attack(rogue: Rogue, victims: list[PeerId]) -> int:
         records = await attacks_claims.long_chains(rogue, victims, num_rounds=CHAIN_ROUNDS)
-        said.append(sum(map(len, records)))
+        return sum(map(len, records))
 
     memory, first = process.memory_info().rss, swarm.rounds()
-    peak = _with_rogues(swarm, attack, lambda: (beside(), process.memory_info().rss))
+    said, peak = _with_rogues(swarm, attack, lambda: (beside(), process.memory_info().rss))
     rounds = swarm.rounds() - first
     last = swarm.rounds() + 5
     wait_for_round(swarm.founder, last)
@@ -269,11 +271,11 @@ def statements(folder: Path, local: LocalSwarm) -> str:
     swarm = Swarm(folder, local)
     swarm.join(1)
     process = process_of(swarm.founder)
-    said: list[int] = []
 
-    async def attack(rogue: Rogue, victims: list[PeerId]) -> None:
-        said.append(await attacks_claims.rounds_of_the_future(rogue, victims))
+    async def attack(rogue: Rogue, victims: list[PeerId]) -> int:
+        num_bytes = await attacks_claims.rounds_of_the_future(rogue, victims)
         await trio.sleep(2.0)  # all of it has arrived
+        return num_bytes
 
     async def kept() -> int:
         """Bytes of the statements of strangers in the founder's store."""
@@ -286,51 +288,57 @@ def statements(folder: Path, local: LocalSwarm) -> str:
             return sum(len(one.payload) for one, _ in store if one.author not in members)
 
     memory = process.memory_info().rss
-    peak = _with_rogues(swarm, attack, lambda: (trio.run(kept), process.memory_info().rss))
-    wait_for_round(swarm.founder, swarm.rounds() + 3)
+    said, peak = _with_rogues(swarm, attack, lambda: (trio.run(kept), process.memory_info().rss))
+    left = []
+    for num_rounds in LATER_ROUNDS:
+        wait_for_round(swarm.founder, swarm.rounds() + num_rounds)
+        left.append(f"{trio.run(kept):,} bytes {num_rounds} rounds later")
     return (
-        f"{sum(said) / 1e6:.1f} MB of statements of {len(said)} strangers: at most "
-        f"{peak[0] / 1e6:.2f} MB in the store, {trio.run(kept):,} bytes three rounds later; memory "
+        f"{sum(said) / 1e6:.1f} MB of statements of {len(said)} strangers: an answer with all that "
+        f"the store has was at most {peak[0] / 1e6:.2f} MB, {', '.join(left)}; memory "
         f"{memory / 1e6:.0f} MB before, at most {peak[1] / 1e6:.0f} MB; {swarm.bans()}"
     )
 
 
 def _with_rogues(
     swarm: Swarm,
-    attack: Attack,
+    attack: Callable[[Rogue, list[PeerId]], Awaitable[int]],
     look: Callable[[], tuple[int, int]],
-) -> tuple[int, int]:
-    """Lets some rogues attack at once; returns the largest figures that were seen meanwhile."""
-    peak = (0, 0)
-    victims = addresses_of(swarm)
+) -> tuple[list[int], tuple[int, int]]:
+    """Lets some rogues attack at once, each in a process of its own.
+
+    Returns:
+        What each of them said in bytes, and the largest figures that were seen meanwhile.
+    """
+    addresses = addresses_of(swarm)
+    victims = sorted(addresses)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
 
     async def one() -> None:
         identity = Identity.generate()
         async with open_libp2p_transport(identity, [LOOPBACK]) as transport:
-            rogue = Rogue(transport, identity, random.Random(0), addresses=victims)
-            with suppress(TransportError):
-                await attacks_connections.enter(rogue, sorted(victims))
-                await attack(rogue, sorted(victims))
+            rogue = Rogue(transport, identity, random.Random(), addresses=addresses)
+            await attacks_connections.enter(rogue, victims)
+            answers.put(await attack(rogue, victims))
 
-    async def main() -> None:
-        nonlocal peak
-
-        async def watch() -> None:
-            nonlocal peak
-            while True:
-                seen = await trio.to_thread.run_sync(look)
-                peak = max(peak[0], seen[0]), max(peak[1], seen[1])
-                await trio.sleep(0.5)
-
-        async with trio.open_nursery() as watcher:
-            watcher.start_soon(watch)
-            async with trio.open_nursery() as rogues:
-                for _ in range(NUM_ROGUES):
-                    rogues.start_soon(one)
-            watcher.cancel_scope.cancel()
-
-    trio.run(main)
-    return peak
+    rogues = [context.Process(target=trio.run, args=(one,)) for _ in range(NUM_ROGUES)]
+    peak = (0, 0)
+    for rogue in rogues:
+        rogue.start()
+    try:
+        while any(rogue.is_alive() for rogue in rogues):
+            seen = look()
+            peak = max(peak[0], seen[0]), max(peak[1], seen[1])
+            time.sleep(LOOK_SECONDS)
+    finally:
+        for rogue in rogues:
+            rogue.kill()
+            rogue.join()
+    said = []
+    while not answers.empty():
+        said.append(answers.get())
+    return said, peak
 
 
 def half_handshakes(folder: Path, local: LocalSwarm) -> str:
@@ -338,6 +346,16 @@ def half_handshakes(folder: Path, local: LocalSwarm) -> str:
     swarm = Swarm(folder, local, listen="/ip4/127.0.0.2/tcp/0")
     swarm.join(1)
     answers, refused = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
+
+    def joined() -> float:
+        """Seconds from a newcomer's start until it is at the run's head."""
+        began = time.monotonic()
+        node = local.join(swarm.address, "--yes")
+        node.wait_for(lambda s: s.round > 0, PATIENCE_SECONDS, "round")
+        swarm.honest.append(node)
+        return time.monotonic() - began
+
+    joined_before = joined()
     undisturbed = share_of_a_core(swarm.founder, SHARE_SECONDS)
     port = int(swarm.address.split("/")[4])
     attack = multiprocessing.get_context("fork").Process(
@@ -352,11 +370,7 @@ def half_handshakes(folder: Path, local: LocalSwarm) -> str:
             (now.value - then) / SHARE_SECONDS
             for now, then in zip((answers, refused), before, strict=True)
         ]
-        began = time.monotonic()
-        node = local.join(swarm.address, "--yes")
-        node.wait_for(lambda s: s.round > 0, PATIENCE_SECONDS, "round")
-        seconds = time.monotonic() - began
-        swarm.honest.append(node)
+        joined_beside = joined()
         swarm.wait_for_all()
     finally:
         attack.kill()
@@ -364,5 +378,6 @@ def half_handshakes(folder: Path, local: LocalSwarm) -> str:
     return (
         f"{HALF_SOCKETS} sockets of one network: {rates[0]:.0f} answers and {rates[1]:.0f} resets "
         f"a second, {share:.0%} of a core, {undisturbed:.0%} undisturbed; a newcomer of another "
-        f"network is at the run's head {seconds:.1f} s after its start and works with the others"
+        f"network is at the run's head after {joined_beside:.1f} s, {joined_before:.1f} s "
+        "undisturbed, and works with the others"
     )

@@ -21,6 +21,7 @@ from tests.benchmarks._attacked_swarm import (
     make_hostile,
     manifest_text,
     peer_id_of,
+    steps_manifest_text,
 )
 from tests.rogue import attacks_claims
 from tests.rogue.catalogue import Attack
@@ -180,7 +181,7 @@ def found_liars(kinds: Sequence[str], manifest: str) -> Callable[[Path, LocalSwa
 
 def signs_against(folder: Path, local: LocalSwarm) -> str:
     """C7: with shared steps and `open`, a member sends the opposite of its own signs."""
-    swarm = Swarm(folder, local, manifest_text(f'sync = "distro"\n{OPEN}'))
+    swarm = Swarm(folder, local, steps_manifest_text(OPEN))
     swarm.join(2)
     liar = swarm.join_hostile("against")
     swarm.wait_for_all(4)

@@ -51,6 +51,13 @@ def manifest_text(lines: str = "", *, outer: str = "", rounds: str = "") -> str:
     return text.replace("[rounds]", f"[rounds]\n{rounds}", 1)
 
 
+def steps_manifest_text(lines: str) -> str:
+    """The same run with a few shared steps a round, which has no warm-up rounds."""
+    text = manifest_text(f'sync = "distro"\n{lines}')
+    text = text.replace("warmup_rounds = 2\nwarmup_inner_steps = 20", "warmup_rounds = 0", 1)
+    return text.replace("inner_steps = 40", "inner_steps = 8", 1)
+
+
 class Swarm:
     """Real daemons of one run."""
 

@@ -24,7 +24,7 @@ from gossamer.node.demo.local_swarm import LocalSwarm
 from tests.benchmarks import _attacked_by_drains as by_drains
 from tests.benchmarks import _attacked_by_members as by_members
 from tests.benchmarks import _attacked_by_strangers as by_strangers
-from tests.benchmarks._attacked_swarm import MEMBERS, OPEN, manifest_text
+from tests.benchmarks._attacked_swarm import MEMBERS, OPEN, manifest_text, steps_manifest_text
 from tests.rogue import attacks_averages, attacks_claims, attacks_gossip
 from tests.support.daemons import OPTIONS
 
@@ -34,8 +34,9 @@ rounds each time, so the first minute is not like the next ones."""
 
 HARMFUL = ("opposite", "noise", "huge")
 BOTH_WAYS = ("sums:{me}", "averages:{me}")
-SPARSE = manifest_text(f'sync = "sparse"\n{MEMBERS}')
-DISTRO, OPEN_DISTRO = (manifest_text(f'sync = "distro"\n{trust}') for trust in (MEMBERS, OPEN))
+SUMS = manifest_text(f'sync = "sparse"\n{MEMBERS}')  # of many members, in place of sets
+SPARSE = manifest_text(f'sync = "sparse"\n{MEMBERS}', outer="top_k = 64")
+DISTRO, OPEN_DISTRO = steps_manifest_text(MEMBERS), steps_manifest_text(OPEN)
 
 counted, losses = by_members.counted_rounds, by_members.losses_with
 found, credited = by_members.found_liars, by_members.credited_with
@@ -48,6 +49,7 @@ ROWS: Mapping[str, Callable[[Path, LocalSwarm], str]] = {
     "C4 open": losses(HARMFUL, OPEN),
     "C4 members": losses(("opposite",), MEMBERS),
     "C5 sparse": found([f"replace:{how}" for how in BOTH_WAYS], SPARSE),
+    "C5 sums": found([f"replace:{how}" for how in BOTH_WAYS], SUMS),
     "C5 distro": found([f"replace:{how}" for how in BOTH_WAYS], DISTRO),
     "C6 sparse": found(["spoil:sums:{me}"], SPARSE),
     "C6 distro": found(["spoil:sums:{me}"], DISTRO),

@@ -20,6 +20,7 @@ from gossamer.node.rounds.dispatcher import LINGER_SECONDS
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.protocol.codecs.payloads import SPARSE
+from gossamer.protocol.codecs.sparse_codec import DEFAULT_K
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from tests.benchmarks import ring, traffic
@@ -29,7 +30,7 @@ from tests.support.measured import measured
 from tests.support.netns import NamespacesUnavailable
 
 ELEMENTS = 100_000
-NUM_PEERS = 4
+NUM_PEERS = 3
 LINE = Line(20, 20)
 
 MESSAGE_BYTES_MAX = 250
@@ -57,7 +58,7 @@ def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(cod
     draft = draft_of_preset("tiny")
     outer, sync = draft.outer, draft.sync
     if codec == SPARSE:
-        sync = "sparse"
+        outer, sync = replace(outer, top_k=DEFAULT_K), "sparse"
     else:
         outer = replace(outer, codec=codec)
     plans = {
