@@ -156,7 +156,7 @@ class Swarm:
             for each in one.log_path.read_text(errors="replace").splitlines()
             if line in each
         ]
-        return all(str(peer_id_of(node))[-8:] in each for each in bans)
+        return all(f"peer={peer_id_of(node)} " in each for each in bans)
 
 
 def make_hostile(node: LocalNode, kind: str) -> None:

@@ -15,17 +15,19 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
 from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
-from tests.rogue.attacks_gossip import claim_of, lone_record
+from tests.rogue.attacks_gossip import chain_of_its_own, claim_of, lone_record
 from tests.rogue.rogue import Rogue, encode, frame
 
 WITHOUT_BLOCKS_SECONDS = 60.0
 LONG_CHAINS_SECONDS = 20.0
+LONG_CHAIN_ROUNDS = 400
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -100,17 +102,18 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
             await trio.sleep(2.0)
 
 
-async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 400) -> list[bytes]:
+async def long_chains(rogue: Rogue, victims: list[PeerId]) -> list[bytes]:
     """A chain of rounds that it has signed alone, from the beginning of the run, heavier than the
     others' and proven to whoever asks. Its blocks are nowhere. Returns the records."""
-    assert rogue.manifest is not None
-    tokens = WorkBounds(rogue.manifest).tokens_max
-    records: list[bytes] = []
-    at = rogue.announce(await rogue.head(victims[0]), round=0, head=rogue.run_id, tokens_total=0)
-    for _ in range(num_rounds):
-        header, record = lone_record(rogue, at, tokens)
-        records.append(record)
-        at = claim_of(rogue, at, header)
+    header, records = chain_of_its_own(rogue, await rogue.head(victims[0]), LONG_CHAIN_ROUNDS)
+    await offer_chain(rogue, victims, header, records)
+    return records
+
+
+async def offer_chain(
+    rogue: Rogue, victims: list[PeerId], header: Header, records: list[bytes]
+) -> None:
+    """For some seconds it says that it is at the head of a chain, and proves it to whoever asks."""
 
     async def prove(stream: Stream) -> None:
         message, _ = await receive_frame(stream)
@@ -124,7 +127,6 @@ async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 
             like = await rogue.head(victims[0])
             await rogue.gossip(claim_of(rogue, like, header))
             await trio.sleep(2.0)
-    return records
 
 
 async def rounds_of_the_future(rogue: Rogue, victims: list[PeerId]) -> int:

@@ -206,6 +206,20 @@ def lone_record(rogue: Rogue, head: Announce, tokens: int) -> tuple[Header, byte
     return header, encode_commit(commit)
 
 
+def chain_of_its_own(rogue: Rogue, like: Announce, num_rounds: int) -> tuple[Header, list[bytes]]:
+    """So many rounds from the beginning of the run with the rogue's signature alone: the header of
+    the last one, and the records of all."""
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    records: list[bytes] = []
+    at = rogue.announce(like, round=0, head=rogue.run_id, tokens_total=0)
+    for _ in range(num_rounds):
+        header, record = lone_record(rogue, at, tokens)
+        records.append(record)
+        at = claim_of(rogue, at, header)
+    return header, records
+
+
 def vote_for(rogue: Rogue, header: Header, removed: Sequence[PeerId] = ()) -> Signed:
     digest = digest_of(encode_header(header))
     return rogue.sealed(Vote(header.ring_id, 1, digest, tuple(sorted(removed))))
