@@ -111,9 +111,13 @@ async def long_chains(rogue: Rogue, victims: list[PeerId]) -> list[bytes]:
 
 
 async def offer_chain(
-    rogue: Rogue, victims: list[PeerId], header: Header, records: list[bytes]
+    rogue: Rogue,
+    victims: list[PeerId],
+    header: Header,
+    records: list[bytes],
+    seconds: float = LONG_CHAINS_SECONDS,
 ) -> None:
-    """For some seconds it says that it is at the head of a chain, and proves it to whoever asks."""
+    """For so long it says that it is at the head of a chain, and proves it to whoever asks."""
 
     async def prove(stream: Stream) -> None:
         message, _ = await receive_frame(stream)
@@ -122,7 +126,7 @@ async def offer_chain(
         await stream.close()
 
     rogue.transport.handle(CHAIN_PROTOCOL, prove)
-    with trio.move_on_after(LONG_CHAINS_SECONDS):
+    with trio.move_on_after(seconds):
         while True:
             like = await rogue.head(victims[0])
             await rogue.gossip(claim_of(rogue, like, header))
