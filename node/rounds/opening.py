@@ -136,10 +136,9 @@ class OpenRound:
         )
 
     def took(self, seconds: float) -> None:
-        """The round is committed here, and took so long. One that lost a member says nothing of
-        how long a round takes."""
-        if not self.driver.machine.removed:
-            self._swarm.admission.conduct.round_took(seconds)
+        """The round is committed here, and took so long."""
+        usual_seconds = max(0.0, seconds - self.driver.machine.lost_seconds)
+        self._swarm.admission.conduct.round_took(usual_seconds)
 
     def note_ring(self) -> None:
         """Tells the account of work which ring has the offer, be it committed or not."""

@@ -82,7 +82,7 @@ LOST_FACTOR = 2.0
 rounds one would do, but for the waits of other kinds that come with such a peer."""
 
 TOOK_ROUNDS = 16
-"""Rounds without a fault whose median says how long a round takes: as many as marks count in."""
+"""Rounds whose median says how long a round usually takes: as many as marks count in."""
 
 FORGET_ROUNDS = 64
 """Rounds without a mark after which a peer that sat out counts as one that never did."""
@@ -115,7 +115,7 @@ class SitOut:
         """
         self.times = self.times + 1 if self.was_lately(round_number) else 1
         rounds = max(SITS_OUT_ROUNDS * 2 ** (self.times - 1), at_least)
-        self.until = round_number + min(rounds, SITS_OUT_ROUNDS_MAX)
+        self.until = max(self.until, round_number + min(rounds, SITS_OUT_ROUNDS_MAX))
 
     def holds(self, round_number: int) -> bool:
         """Returns whether it sits a round out."""
@@ -163,7 +163,7 @@ class RingConduct:
         self._took_seconds: deque[float] = deque(maxlen=TOOK_ROUNDS)
 
     def round_took(self, seconds: float) -> None:
-        """A round whose ring lost no member was committed, and took so long."""
+        """A round was committed, and took so long beside the time that its ring stood still."""
         self._took_seconds.append(seconds)
 
     def put_out(

@@ -172,7 +172,7 @@ class Exclusions:
             members: all members of the ring.
             order: those that were in until now, in ring order.
             is_voting: whether this peer has all averages.
-            still_seconds: time in which nothing had happened in the ring.
+            still_seconds: the longest time in which nothing had happened in the ring.
         """
         accusers = {heard.author, *(each.accuser for each in self._removed_by.values())}
         alone_of = len(members) if len(order) == 2 and len(accusers) == 1 else 0

@@ -133,7 +133,7 @@ class Removed:
     """The number of members of the ring, if its accuser alone has put out all others by now; else
     0."""
     still_seconds: float = 0.0
-    """Time in which nothing had happened in the ring."""
+    """The longest time in which nothing had happened in the ring since the last removal."""
 
 
 @dataclass(frozen=True)

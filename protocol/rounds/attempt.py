@@ -160,6 +160,11 @@ class Attempt:
         """Local time of the last tick."""
         self._still_seconds = 0.0
         """Time since the last progress, without that in which this process did not run."""
+        self._longest_still_seconds = 0.0
+        """The longest such time since a member was put out. What others do without a member may
+        arrive before the accusation does."""
+        self.lost_seconds = 0.0
+        """Time in which the ring stood still before members were put out."""
 
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
@@ -305,6 +310,7 @@ class Attempt:
 
     def _progressed(self, now: float) -> None:
         self._progress_seconds = now
+        self._longest_still_seconds = max(self._longest_still_seconds, self._still_seconds)
         self._still_seconds = 0.0
 
     # The rules: who is out
@@ -348,16 +354,18 @@ class Attempt:
         order = tuple(peer for peer in self.ring.members if peer not in self.removed)
         if not self.accusations.accuse(author, accused):
             return [*self._exclusions.contested(heard, self.accusations), *self._repeat()]
+        self._progressed(now)
+        still_seconds, self._longest_still_seconds = self._longest_still_seconds, 0.0
+        self.lost_seconds += still_seconds
         removed = self._exclusions.note(
             heard,
             detail,
             self.ring.members,
             order,
             is_voting=self.state != "reducing",
-            still_seconds=self._still_seconds,
+            still_seconds=still_seconds,
         )
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
-        self._progressed(now)
         if heard.reason == SLOW:
             self.link_rate.put_out(author, accused)
         if self.is_out:
