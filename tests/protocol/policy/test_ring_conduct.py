@@ -74,6 +74,17 @@ def test_a_member_that_keeps_sums_sits_out_no_longer_than_others_may() -> None:
     assert not mine.sits_out(3 + SITS_OUT_ROUNDS_MAX, C)
 
 
+def test_a_member_that_was_let_in_too_early_sits_out_no_shorter_for_it() -> None:
+    """An organiser that does not remember it has it in a ring, and it spoils that one too."""
+    mine = conduct()
+    mine.round_took(0.25)
+    spoilt(mine, 1, 2)
+    until = 2 + int(LOST_FACTOR * 2 * 9.0 / 0.25)
+    spoilt(mine, 5, seconds=1.0)
+    assert mine.sits_out(until, C)
+    assert not mine.sits_out(until + 1, C)
+
+
 def test_a_member_that_kept_sums_is_suspected_for_a_while() -> None:
     mine = conduct()
     mine.put_out(1, B, A, ORDER, is_voting=False)

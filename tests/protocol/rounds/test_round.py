@@ -491,6 +491,19 @@ def test_a_member_that_lately_kept_a_sum_is_accused_earlier_by_its_neighbour_alo
     assert (successor in round_.removed) == (lacks == 1)
 
 
+def test_a_sum_that_comes_before_the_accusation_does_not_hide_how_long_the_ring_stood_still() -> (
+    None
+):
+    """The accuser goes on without the accused at once, and its sums are faster than gossip."""
+    round_, ring_id = in_ring(LAST)
+    ticked(round_, 0.0, 5.0)
+    round_.partial_sum_received(5.0, ring_id, 0, ArrivedSum(ME, 1, b"one"))
+    (removed,) = of(Removed, round_.statement(5.1, *accusation_of(ring_id, NEXT)(ME)))
+    assert isinstance(removed, Removed)
+    assert removed.still_seconds == pytest.approx(5.0, abs=0.2)
+    assert round_.lost_seconds == removed.still_seconds
+
+
 def test_a_member_that_did_not_run_accuses_nobody_of_keeping_sums() -> None:
     round_, _, _ = passed_on(lacks=1)
     assert round_.tick(1.0 + KEPT_SECONDS_MAX) == []
