@@ -38,7 +38,7 @@ from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.accusations import BASELESS
 from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
-from gossamer.protocol.rounds.attempt import SLOW
+from gossamer.protocol.rounds.attempt import SLOW, STALLED
 from gossamer.protocol.rounds.roster import Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -135,6 +135,11 @@ class OpenRound:
             )
         )
 
+    def took(self, seconds: float) -> None:
+        """The round is committed here, and took so long."""
+        usual_seconds = max(0.0, seconds - self.driver.machine.lost_seconds)
+        self._swarm.admission.conduct.round_took(usual_seconds)
+
     def note_ring(self) -> None:
         """Tells the account of work which ring has the offer, be it committed or not."""
         ring_id, contribution = self.driver.ring_id, self.driver.contribution
@@ -205,6 +210,7 @@ class NodeHost:
             is_answer=removed.answers is not None,
             is_reply=removed.peer == self._context.me and removed.reason == BASELESS,
             alone_of=removed.alone_of,
+            lost_seconds=removed.still_seconds if removed.reason == STALLED else 0.0,
         )
 
     def contested(self, contested: Contested) -> None:
@@ -255,6 +261,7 @@ class RoundOpener:
             now=since_seconds,
             hints=hints._replace(
                 doubted=conduct.doubted(number),
+                suspected=conduct.suspected(number),
                 unfair=conduct.unfair(number),
                 wronged=conduct.wronged(number),
                 excused=frozenset() if verdicts is None else verdicts.leave_outs(),

@@ -378,6 +378,8 @@ class RoundEnd:
             header = outcome.proposal.header
             contributors = tuple(m.peer_id for m in header.members if m.tokens > 0)
         seconds = trio.current_time() - started_seconds
+        if outcome is not None:
+            opened.took(seconds)
         sent, received = self.ring_traffic()
         progress.last_round = LastRound(
             round=machine.number,

@@ -39,6 +39,10 @@ Rules
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
+- A peer that acknowledged sums and kept them costs a ring seconds, however short rounds are. It
+  sits out at least `LOST_FACTOR` times the rounds that usually take as long as its rings stood
+  still. So one that comes back each time costs a third of the time at most. It is suspected until
+  that is forgotten: the member before it in a ring has less patience with it (`rounds.attempt`).
 
 A peer that sits out is in no ring in which this node takes part, and no round waits for it. It may
 train on: its work is carried until it is back.
@@ -46,6 +50,8 @@ train on: its work is carried until it is back.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +76,14 @@ SITS_OUT_ROUNDS = 4
 """Rounds that a peer sits out the first time: its work is not stale when it is back."""
 
 SITS_OUT_ROUNDS_MAX = 256
+
+LOST_FACTOR = 2.0
+"""Rounds that a peer which kept sums sits out, for each that was lost by it. To keep half of the
+rounds one would do, but for the waits of other kinds that come with such a peer."""
+
+TOOK_ROUNDS = 16
+"""Rounds whose median says how long a round usually takes: as many as marks count in."""
+
 FORGET_ROUNDS = 64
 """Rounds without a mark after which a peer that sat out counts as one that never did."""
 
@@ -81,6 +95,8 @@ free, and a forgotten one begins again with a clean sheet as a new one would."""
 class _Mark(NamedTuple):
     round: int
     accuser: PeerId
+    lost_seconds: float = 0.0
+    """Time in which the ring stood still because the peer kept sums."""
 
 
 @dataclass
@@ -91,11 +107,15 @@ class SitOut:
     """The last round that it sits out."""
     times: int = 0
 
-    def begin(self, round_number: int) -> None:
-        """It sits out from the round after this one on."""
+    def begin(self, round_number: int, at_least: int = 0) -> None:
+        """It sits out from the round after this one on.
+
+        Args:
+            at_least: so many rounds.
+        """
         self.times = self.times + 1 if self.was_lately(round_number) else 1
-        rounds = min(SITS_OUT_ROUNDS * 2 ** (self.times - 1), SITS_OUT_ROUNDS_MAX)
-        self.until = round_number + rounds
+        rounds = max(SITS_OUT_ROUNDS * 2 ** (self.times - 1), at_least)
+        self.until = max(self.until, round_number + min(rounds, SITS_OUT_ROUNDS_MAX))
 
     def holds(self, round_number: int) -> bool:
         """Returns whether it sits a round out."""
@@ -129,6 +149,8 @@ class _Record:
     """Rounds in which others left it out of their rings."""
     wronged_until: int = 0
     """The last round in which this peer mends rosters without it."""
+    suspected_until: int = 0
+    """The last round in which it is suspected to keep sums."""
     sit_out: SitOut = field(default_factory=SitOut)
 
 
@@ -138,6 +160,11 @@ class RingConduct:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._took_seconds: deque[float] = deque(maxlen=TOOK_ROUNDS)
+
+    def round_took(self, seconds: float) -> None:
+        """A round was committed, and took so long beside the time that its ring stood still."""
+        self._took_seconds.append(seconds)
 
     def put_out(
         self,
@@ -152,6 +179,7 @@ class RingConduct:
         is_answer: bool = False,
         is_reply: bool = False,
         alone_of: int = 0,
+        lost_seconds: float = 0.0,
     ) -> None:
         """A member is newly out of a ring of this round.
 
@@ -163,6 +191,7 @@ class RingConduct:
             is_answer: whether it had accused its accuser, perhaps as slow, and this peer doubts it.
             is_reply: whether its accuser only says that this peer accused it without a cause.
             alone_of: members of the ring, if the accuser alone has put out all others; else 0.
+            lost_seconds: time in which the ring stood still because the accused kept sums.
         """
         if alone_of >= MEMBERS_MIN and accuser != self._me:
             self._discredit(accuser)
@@ -180,14 +209,20 @@ class RingConduct:
             return
         if is_voting or are_neighbours:
             record = self._record(accused)
-            record.marks.append(_Mark(round_number, accuser))
-            recent = [each.accuser for each in record.marks if _counts(each.round, round_number)]
+            record.marks.append(_Mark(round_number, accuser, lost_seconds))
+            recent = [each for each in record.marks if _counts(each.round, round_number)]
+            has_kept = any(each.lost_seconds > 0.0 for each in recent)
             if (
                 record.sit_out.was_lately(round_number)
-                or len(set(recent)) >= ACCUSERS_MAX
+                or len({each.accuser for each in recent}) >= ACCUSERS_MAX
                 or len(recent) >= MARKS_MAX
             ):
-                self._sit_out(record, round_number)
+                lost = self._in_rounds(sum(each.lost_seconds for each in recent))
+                self._sit_out(record, round_number, math.ceil(LOST_FACTOR * lost))
+                if has_kept:
+                    record.suspected_until = record.sit_out.until + FORGET_ROUNDS
+            elif has_kept:
+                record.suspected_until = max(record.suspected_until, round_number + MEMORY_ROUNDS)
             if accused == self._me:
                 self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS
             elif accuser == self._me and not is_gone:
@@ -228,6 +263,12 @@ class RingConduct:
         """Returns the peers without which this peer mends all rosters of a round."""
         return frozenset(
             peer for peer, record in self._records.items() if round_number <= record.wronged_until
+        )
+
+    def suspected(self, round_number: int) -> frozenset[PeerId]:
+        """Returns the peers that have lately kept sums, as this peer knows in a round."""
+        return frozenset(
+            peer for peer, record in self._records.items() if round_number <= record.suspected_until
         )
 
     def doubted(self, round_number: int) -> frozenset[PeerId]:
@@ -280,8 +321,13 @@ class RingConduct:
         marks = () if record is None else record.slow
         return {each.accuser for each in marks if _counts(each.round, round_number)}
 
-    def _sit_out(self, record: _Record, round_number: int) -> None:
-        record.sit_out.begin(round_number)
+    def _in_rounds(self, seconds: float) -> float:
+        """The rounds that usually take so long; 0 before a round was committed here."""
+        took_seconds = statistics.median(self._took_seconds) if self._took_seconds else 0.0
+        return seconds / took_seconds if took_seconds > 0.0 else 0.0
+
+    def _sit_out(self, record: _Record, round_number: int, at_least: int = 0) -> None:
+        record.sit_out.begin(round_number, at_least)
         record.marks.clear()
         record.wrong.clear()
 

@@ -162,6 +162,7 @@ class Exclusions:
         order: tuple[PeerId, ...],
         *,
         is_voting: bool,
+        still_seconds: float,
     ) -> Removed:
         """A member is newly out.
 
@@ -171,12 +172,13 @@ class Exclusions:
             members: all members of the ring.
             order: those that were in until now, in ring order.
             is_voting: whether this peer has all averages.
+            still_seconds: the longest time in which nothing had happened in the ring.
         """
         accusers = {heard.author, *(each.accuser for each in self._removed_by.values())}
         alone_of = len(members) if len(order) == 2 and len(accusers) == 1 else 0
         removed = Removed(
             heard.accused, heard.reason, detail, heard.author, order, is_voting, heard.answers,
-            alone_of,
+            alone_of, still_seconds,
         )  # fmt: skip
         self._removed_by[heard.accused] = removed
         return removed

@@ -132,6 +132,8 @@ class Removed:
     alone_of: int = 0
     """The number of members of the ring, if its accuser alone has put out all others by now; else
     0."""
+    still_seconds: float = 0.0
+    """The longest time in which nothing had happened in the ring since the last removal."""
 
 
 @dataclass(frozen=True)

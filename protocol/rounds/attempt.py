@@ -13,10 +13,13 @@ Rules
 - A member whose link fails is accused. So is a member that delays the votes, and one that is far
   slower than the rest.
 - At every removal the ring checks all its chunks again, and a member that has voted votes again.
-- Nothing may happen for `KEPT_SECONDS` although the successor has received a sum. Then some member
+- Nothing may happen for `kept_seconds` although the successor has received a sum. Then some member
   keeps a sum and does not pass it on. It is the successor of the member whose copy lacks the fewest
   members. So the member with that copy accuses its successor first, and a member whose copy lacks
-  one more does so `KEPT_STEP_SECONDS` later.
+  one more does so `KEPT_STEP_SECONDS` later. All members have the same patience, which follows from
+  the roster and the manifest. Otherwise a member further away could be the first to accuse. One may
+  be earlier, by `SUSPECT_SECONDS`: a member whose copy lacks the successor alone, if it remembers
+  that this successor has lately kept a sum (`policy.ring_conduct`).
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
 - Where a commit needs two accusers of each member that is out, the last one of a ring of three or
@@ -65,10 +68,22 @@ STALL_SECONDS = 120.0
 """Longest time in which nothing arrives and nothing is done. A chunk of 4 MiB on a line of 1 Mbit/s
 (34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS` are all shorter."""
 
+KEPT_SECONDS_MIN = 8.0
+"""Least patience with a member that acknowledges chunks but passes none on. Adding takes
+milliseconds. But a member behind it may have become silent: that one is out after 6 s (SPEC,
+section 7), and everybody has heard so a second later."""
 
-KEPT_SECONDS = 30.0
-"""Patience with a member that acknowledges chunks but passes none on. A part of some chunk arrives
-every few seconds, or a link has failed (`RECEIPT_SECONDS`). Adding takes milliseconds."""
+KEPT_SECONDS_MAX = 30.0
+"""Most patience with such a member: a chunk of 4 MiB takes 34 s on a line of 1 Mbit/s, but parts of
+chunks arrive at every member before that. Where members train in their ring, they may wait for a
+part for a third of this time."""
+
+SLOW_LINE_BYTES_PER_SECOND = 125_000.0
+"""A line of 1 Mbit/s, far below what a volunteer has."""
+
+SUSPECT_SECONDS = 4.0
+"""Less patience with a member that has lately kept a sum. A member behind it may be silent all the
+same. Then it is out without a fault of its own in this ring."""
 
 KEPT_STEP_SECONDS = 4.0
 """Further patience for each member that the sum lacks. An accusation has reached every member by
@@ -77,14 +92,33 @@ then, and its effects are under way."""
 LONE_SECONDS = 2.0
 """Time in which votes of members that died may still come, as gossip takes."""
 
+STILL_SECONDS_MAX = 1.0
+"""Longest time between two ticks that counts as time in which nothing happened. Ticks come every
+tenth of a second. A process that was stopped longer has yet to read what came meanwhile."""
+
 SLOW = "slow"
 """The reason of an accusation that follows from `RingLinkRates`."""
+
+STALLED = "stalled"
+"""The reason of an accusation of a member that keeps sums, or of one that sees nothing happen."""
+
+
+def kept_seconds(rules: RoundRules, num_members: int) -> float:
+    """Patience with a member that keeps what it should pass on, the same for all of its ring.
+
+    A member that waits for one average alone waits for as many transfers of a chunk as the ring has
+    members. So small chunks, which short rounds have, need little more than the least patience.
+    """
+    if rules.payloads.are_steps:
+        return KEPT_SECONDS_MAX
+    walk_seconds = num_members * rules.chunk_bytes(num_members) / SLOW_LINE_BYTES_PER_SECOND
+    return min(KEPT_SECONDS_MIN + walk_seconds, KEPT_SECONDS_MAX)
 
 
 class Attempt:
     """A member's view of one ring. Events carry the local clock in seconds and return actions.
 
-    It has more than 12 attributes: the four parts that it connects, and what they work on.
+    It has more than 12 attributes: the four parts that it connects, what they work on, and times.
     """
 
     def __init__(
@@ -96,8 +130,10 @@ class Attempt:
         reduce: RingReduce,
         link_rate: RingLinkRates,
         doubts: Doubts,
+        suspects: frozenset[PeerId],
         now: float,
     ) -> None:
+        """`suspects`: the members that have lately kept sums, as this peer knows."""
         self._self = identity
         self._me = identity.me
         self._parent = parent
@@ -108,6 +144,7 @@ class Attempt:
         self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
         self._doubts = doubts
+        self._suspects = suspects
         self._exclusions = Exclusions()
         self._commitment = Commitment(ring, self._me, rules.accusers)
         self._generation = 0
@@ -118,6 +155,16 @@ class Attempt:
         """Time until this peer had all averages, in seconds; 0 before."""
         self._progress_seconds = now
         """Local time of the last progress of the ring, or of this peer's removal."""
+        self._kept_seconds = kept_seconds(rules, len(ring.members))
+        self._ticked_seconds = now
+        """Local time of the last tick."""
+        self._still_seconds = 0.0
+        """Time since the last progress, without that in which this process did not run."""
+        self._longest_still_seconds = 0.0
+        """The longest such time since a member was put out. What others do without a member may
+        arrive before the accusation does."""
+        self.lost_seconds = 0.0
+        """Time in which the ring stood still before members were put out."""
 
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
@@ -166,7 +213,7 @@ class Attempt:
         """The actions of the ring, with what follows from them for the round."""
         done = [*actions, *self._after_averages()]
         if done and not self.is_out:
-            self._progress_seconds = now
+            self._progressed(now)
         if self.state == "computing" and not self.reduced_seconds:
             self.reduced_seconds = now - self._began_seconds
         return done
@@ -248,26 +295,37 @@ class Attempt:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: accuse members that delay the votes, or leave."""
+        since_seconds = max(self._ticked_seconds, self._progress_seconds)
+        self._still_seconds += min(now - since_seconds, STILL_SECONDS_MAX)
+        self._ticked_seconds = now
         actions = self._count(now, self._doubts.due(now))
         if self.state == "voting" and not self.is_out:
             actions += self._urge(now)
-        if now >= self._progress_seconds + KEPT_SECONDS and now >= self._kept_seconds():
+        if self._is_kept_by_successor():
             assert self.successor is not None
-            actions += self.accuse(now, self.successor, "stalled")
+            actions += self.accuse(now, self.successor, STALLED)
         if self.state != "committed" and now >= self.stall_seconds:
-            actions += self.accuse(now, self._me, "stalled")
+            actions += self.accuse(now, self._me, STALLED)
         return actions
+
+    def _progressed(self, now: float) -> None:
+        self._progress_seconds = now
+        self._longest_still_seconds = max(self._longest_still_seconds, self._still_seconds)
+        self._still_seconds = 0.0
 
     # The rules: who is out
 
-    def _kept_seconds(self) -> float:
-        """Local time at which this peer accuses its successor of keeping a sum."""
-        missing = None
-        if self.state == "reducing" and self.successor is not None:
-            missing = self.reduce.fewest_missing()
+    def _is_kept_by_successor(self) -> bool:
+        """Returns whether it is time to accuse the successor of keeping a sum."""
+        least_seconds = self._kept_seconds - SUSPECT_SECONDS
+        if self._still_seconds < least_seconds or self.state != "reducing":
+            return False
+        missing = None if self.successor is None else self.reduce.fewest_missing()
         if missing is None:
-            return float("inf")
-        return self._progress_seconds + KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
+            return False
+        if missing == 1 and self.successor in self._suspects:
+            return True
+        return self._still_seconds >= self._kept_seconds + KEPT_STEP_SECONDS * (missing - 1)
 
     def _accuse(self, accused: PeerId, reason: str) -> Publish:
         reason = reason[: limits.TEXT_CHARACTERS_MAX]
@@ -296,11 +354,18 @@ class Attempt:
         order = tuple(peer for peer in self.ring.members if peer not in self.removed)
         if not self.accusations.accuse(author, accused):
             return [*self._exclusions.contested(heard, self.accusations), *self._repeat()]
+        self._progressed(now)
+        still_seconds, self._longest_still_seconds = self._longest_still_seconds, 0.0
+        self.lost_seconds += still_seconds
         removed = self._exclusions.note(
-            heard, detail, self.ring.members, order, is_voting=self.state != "reducing"
+            heard,
+            detail,
+            self.ring.members,
+            order,
+            is_voting=self.state != "reducing",
+            still_seconds=still_seconds,
         )
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
-        self._progress_seconds = now
         if heard.reason == SLOW:
             self.link_rate.put_out(author, accused)
         if self.is_out:

@@ -92,6 +92,8 @@ class RoundHints(NamedTuple):
     """Time that a peer needs to fetch such a round instead."""
     doubted: frozenset[PeerId] = frozenset()
     """Members whose accusations the accused may answer (`accusations`)."""
+    suspected: frozenset[PeerId] = frozenset()
+    """Members that have lately kept what they should pass on (`attempt`)."""
     unfair: frozenset[PeerId] = frozenset()
     """Organisers that left out ready peers again and again (`mending`)."""
     wronged: frozenset[PeerId] = frozenset()

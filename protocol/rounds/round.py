@@ -328,8 +328,11 @@ class Round(RoundView):
         reduce = RingReduce(
             ring.members, self._me, rules.num_chunks, ring.starters, signed.sign, signed.sign_sum
         )
-        doubts = Doubts(self._hints.doubted)
-        return Attempt(self._self, self._parent, ring, rules, reduce, link_rate, doubts, now)
+        doubts, suspects = Doubts(self._hints.doubted), self._hints.suspected
+        identity = self._self
+        return Attempt(
+            identity, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now
+        )
 
     # The rules: the ring
 

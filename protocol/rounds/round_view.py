@@ -147,6 +147,11 @@ class RoundView:
         return 0 if self._attempt is None else self._attempt.reduce.num_averages
 
     @property
+    def lost_seconds(self) -> float:
+        """Time in which the ring that this peer follows stood still before members were put out."""
+        return 0.0 if self._attempt is None else self._attempt.lost_seconds
+
+    @property
     def removed(self) -> frozenset[PeerId]:
         """Members that are out of the ring that this peer follows, or followed last."""
         return frozenset() if self._attempt is None else self._attempt.removed

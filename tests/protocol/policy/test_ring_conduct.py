@@ -8,6 +8,7 @@ from gossamer.protocol.policy import ring_conduct
 from gossamer.protocol.policy.ring_conduct import (
     ACCUSERS_MAX,
     FORGET_ROUNDS,
+    LOST_FACTOR,
     MARKS_MAX,
     MEMBERS_MIN,
     MEMORY_ROUNDS,
@@ -40,6 +41,61 @@ def test_a_member_that_different_ones_put_out_sits_out_twice_as_long_each_time()
     mine.put_out(now, D, C, ORDER, is_voting=False)
     assert not mine.sits_out(now + 1, C), "it is long ago"
     assert not any(mine.sits_out(number, peer) for number in range(now) for peer in (B, D))
+
+
+def spoilt(mine: RingConduct, *rounds: int, seconds: float = 9.0) -> None:
+    """C keeps what it should pass on in rings of these rounds, each of which stands still."""
+    for number, accuser in zip(rounds, (B, D) * len(rounds), strict=False):
+        mine.put_out(number, accuser, C, ORDER, is_voting=False, lost_seconds=seconds)
+
+
+def test_a_member_that_keeps_sums_sits_out_twice_the_rounds_that_it_cost() -> None:
+    mine, other = conduct(), conduct()
+    for seconds in (0.5, 0.5, 0.5, 60.0, 60.0):
+        mine.round_took(seconds)
+        other.round_took(120.0 * seconds)
+    for each in (mine, other):
+        spoilt(each, 1, 2)
+    rounds = LOST_FACTOR * 2 * 9.0 / 0.5
+    assert mine.sits_out(2 + rounds, C)
+    assert not mine.sits_out(3 + rounds, C)
+    assert other.sits_out(2 + SITS_OUT_ROUNDS, C), "as many as any other"
+    assert not other.sits_out(3 + SITS_OUT_ROUNDS, C), "rounds of a minute lose less than one"
+
+
+def test_a_member_that_keeps_sums_sits_out_no_longer_than_others_may() -> None:
+    mine = conduct()
+    spoilt(mine, 1, 2)
+    assert not mine.sits_out(3 + SITS_OUT_ROUNDS, C), "no round was committed yet"
+    mine = conduct()
+    mine.round_took(0.01)
+    spoilt(mine, 1, 2)
+    assert mine.sits_out(2 + SITS_OUT_ROUNDS_MAX, C)
+    assert not mine.sits_out(3 + SITS_OUT_ROUNDS_MAX, C)
+
+
+def test_a_member_that_was_let_in_too_early_sits_out_no_shorter_for_it() -> None:
+    """An organiser that does not remember it has it in a ring, and it spoils that one too."""
+    mine = conduct()
+    mine.round_took(0.25)
+    spoilt(mine, 1, 2)
+    until = 2 + int(LOST_FACTOR * 2 * 9.0 / 0.25)
+    spoilt(mine, 5, seconds=1.0)
+    assert mine.sits_out(until, C)
+    assert not mine.sits_out(until + 1, C)
+
+
+def test_a_member_that_kept_sums_is_suspected_for_a_while() -> None:
+    mine = conduct()
+    mine.put_out(1, B, A, ORDER, is_voting=False)
+    assert mine.suspected(2) == frozenset(), "it kept nothing"
+    spoilt(mine, 1)
+    assert mine.suspected(2) == mine.suspected(1 + MEMORY_ROUNDS) == {C}
+    assert mine.suspected(2 + MEMORY_ROUNDS) == frozenset()
+    spoilt(mine, 2, 3)
+    back = 3 + SITS_OUT_ROUNDS
+    assert mine.suspected(back + FORGET_ROUNDS) == {C}
+    assert mine.suspected(1 + back + FORGET_ROUNDS) == frozenset()
 
 
 def test_what_was_long_ago_does_not_count() -> None:

@@ -29,10 +29,20 @@ from gossamer.protocol.rounds.actions import (
     Removed,
     Send,
 )
-from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALL_SECONDS
+from gossamer.protocol.rounds.attempt import (
+    KEPT_SECONDS_MAX,
+    KEPT_SECONDS_MIN,
+    KEPT_STEP_SECONDS,
+    LONE_SECONDS,
+    STALL_SECONDS,
+    STALLED,
+    STILL_SECONDS_MAX,
+    SUSPECT_SECONDS,
+    kept_seconds,
+)
 from gossamer.protocol.rounds.commit import VOTE_SECONDS, Parent
 from gossamer.protocol.rounds.commit_proof import open_commit
-from gossamer.protocol.rounds.inventory import Average
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -48,9 +58,11 @@ from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed,
 from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
 GATHER, ATTEMPT = 20.0, 5.0
+TICK_SECONDS = 0.1
 MEMBERS = rank_order(HEAD, 0, peers(3))
 ME, NEXT, LAST = MEMBERS
 SUMS = SumPayloads(codec("fp32"))
+STEPS = SignPayloads(StepCodec([SignCodec([(1, 4)], 1)]))
 
 
 def machine(
@@ -175,7 +187,7 @@ def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> Non
 
 
 def test_a_peer_that_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
-    round_ = machine(payloads=SignPayloads(StepCodec([SignCodec([(1, 4)], 1)])))
+    round_ = machine(payloads=STEPS)
     round_.ready(1.0, ready())
     assert round_.ring is not None
     assert round_.hints == RoundHints(came_late=True)
@@ -337,7 +349,9 @@ def test_what_a_doubted_member_says_of_others_counts_unless_they_answer() -> Non
     round_, ring_id = in_ring(hints=doubting)
     assert round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT)) == []
     assert of(Removed, round_.tick(1.0 + ANSWER_SECONDS)) == [
-        Removed(LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST))
+        Removed(
+            LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST), still_seconds=STILL_SECONDS_MAX
+        )
     ]
     round_, ring_id = in_ring(hints=doubting)
     round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
@@ -433,6 +447,80 @@ def test_an_accusation_is_repeated_when_its_author_falls() -> None:
     round_.statement(1.0, *accusation_of(ring_id, members[2])(members[1]))
     actions = round_.statement(2.0, *accusation_of(ring_id, members[1])(members[3]))
     assert published(actions) == [Accusation(ring_id, members[2], "is out")]
+
+
+def ticked(round_: Round, since: float, until: float) -> list[tuple[float, Action]]:
+    """What a member says while time passes, each with the seconds since then."""
+    ticks = int((until - since) / TICK_SECONDS)
+    times = [since + TICK_SECONDS * (number + 1) for number in range(ticks)]
+    return [(now - since, action) for now in times for action in round_.tick(now)]
+
+
+def passed_on(lacks: int, hints: RoundHints = NO_HINTS) -> tuple[Round, Digest, PeerId]:
+    """A member that has passed on a sum which lacks so many members, at second 1. The third
+    element is its successor."""
+    me = MEMBERS[2 - lacks]
+    round_, ring_id = in_ring(me, hints=hints)
+    if lacks == 1:
+        round_.partial_sum_received(1.0, ring_id, 0, ArrivedSum(ME, 1, b"one"))
+    (send,) = round_.contributed(1.0, ring_id, 0, b"sum")
+    assert isinstance(send, Send)
+    return round_, ring_id, send.peer
+
+
+@pytest.mark.parametrize("lacks", [1, 2])
+def test_a_member_that_keeps_a_sum_is_accused_by_the_one_before_it_first(lacks: int) -> None:
+    round_, ring_id, successor = passed_on(lacks)
+    patience = kept_seconds(round_._rules, len(MEMBERS)) + KEPT_STEP_SECONDS * (lacks - 1)
+    assert not of(Publish, [action for _, action in ticked(round_, 1.0, 1.0 + patience - 0.1)])
+    said = ticked(round_, 1.0 + patience - 0.1, 1.0 + patience + 0.2)
+    assert Accusation(ring_id, successor, STALLED) in published([action for _, action in said])
+    (removed,) = of(Removed, [action for _, action in said])
+    assert isinstance(removed, Removed)
+    assert removed.still_seconds == pytest.approx(patience, abs=0.2)
+
+
+@pytest.mark.parametrize("lacks", [1, 2])
+def test_a_member_that_lately_kept_a_sum_is_accused_earlier_by_its_neighbour_alone(
+    lacks: int,
+) -> None:
+    round_, _, successor = passed_on(lacks, RoundHints(suspected=frozenset(MEMBERS)))
+    patience = kept_seconds(round_._rules, len(MEMBERS)) - SUSPECT_SECONDS
+    assert ticked(round_, 1.0, 1.0 + patience - 0.1) == []
+    ticked(round_, 1.0 + patience - 0.1, 1.0 + patience + 0.2)
+    assert (successor in round_.removed) == (lacks == 1)
+
+
+def test_a_sum_that_comes_before_the_accusation_does_not_hide_how_long_the_ring_stood_still() -> (
+    None
+):
+    """The accuser goes on without the accused at once, and its sums are faster than gossip."""
+    round_, ring_id = in_ring(LAST)
+    ticked(round_, 0.0, 5.0)
+    round_.partial_sum_received(5.0, ring_id, 0, ArrivedSum(ME, 1, b"one"))
+    (removed,) = of(Removed, round_.statement(5.1, *accusation_of(ring_id, NEXT)(ME)))
+    assert isinstance(removed, Removed)
+    assert removed.still_seconds == pytest.approx(5.0, abs=0.2)
+    assert round_.lost_seconds == removed.still_seconds
+
+
+def test_a_member_that_did_not_run_accuses_nobody_of_keeping_sums() -> None:
+    round_, _, _ = passed_on(lacks=1)
+    assert round_.tick(1.0 + KEPT_SECONDS_MAX) == []
+    left = kept_seconds(round_._rules, len(MEMBERS)) - STILL_SECONDS_MAX
+    thawed = 1.0 + KEPT_SECONDS_MAX
+    assert ticked(round_, thawed, thawed + left - 0.1) == []
+    assert ticked(round_, thawed + left - 0.1, thawed + left + 0.2)
+
+
+def test_patience_with_a_member_that_keeps_sums_follows_from_the_chunks() -> None:
+    def patience(elements: int, num_members: int, payloads: Payloads = SUMS) -> float:
+        return kept_seconds(RoundRules(payloads, elements, 1, GATHER, 0.3, ATTEMPT), num_members)
+
+    assert KEPT_SECONDS_MIN < patience(1024, 4) < patience(16 * 1024, 4) < 11.0
+    assert patience(1024, 4) < patience(1024, 8)
+    assert patience(1024 * 1024, 3) == KEPT_SECONDS_MAX
+    assert patience(1024, 3, STEPS) == KEPT_SECONDS_MAX
 
 
 def test_a_ring_in_which_nothing_happens_is_left() -> None:

@@ -111,7 +111,12 @@ class Turn:
             sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
-            hints=hints._replace(doubted=doubted, unfair=unfair, wronged=wronged),
+            hints=hints._replace(
+                doubted=doubted,
+                suspected=world.suspected_by(peer, number),
+                unfair=unfair,
+                wronged=wronged,
+            ),
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False

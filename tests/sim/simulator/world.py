@@ -115,6 +115,10 @@ class World:
         # Not of the world's own chances: with and without doubts a seed is the same world.
         return self._some_others(f"{self.scenario.seed} {peer.index} {round_number}", peer)
 
+    def suspected_by(self, peer: Peer, round_number: int) -> frozenset[PeerId]:
+        """The others with which a peer has less patience in a round."""
+        return self._some_others(f"suspects {self.scenario.seed} {peer.index} {round_number}", peer)
+
     def unfair_to(self, peer: Peer, round_number: int) -> frozenset[PeerId]:
         """The others whose rosters a peer mends in a round."""
         return self._some_others(f"mends {self.scenario.seed} {peer.index} {round_number}", peer)
