@@ -56,7 +56,7 @@ def test_a_member_that_keeps_sums_sits_out_twice_the_rounds_that_it_cost() -> No
         other.round_took(120.0 * seconds)
     for each in (mine, other):
         spoilt(each, 1, 2)
-    rounds = LOST_FACTOR * 2 * 9.0 / 0.5
+    rounds = round(LOST_FACTOR * 2 * 9.0 / 0.5)
     assert mine.sits_out(2 + rounds, C)
     assert not mine.sits_out(3 + rounds, C)
     assert other.sits_out(2 + SITS_OUT_ROUNDS, C), "as many as any other"
