@@ -13,13 +13,15 @@ Rules
 - A member whose link fails is accused. So is a member that delays the votes, and one that is far
   slower than the rest.
 - At every removal the ring checks all its chunks again, and a member that has voted votes again.
-- Nothing may happen for `kept_seconds` although the successor has received a sum. Then some member
+- Nothing may happen for `KEPT_SECONDS` although the successor has received a sum. Then some member
   keeps a sum and does not pass it on. It is the successor of the member whose copy lacks the fewest
   members. So the member with that copy accuses its successor first, and a member whose copy lacks
-  one more does so `KEPT_STEP_SECONDS` later. All members have the same patience, which follows from
-  the roster and the manifest. Otherwise a member further away could be the first to accuse. One may
-  be earlier, by `SUSPECT_SECONDS`: a member whose copy lacks the successor alone, if it remembers
-  that this successor has lately kept a sum (`policy.ring_conduct`).
+  one more does so `KEPT_STEP_SECONDS` later.
+- A member whose copy lacks the successor alone needs less patience, `kept_seconds`, as long as all
+  is well otherwise: nobody is out, nobody else has voted, and the ring worked for a shorter time
+  before. It needs `SUSPECT_SECONDS` less still with a successor that has lately kept a sum, as it
+  remembers (`policy.ring_conduct`). No other member may be earlier than it: that one would accuse a
+  member that keeps nothing. In a ring of two nobody has less patience.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
 - Where a commit needs two accusers of each member that is out, the last one of a ring of three or
@@ -68,18 +70,20 @@ STALL_SECONDS = 120.0
 """Longest time in which nothing arrives and nothing is done. A chunk of 4 MiB on a line of 1 Mbit/s
 (34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS` are all shorter."""
 
-KEPT_SECONDS_MIN = 8.0
-"""Least patience with a member that acknowledges chunks but passes none on. Adding takes
-milliseconds. But a member behind it may have become silent: that one is out after 6 s (SPEC,
-section 7), and everybody has heard so a second later."""
+KEPT_SECONDS = 30.0
+"""Patience with a member that acknowledges chunks but passes none on. A part of some chunk arrives
+every few seconds, or a link has failed (`RECEIPT_SECONDS`). Adding takes milliseconds."""
 
-KEPT_SECONDS_MAX = 30.0
-"""Most patience with such a member: a chunk of 4 MiB takes 34 s on a line of 1 Mbit/s, but parts of
-chunks arrive at every member before that. Where members train in their ring, they may wait for a
-part for a third of this time."""
+KEPT_SECONDS_MIN = 8.0
+"""Least patience of the member before it. A member behind it may have become silent: that one is
+out after 6 s (SPEC, section 7), and everybody has heard so a second later."""
 
 SLOW_LINE_BYTES_PER_SECOND = 125_000.0
 """A line of 1 Mbit/s, far below what a volunteer has."""
+
+WORKED_FACTOR = 2.0
+"""Least patience as a part of the time in which the ring worked before. A ring on lines that are
+slower still brings its first chunks as slowly as the others."""
 
 SUSPECT_SECONDS = 4.0
 """Less patience with a member that has lately kept a sum. A member behind it may be silent all the
@@ -104,15 +108,16 @@ STALLED = "stalled"
 
 
 def kept_seconds(rules: RoundRules, num_members: int) -> float:
-    """Patience with a member that keeps what it should pass on, the same for all of its ring.
+    """Patience of a member with a successor that alone is not in its copy of a sum.
 
-    A member that waits for one average alone waits for as many transfers of a chunk as the ring has
-    members. So small chunks, which short rounds have, need little more than the least patience.
+    The average comes back to it after as many transfers of a chunk as the ring has members. So
+    small chunks, which short rounds have, need little more than the least patience. Where members
+    train in their ring, they may wait for a part for a third of `KEPT_SECONDS`.
     """
     if rules.payloads.are_steps:
-        return KEPT_SECONDS_MAX
+        return KEPT_SECONDS
     walk_seconds = num_members * rules.chunk_bytes(num_members) / SLOW_LINE_BYTES_PER_SECOND
-    return min(KEPT_SECONDS_MIN + walk_seconds, KEPT_SECONDS_MAX)
+    return min(KEPT_SECONDS_MIN + walk_seconds, KEPT_SECONDS)
 
 
 class Attempt:
@@ -317,15 +322,26 @@ class Attempt:
 
     def _is_kept_by_successor(self) -> bool:
         """Returns whether it is time to accuse the successor of keeping a sum."""
+        successor, still_seconds = self.successor, self._still_seconds
         least_seconds = self._kept_seconds - SUSPECT_SECONDS
-        if self._still_seconds < least_seconds or self.state != "reducing":
+        if successor is None or still_seconds < least_seconds or self.state != "reducing":
             return False
-        missing = None if self.successor is None else self.reduce.fewest_missing()
+        missing = self.reduce.fewest_missing()
         if missing is None:
             return False
-        if missing == 1 and self.successor in self._suspects:
-            return True
-        return self._still_seconds >= self._kept_seconds + KEPT_STEP_SECONDS * (missing - 1)
+        if missing == 1 and self._is_well_beside(successor):
+            patience = least_seconds if successor in self._suspects else self._kept_seconds
+            worked_seconds = self._progress_seconds - self._began_seconds
+            patience = max(patience, WORKED_FACTOR * worked_seconds)
+            return still_seconds >= min(patience, KEPT_SECONDS)
+        return still_seconds >= KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
+
+    def _is_well_beside(self, successor: PeerId) -> bool:
+        """Returns whether nothing but the successor may be why the ring stands still. Where members
+        disagree on who is out, or others have all averages, nobody keeps a sum. Of two members that
+        follow different rings, each sees the other one keep what it sends."""
+        has_votes = self._commitment.has_votes_beside(successor)
+        return len(self.ring.members) > 2 and not self.removed and not has_votes
 
     def _accuse(self, accused: PeerId, reason: str) -> Publish:
         reason = reason[: limits.TEXT_CHARACTERS_MAX]

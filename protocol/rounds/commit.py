@@ -215,6 +215,10 @@ class Commitment:
         """Returns whether these members are enough to call all the others removed."""
         return len(living) >= accusers_needed(len(self._members), self._accusers)
 
+    def has_votes_beside(self, peer: PeerId) -> bool:
+        """Returns whether a member other than this one has voted."""
+        return not self._votes.keys() <= {peer}
+
     def has_my_header(self, peer: PeerId) -> bool:
         """Returns whether a member's newest vote is for this peer's header: then the member has all
         averages."""

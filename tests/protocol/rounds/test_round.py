@@ -30,7 +30,7 @@ from gossamer.protocol.rounds.actions import (
     Send,
 )
 from gossamer.protocol.rounds.attempt import (
-    KEPT_SECONDS_MAX,
+    KEPT_SECONDS,
     KEPT_SECONDS_MIN,
     KEPT_STEP_SECONDS,
     LONE_SECONDS,
@@ -471,7 +471,9 @@ def passed_on(lacks: int, hints: RoundHints = NO_HINTS) -> tuple[Round, Digest, 
 @pytest.mark.parametrize("lacks", [1, 2])
 def test_a_member_that_keeps_a_sum_is_accused_by_the_one_before_it_first(lacks: int) -> None:
     round_, ring_id, successor = passed_on(lacks)
-    patience = kept_seconds(round_._rules, len(MEMBERS)) + KEPT_STEP_SECONDS * (lacks - 1)
+    patience = kept_seconds(round_._rules, len(MEMBERS))
+    if lacks > 1:
+        patience = KEPT_SECONDS + KEPT_STEP_SECONDS * (lacks - 1)
     assert not of(Publish, [action for _, action in ticked(round_, 1.0, 1.0 + patience - 0.1)])
     said = ticked(round_, 1.0 + patience - 0.1, 1.0 + patience + 0.2)
     assert Accusation(ring_id, successor, STALLED) in published([action for _, action in said])
@@ -491,6 +493,25 @@ def test_a_member_that_lately_kept_a_sum_is_accused_earlier_by_its_neighbour_alo
     assert (successor in round_.removed) == (lacks == 1)
 
 
+@pytest.mark.parametrize("trouble", ["out", "vote"])
+def test_patience_is_long_where_members_are_out_or_have_all_averages(trouble: str) -> None:
+    """The ring stands still for another reason than a sum that somebody keeps."""
+    members = rank_order(HEAD, 0, peers(4))
+    first, second, me, last = members
+    round_, ring_id = in_ring(me, members)
+    round_.partial_sum_received(1.0, ring_id, 0, ArrivedSum(second, 0b11, b"two"))
+    round_.contributed(1.0, ring_id, 0, b"sum")
+    if trouble == "out":
+        round_.statement(1.0, *accusation_of(ring_id, first)(second))
+    else:
+        vote = Vote(ring_id, 1, digest_of(b"header"), ())
+        round_.statement(1.0, sealed(first, vote), vote)
+    ticked(round_, 1.0, KEPT_SECONDS + 0.9)
+    assert last not in round_.removed
+    ticked(round_, KEPT_SECONDS + 0.9, KEPT_SECONDS + 1.2)
+    assert last in round_.removed
+
+
 def test_a_sum_that_comes_before_the_accusation_does_not_hide_how_long_the_ring_stood_still() -> (
     None
 ):
@@ -506,9 +527,9 @@ def test_a_sum_that_comes_before_the_accusation_does_not_hide_how_long_the_ring_
 
 def test_a_member_that_did_not_run_accuses_nobody_of_keeping_sums() -> None:
     round_, _, _ = passed_on(lacks=1)
-    assert round_.tick(1.0 + KEPT_SECONDS_MAX) == []
+    assert round_.tick(1.0 + KEPT_SECONDS) == []
     left = kept_seconds(round_._rules, len(MEMBERS)) - STILL_SECONDS_MAX
-    thawed = 1.0 + KEPT_SECONDS_MAX
+    thawed = 1.0 + KEPT_SECONDS
     assert ticked(round_, thawed, thawed + left - 0.1) == []
     assert ticked(round_, thawed + left - 0.1, thawed + left + 0.2)
 
@@ -519,8 +540,8 @@ def test_patience_with_a_member_that_keeps_sums_follows_from_the_chunks() -> Non
 
     assert KEPT_SECONDS_MIN < patience(1024, 4) < patience(16 * 1024, 4) < 11.0
     assert patience(1024, 4) < patience(1024, 8)
-    assert patience(1024 * 1024, 3) == KEPT_SECONDS_MAX
-    assert patience(1024, 3, STEPS) == KEPT_SECONDS_MAX
+    assert patience(1024 * 1024, 3) == KEPT_SECONDS
+    assert patience(1024, 3, STEPS) == KEPT_SECONDS
 
 
 def test_a_ring_in_which_nothing_happens_is_left() -> None:
