@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,11 +91,19 @@ def counted_rounds(
         time.sleep(SECONDS)
         undisturbed = swarm.rounds() - first
         first = swarm.rounds()
-        trio.run(attack_for, swarm, attack, seconds)
+        early: list[int] = []
+        clock = threading.Timer(SECONDS, lambda: early.append(swarm.rounds() - first))
+        clock.start()
+        try:
+            trio.run(attack_for, swarm, attack, seconds)
+        finally:
+            clock.cancel()
         attacked = swarm.rounds() - first
         swarm.wait_for_all()
+        at_first = f" ({early[0]} in the first {SECONDS:.0f} s)" if seconds > SECONDS else ""
         return (
-            f"{attacked} rounds in {seconds:.0f} s, {undisturbed} in {SECONDS:.0f} s undisturbed; "
+            f"{attacked} rounds in {seconds:.0f} s{at_first}, "
+            f"{undisturbed} in {SECONDS:.0f} s undisturbed; "
             f"then rounds of all three on {swarm.num_chains()} chain; {swarm.bans()}, "
             f"{swarm.offences('forged')} offences of forgery; held-out {swarm.heldout():.3f}"
         )

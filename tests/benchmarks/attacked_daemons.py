@@ -29,8 +29,8 @@ from tests.rogue import attacks_averages, attacks_claims, attacks_gossip
 from tests.support.daemons import OPTIONS
 
 STALLS_SECONDS = 400.0
-"""Of H4, where each ring that is spoilt takes some ten seconds. The member sits out twice as many
-rounds each time, so the first minute is not like the next ones."""
+"""Of H4, where a member spoils rings. It sits out twice as many rounds each time, so the first
+minute is not like the next ones: the rounds of the first `SECONDS` are counted as well."""
 
 HARMFUL = ("opposite", "noise", "huge")
 BOTH_WAYS = ("sums:{me}", "averages:{me}")
