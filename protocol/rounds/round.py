@@ -329,9 +329,8 @@ class Round(RoundView):
             ring.members, self._me, rules.num_chunks, ring.starters, signed.sign, signed.sign_sum
         )
         doubts, suspects = Doubts(self._hints.doubted), self._hints.suspected
-        identity = self._self
         return Attempt(
-            identity, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now
+            self._self, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now
         )
 
     # The rules: the ring

@@ -196,13 +196,7 @@ def signs_against(folder: Path, local: LocalSwarm) -> str:
     swarm.wait_for_all(4)
     began = swarm.rounds()
     wait_for_round(swarm.honest[-1], began + ACCUSED_ROUNDS)
-    warning = "a member signs against most others"
-    lines = [
-        line
-        for node in swarm.honest
-        for line in node.log_path.read_text(errors="replace").splitlines()
-        if warning in line
-    ]
+    lines = swarm.logged("a member signs against most others")
     name = f"peer={short(peer_id_of(liar))} "
     rounds = swarm.rounds() - began
     return (

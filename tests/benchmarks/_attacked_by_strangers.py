@@ -32,9 +32,7 @@ from tests.benchmarks._attacked_swarm import (
 )
 from tests.rogue import attacks_connections
 from tests.rogue.rogue import Rogue, encode, frame
-from tests.support.daemons import (
-    PATIENCE_SECONDS,
-)
+from tests.support.daemons import PATIENCE_SECONDS
 
 LISTEN_SECONDS = 10.0
 """Time for which a stranger listens."""

@@ -147,15 +147,14 @@ class Swarm:
         name = "gossamer_offences_total"
         return int(sum(metric_of(node, name, f'"{reason}"') for node in self.honest))
 
+    def logged(self, event: str) -> list[str]:
+        """The lines with an event in the logs of the honest daemons."""
+        logs = (node.log_path.read_text(errors="replace") for node in self.honest)
+        return [line for log in logs for line in log.splitlines() if event in line]
+
     def are_blamed(self, node: LocalNode) -> bool:
         """Returns whether each ban in the logs of the honest daemons is of this node."""
-        line = "a peer is banned for a while"
-        bans = [
-            each
-            for one in self.honest
-            for each in one.log_path.read_text(errors="replace").splitlines()
-            if line in each
-        ]
+        bans = self.logged("a peer is banned for a while")
         return all(f"peer={peer_id_of(node)} " in each for each in bans)
 
 
