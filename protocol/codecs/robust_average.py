@@ -7,7 +7,11 @@ difference from the centre, but no harder than a multiple of the median member:
 
     d_i     = |x_i - m|, and r is their upper median
     fade_i  = min(1, (2 r / d_i)^2), and 0 for a member that is out
-    average = m + sum_i w_i fade_i min(1, r / d_i) (x_i - m) / sum_i w_i fade_i
+    v_i     = w_i fade_i / n_i
+    average = m + sum_i v_i min(1, r / d_i) (x_i - m) / sum_i v_i
+
+where n_i is the number of members that add the same to what all have in common (`agreement`): those
+weigh as one of them.
 
 For members that are close to the others the bounds are 3 r and 4 r in place of r and 2 r. Honest
 members of very different speed and text are within that, so their average is the weighted mean.
@@ -47,11 +51,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.codecs.agreement import Agreement, Products, agreement_of
+from gossamer.protocol.codecs.agreement import Agreement, Products, agreement_of, numbers_alike
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
 from gossamer.protocol.standing import Standing
@@ -79,6 +84,13 @@ _NORMAL_MIN = 2.0**-126
 """The smallest normal fp32."""
 
 Float64Array = npt.NDArray[np.float64]
+
+
+class _Pull(NamedTuple):
+    """What distance leaves of a member: of its weight, and of its difference from the centre."""
+
+    fade: float
+    reach: float
 
 
 def robust_weights(tokens: Sequence[int], standing: Standing | None = None) -> list[int]:
@@ -140,11 +152,17 @@ def robust_average(
             lanes[:, : rows.shape[1]] += rows
 
     _by_tiles(parts, measure)
-    agreement = agreement_of(products.cosines(), judging, len(centre))
+    cosines = products.cosines()
+    agreement = agreement_of(cosines, judging, len(centre))
     if usual is None:
         usual = sorted(weights[each] for each in judging)[(len(judging) - 1) // 2]
     counted = _counted(weights, usual, products.norms(), judging, agreement)
-    shares = _shares([math.fsum(each) for each in lanes.tolist()], counted, judging, agreement)
+    pulls = _pulls([math.fsum(each) for each in lanes.tolist()], judging, agreement)
+    faded = [weight * pull.fade for weight, pull in zip(counted, pulls, strict=True)]
+    numbers = numbers_alike(cosines, faded, agreement, len(centre))
+    faded = [weight / number for weight, number in zip(faded, numbers, strict=True)]
+    total = math.fsum(faded)
+    shares = [weight * pull.reach / total for weight, pull in zip(faded, pulls, strict=True)]
 
     def move(tile: slice, values: Float64Array) -> None:
         values -= centre[tile]
@@ -189,22 +207,18 @@ def _counted(
     return counted
 
 
-def _shares(
-    squared_distances: Sequence[float],
-    weights: Sequence[float],
-    judging: Sequence[int],
-    agreement: Agreement,
-) -> list[float]:
-    """The factor of each member's difference from the centre."""
+def _pulls(
+    squared_distances: Sequence[float], judging: Sequence[int], agreement: Agreement
+) -> list[_Pull]:
+    """What each member's distance from the centre leaves of it."""
     squared_median = sorted(squared_distances[each] for each in judging)[len(judging) // 2]
-    shares, total = [], 0.0
-    for index, (squared, weight) in enumerate(zip(squared_distances, weights, strict=True)):
+    pulls = []
+    for index, squared in enumerate(squared_distances):
         is_close = index in agreement.close
         radius, fade = (CLOSE_RADIUS, CLOSE_FADE) if is_close else (RADIUS, FADE)
-        faded = weight * _at_most_one(fade * fade * squared_median, squared)
-        total += faded
-        shares.append(faded * math.sqrt(_at_most_one(radius * radius * squared_median, squared)))
-    return [share / total for share in shares]
+        reach = math.sqrt(_at_most_one(radius * radius * squared_median, squared))
+        pulls.append(_Pull(_at_most_one(fade * fade * squared_median, squared), reach))
+    return pulls
 
 
 def _at_most_one(limit: float, squared: float) -> float:

@@ -26,7 +26,9 @@ the same as -1 times it.
 
 Three more attacks are on that rule: `sleeper` works in four steps and lies in four, `flicker` takes
 turns, and `partial` turns 45 % of its signs, the same ones in all liars. In the other modes `sly`
-is an attack on the measure of agreement of `robust_average` (`_robust_sly`).
+is an attack on the measure of agreement of `robust_average` (`_robust_sly`). `ALIE noisy` and
+`sly noisy` hide from the comparison of what members add: each liar adds noise of its own, as long
+as the spread of the honest members.
 """
 
 from __future__ import annotations
@@ -95,6 +97,12 @@ def robust(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array
 
 AVERAGES: dict[str, Aggregate] = {"mean": mean, "clipped": clipped, "robust": robust}
 
+
+def alie(_own: Float32Array, others: Float32Array, _draw: np.random.Generator) -> Float32Array:
+    """The honest mean less one spread (Baruch et al. 2019, arXiv 1902.06156)."""
+    return np.asarray(others.mean(axis=0) - others.std(axis=0), np.float32)
+
+
 ATTACKS: dict[str, Attack | None] = {
     "nobody": None,
     "-10 x": lambda own, _others, _draw: -10 * own,
@@ -103,7 +111,7 @@ ATTACKS: dict[str, Attack | None] = {
         100 * others.std(axis=0) * draw.standard_normal(own.size, np.float32)
     ),
     "2^99": lambda own, _others, _draw: np.full_like(own, 2.0**99),
-    "ALIE": lambda _own, others, _draw: others.mean(axis=0) - others.std(axis=0),
+    "ALIE": alie,
     "bias": lambda _own, others, _draw: -0.5 * others.mean(axis=0),
 }
 
@@ -120,8 +128,19 @@ SIGN_AVERAGES = ("signs", AGREEING)
 MIXED = "mixed"
 """Each hostile member makes another one of the attacks, and the next one in the next round."""
 
-SLY = "sly"
-"""Made against the measure of agreement: `sly`. It is none of those in the mixed attack."""
+
+def noisy(attack: Attack) -> Attack:
+    """The attack with noise of each liar's own, as long as the spread of the honest members."""
+
+    def hidden(own: Float32Array, others: Float32Array, draw: np.random.Generator) -> Float32Array:
+        noise = others.std(axis=0) * draw.standard_normal(own.size, np.float32)
+        return np.asarray(attack(own, others, draw) + noise, np.float32)
+
+    return hidden
+
+
+EVASIONS: dict[str, Attack] = {"sly": sly, "ALIE noisy": noisy(alie), "sly noisy": noisy(sly)}
+"""Made against the rules of `robust_average`. They are none of those in the mixed attack."""
 
 SYNC: dict[str, SyncMode] = {"sparse": "sparse", "distro": "distro"}
 """The modes whose name stands for the codec; all other codecs are of `diloco`."""
@@ -129,8 +148,8 @@ SYNC: dict[str, SyncMode] = {"sparse": "sparse", "distro": "distro"}
 
 def attack_of(name: str, number: int, member: int) -> Attack | None:
     """What a hostile member does in a round."""
-    if name == SLY:
-        return sly
+    if name in EVASIONS:
+        return EVASIONS[name]
     if name != MIXED:
         return ATTACKS[name]
     attacks = [attack for attack in ATTACKS.values() if attack is not None]
@@ -280,7 +299,7 @@ def shards_of(text: ShardFolder, number: int, has_topics: bool) -> range:
 
 def main() -> None:
     """Trains all arms and prints a table."""
-    names = [*ATTACKS, MIXED, SLY, *SIGN_ATTACKS]
+    names = [*ATTACKS, MIXED, *EVASIONS, *SIGN_ATTACKS]
     parser = argparse.ArgumentParser("tests.benchmarks.robust", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--codec", default="int8", help="of the ring, or sparse or distro")
@@ -305,12 +324,12 @@ def main() -> None:
         parser.error("with distro all peers take the same steps")
     if options.attacks is None:
         options.attacks = [
-            each for each in names if (each != SLY if is_shared else each not in SIGN_ATTACKS)
+            each for each in names if each not in (EVASIONS if is_shared else SIGN_ATTACKS)
         ]
     elif not is_shared and {*options.attacks} & {*SIGN_ATTACKS}:
         parser.error(f"{', '.join(SIGN_ATTACKS)} are attacks on the signs of distro")
-    elif is_shared and SLY in options.attacks:
-        parser.error(f"{SLY} is an attack on the robust average")
+    elif is_shared and {*options.attacks} & {*EVASIONS}:
+        parser.error(f"{', '.join(EVASIONS)} are attacks on the robust average")
     possible = SIGN_AVERAGES if is_shared else [*AVERAGES]
     averages = options.averages or possible
     if not {*averages} <= {*possible}:

@@ -111,6 +111,11 @@ OPPOSED_PARTS = [
     np.array([sign * (i * 7 % 13 - 6) + i * step % 5 for i in range(16)], np.float32)
     for sign, step in ((1, 2), (-1, 3), (1, 4), (2, 1))
 ]
+# Five members with something in common, two of which add the same.
+ALIKE_PARTS = [
+    np.array([(i * 7 % 13 - 6) * 2 + i * step % 11 - 5 for i in range(32)], np.float32)
+    for step in (2, 3, 4, 5, 3)
+]
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
@@ -336,6 +341,13 @@ def vectors() -> dict[str, Any]:
             "parts": [part.tolist() for part in OPPOSED_PARTS],
             "tokens": [100, 300, 200, 250],
             "average": robust_average(OPPOSED_PARTS, robust_weights([100, 300, 200, 250]))
+            .tobytes()
+            .hex(),
+        },
+        "robust average with members that are alike": {
+            "parts": [part.tolist() for part in ALIKE_PARTS],
+            "tokens": [100, 300, 200, 250, 150],
+            "average": robust_average(ALIKE_PARTS, robust_weights([100, 300, 200, 250, 150]))
             .tobytes()
             .hex(),
         },

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gossamer.protocol.codecs.agreement import Agreement, Products, agreement_of
+from gossamer.protocol.codecs.agreement import (
+    Agreement,
+    Products,
+    agreement_of,
+    numbers_alike,
+)
 from gossamer.protocol.codecs.chunk_values import Float32Array
 
 SIZE = 20_000
@@ -108,6 +113,117 @@ def test_three_of_eight_put_no_honest_member_out() -> None:
     assert cosines[0] < -0.2
     assert min(cosines[1:5]) > 0.2
     assert not out_of([*honest, lie, lie, lie])
+
+
+def numbers_of(
+    parts: Sequence[Float32Array],
+    weights: Sequence[float] | None = None,
+    judging: Sequence[int] | None = None,
+) -> list[float]:
+    cosines = products_of(parts).cosines()
+    found = agreement_of(cosines, range(len(parts)) if judging is None else judging, SIZE)
+    return numbers_alike(cosines, weights or [1.0] * len(parts), found, len(parts[0]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("common", [0.0, 0.03, 0.1, 0.3, 0.6, 2.0, 20.0])
+def test_no_honest_member_is_like_another(seed: int, common: float) -> None:
+    parts = honest_parts(seed, common, (4.0, 2.0, 1.0, 2.0, 3.0, 1.0, 2.0, 2.0))
+    assert numbers_of(parts) == [1.0] * 8
+
+
+@pytest.mark.parametrize("common", [0.0, 0.6, 2.0])
+def test_members_that_add_the_same_count_as_one(common: float) -> None:
+    """However long they are; and the others are like nobody."""
+    parts = honest_parts(common=common)
+    copies = [np.float32(of) * parts[0] for of in (1.0, 0.1, 7.0)]
+    numbers = numbers_of([*parts[1:], *copies])
+    assert numbers[:4] == [1.0] * 4
+    assert numbers[4:] == pytest.approx([3.0] * 3, rel=1e-3)
+
+
+def test_likeness_counts_gradually() -> None:
+    """Noise of their own of these lengths, beside the same addition."""
+    parts = honest_parts(speeds=(1.0,) * 6)
+    draw = np.random.default_rng(2)
+
+    def alike(noise: float) -> float:
+        added = [
+            parts[0] + np.float32(noise) * draw.standard_normal(SIZE, np.float32) for _ in range(3)
+        ]
+        return numbers_of([*parts[1:], *added])[5]
+
+    found = [alike(noise) for noise in (0.0, 0.3, 0.6, 1.5)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == pytest.approx(3.0, rel=1e-3)
+    assert found[-1] == 1.0
+
+
+def test_all_alike_is_nobody_alike() -> None:
+    """Where nothing is beside the mean, rounding does not decide."""
+    part = honest_parts()[0]
+    assert numbers_of([part, part, part]) == [1.0] * 3
+    assert numbers_of([part, -part]) == [1.0] * 2
+    assert numbers_of([part, np.zeros_like(part)]) == [1.0] * 2
+    assert numbers_of([part]) == [1.0]
+
+
+def test_light_members_take_little_from_a_heavy_one() -> None:
+    parts = honest_parts()
+    numbers = numbers_of([*parts, parts[0], parts[0]], [100.0, 1, 1, 1, 1, 1, 1])
+    assert numbers[0] == pytest.approx(1.02, abs=0.001)
+    assert numbers[5:] == pytest.approx([3.0, 3.0], rel=1e-3)
+
+
+def test_who_is_no_judge_takes_nothing_from_a_judge() -> None:
+    parts = honest_parts()
+    numbers = numbers_of([*parts, parts[0], parts[0]], judging=range(5))
+    assert numbers[:5] == [1.0] * 5
+    assert numbers[5:] == pytest.approx([3.0, 3.0], rel=1e-3)
+
+
+def test_who_is_out_is_like_nobody() -> None:
+    parts = honest_parts()
+    lie = -parts[0]
+    assert out_of([*parts, lie, lie]) == {5, 6}
+    assert numbers_of([*parts, lie, lie], [1.0] * 5 + [0.0] * 2) == [1.0] * 7
+
+
+def test_in_four_elements_nobody_is_alike() -> None:
+    """There chance can make any two members alike."""
+    parts = [part[:4] for part in honest_parts()]
+    assert numbers_of([*parts, parts[0]]) == [1.0] * 6
+
+
+def test_numbers_alike_are_those_of_plain_arithmetic() -> None:
+    """Number by number in Python's floats, in the order that the specification gives."""
+    draw = np.random.default_rng(4)
+    parts = honest_parts(speeds=(1.0,) * 5)
+    parts += [parts[0] + np.float32(0.5) * draw.standard_normal(SIZE, np.float32), -parts[1]]
+    weights = [3.0, 1.0, 2.0, 5.0, 4.0, 2.0, 0.0]
+    cosines, left = products_of(parts).cosines(), [0, 1, 2, 3, 4, 5]
+    assert agreement(parts).judges == tuple(left)
+    sums = []
+    for row in cosines:
+        total = 0.0
+        for j in left:
+            total += row[j]
+        sums.append(total)
+    root = math.sqrt(math.fsum(sums[i] for i in left))
+    along = [each / root for each in sums]
+    beside = [[c - along[i] * along[j] for j, c in enumerate(row)] for i, row in enumerate(cosines)]
+    lengths = [math.sqrt(max(beside[i][i], 1e-4)) for i in range(7)]
+    expected = []
+    for i in range(7):
+        shares = []
+        for j in left:
+            if j != i and weights[i]:
+                y = min(max(beside[i][j] / (lengths[i] * lengths[j]), 0.5), 1.0)
+                z = (y * y - 0.25) / 0.75
+                shares.append(z * (min(weights[i], weights[j]) / weights[i]))
+        expected.append(1.0 + math.fsum(shares))
+    assert numbers_of(parts, weights) == expected
+    assert expected[5] > expected[0] > 1.0
 
 
 def test_only_judges_count() -> None:

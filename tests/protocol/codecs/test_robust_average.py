@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.codecs.agreement import Products, agreement_of
+from gossamer.protocol.codecs.agreement import Products, agreement_of, numbers_alike
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import LANES
 from gossamer.protocol.codecs.robust_average import (
@@ -39,10 +39,12 @@ def mean_of(parts: Sequence[Float32Array], weights: Sequence[float]) -> Float32A
 
 def test_the_average_is_that_of_plain_arithmetic() -> None:
     """Number by number in Python's floats, in the order that the specification gives. Agreement and
-    lengths are in `test_agreement`: here member 5 is out, and all others are close."""
+    lengths are in `test_agreement`: here member 5 is out, all others are close, and members 1 and 6
+    are alike."""
     parts, weights = parts_of(7, SIZE), [3, 1, 2, 5, 4, 1, 2]
     parts[4] *= np.float32(50)
     parts[5] = -parts[5]
+    parts[6] = (parts[1] + np.float32(0.5) * parts[6]).astype(np.float32)
     products = Products([float(np.abs(part).max()) for part in parts])
     products.add(np.stack(parts).astype(np.float64))
     agreement = agreement_of(products.cosines(), range(7), SIZE)
@@ -64,15 +66,16 @@ def test_the_average_is_that_of_plain_arithmetic() -> None:
             lanes[i % LANES] += difference * difference
         squares.append(math.fsum(lanes))
     median = sorted(squares)[3]
-    faded, pulls = [], []
+    faded, reaches = [], []
     for square, weight in zip(squares, counted, strict=True):
         faded.append(weight * min(1.0, CLOSE_FADE * CLOSE_FADE * median / square))
-        nearness = min(1.0, CLOSE_RADIUS * CLOSE_RADIUS * median / square)
-        pulls.append(faded[-1] * math.sqrt(nearness))
+        reaches.append(math.sqrt(min(1.0, CLOSE_RADIUS * CLOSE_RADIUS * median / square)))
     assert faded[4] < weights[4]
-    total = 0.0
-    for each in faded:
-        total += each
+    numbers = numbers_alike(products.cosines(), faded, agreement, SIZE)
+    assert [number > 1 for number in numbers] == [False, True, False, False, False, False, True]
+    faded = [weight / number for weight, number in zip(faded, numbers, strict=True)]
+    pulls = [weight * reach for weight, reach in zip(faded, reaches, strict=True)]
+    total = math.fsum(faded)
     expected = []
     for i, column in enumerate(columns):
         step = 0.0
@@ -164,6 +167,28 @@ def test_three_of_eight_that_send_the_opposite_change_nothing() -> None:
     parts[5:] = [-part for part in parts[5:]]
     found = robust_average(parts, weights, usual=100)
     np.testing.assert_allclose(found, mean_of(parts[:5], weights[:5]), rtol=0, atol=1e-5)
+
+
+def test_three_of_eight_that_add_the_same_move_it_as_one_member_does() -> None:
+    """A bias as long as what honest members add (ALIE). Three that count for themselves move it
+    by half of that."""
+    draw = np.random.default_rng(7)
+    shared, speeds = draw.standard_normal(SIZE), (2.0, 0.5, 1.0, 0.5, 1.5)
+    works = [speed * (shared + draw.standard_normal(SIZE)) for speed in speeds]
+    honest = [work.astype(np.float32) for work in works]
+    weights = [200, 50, 100, 50, 150, 200, 200, 200]
+    mean, bias = mean_of(honest, weights[:5]), np.std(honest, axis=0)
+    lie = np.mean(honest, axis=0) - bias
+
+    def moved(liars: int) -> float:
+        found = robust_average([*honest, *[lie] * liars], weights[: 5 + liars], usual=100)
+        return float(np.dot(mean - found, bias) / np.dot(bias, bias))
+
+    assert 0.1 < moved(3) <= moved(1) < 0.25
+    noise = [0.5 * bias * draw.standard_normal(SIZE) for _ in range(3)]
+    noisy = [(lie + each).astype(np.float32) for each in noise]
+    found = robust_average([*honest, *noisy], weights, usual=100)
+    assert np.dot(mean - found, bias) / np.dot(bias, bias) < 0.4
 
 
 def test_weights_grow_with_the_rounds_of_a_member() -> None:
