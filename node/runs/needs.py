@@ -6,15 +6,19 @@ its first seconds, and the system ends the process without a word.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gossamer.node.base.printable import printable
+from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.storage.disk_use import bytes_beside, existing_parent
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
@@ -46,9 +50,9 @@ STATE_BYTES_PER_PARAMETER = 8
 STATES_ON_DISK = 8
 """Checkpoints, and averages between them, that a node keeps at most."""
 
-MEMORY_SHARE_MAX = 0.7
-"""Part of the free memory that a run may need by this estimate. The rest is for activations, and
-for what the owner does with the machine."""
+FREE_SHARE_MAX = 0.7
+"""Part of the free memory, and of the free disk, that a run may need by this estimate. The rest is
+for activations, and for what the owner does with the machine."""
 
 PEERS_SUPPOSED = 8
 """Members for which the traffic of a round is told. With sums it depends little on their number;
@@ -68,6 +72,9 @@ class Needs:
     device_memory: int
     """Memory of the training device, if that has its own."""
     disk: int
+    """The most that lies on the disk, with a full data cache."""
+    least_disk: int
+    """The same with the smallest data cache."""
 
 
 def needs_of(
@@ -102,6 +109,8 @@ def needs_of(
     other = TRAINER_PROCESS_BYTES
     if trains_on_host:
         other += follower.vectors_bytes + follower.gradient_bytes
+    states = STATES_ON_DISK * max(STATE_BYTES_PER_PARAMETER * parameters, records)
+    states += run.model.frozen_bytes
     return Needs(
         memory=PROCESS_BYTES
         + others * other
@@ -109,9 +118,8 @@ def needs_of(
         + (trainer if trains_on_host else 0)
         + records,
         device_memory=0 if trains_on_host else trainer,
-        disk=STATES_ON_DISK * max(STATE_BYTES_PER_PARAMETER * parameters, records)
-        + run.model.frozen_bytes
-        + cache_bytes,
+        disk=states + cache_bytes,
+        least_disk=states + min(cache_bytes, CACHE_BYTES_MIN),
     )
 
 
@@ -127,12 +135,30 @@ def _records_bytes(run: Manifest | Draft) -> int:
 
 def require_memory(run: Manifest | Draft, needs: Needs, free_bytes: int) -> None:
     """Raises TooLargeError if a run needs more of the free memory than it may."""
-    if needs.memory > MEMORY_SHARE_MAX * free_bytes:
+    if needs.memory > FREE_SHARE_MAX * free_bytes:
         raise TooLargeError(
             f"the run {run.name} has {run.model.num_parameters:,} parameters and needs some "
             f"{format_bytes(needs.memory)} of memory here; {format_bytes(free_bytes)} are free, "
-            f"and a run may need {MEMORY_SHARE_MAX:.0%} of that. Free memory, or take a smaller "
+            f"and a run may need {FREE_SHARE_MAX:.0%} of that. Free memory, or take a smaller "
             "model"
+        )
+
+
+def require_disk(run: Manifest | Draft, needs: Needs, state_dir: Path) -> None:
+    """Raises TooLargeError if a run needs more of the disk than it may: of what is free and what
+    the state directory has of it. The data cache counts with its least size: it takes what is left.
+
+    It blocks for as long as the disk needs.
+    """
+    place = existing_parent(state_dir)
+    free = shutil.disk_usage(place).free
+    own = bytes_beside(state_dir)
+    if needs.least_disk > FREE_SHARE_MAX * (free + own):
+        raise TooLargeError(
+            f"the run {run.name} has {run.model.num_parameters:,} parameters and needs some "
+            f"{format_bytes(needs.least_disk)} of disk here; {format_bytes(free)} are free in "
+            f"{place}, and a run may need {FREE_SHARE_MAX:.0%} of that. Free some space, give "
+            "another --state-dir, or take a smaller model"
         )
 
 

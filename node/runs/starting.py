@@ -28,7 +28,7 @@ from gossamer.node.runs.importing import (
     write_genesis,
 )
 from gossamer.node.runs.manifest_file import read_manifest_file
-from gossamer.node.runs.needs import needs_of, require_memory
+from gossamer.node.runs.needs import needs_of, require_disk, require_memory
 from gossamer.node.runs.own_text import OwnText, founders_text
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.node.runs.progress import ProgressBars
@@ -85,6 +85,7 @@ async def found_here(
         draft, trains_on_host=True, cache_bytes=settings.cache_bytes, moments=settings.moments
     )
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
+    await run_abandonable(lambda: require_disk(draft, needs, settings.state_dir))
     cards = await run_abandonable(lambda: device_memories(settings.device, Gpus().read()))
     for fit in device_fits(draft, cards, settings.moments):
         log.info(require_fit(draft, fit).text)

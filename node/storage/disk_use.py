@@ -1,4 +1,5 @@
-"""The size of what lies in a state directory besides the blocks, which have their own count."""
+"""Where a state directory lies, and the size of what lies in it besides the blocks, which have
+their own count."""
 
 from __future__ import annotations
 
@@ -19,3 +20,10 @@ def bytes_beside(root: Path, blocks: Path | None = None) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
+
+
+def existing_parent(path: Path) -> Path:
+    """Returns the nearest folder above that exists, or the path itself."""
+    while not path.exists():
+        path = path.parent
+    return path

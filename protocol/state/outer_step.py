@@ -8,13 +8,20 @@ With mu = 0 it is plain averaging, and SparseLoCo's step (arXiv 2508.15706, algo
 
 The arithmetic is fp32. Every operation is rounded by itself, in exactly this order, without fused
 multiply-adds. So every peer gets the same bits, on any processor. The step equals torch.optim.SGD
-with nesterov=True, dampening=0 and a momentum that starts at 0.
+with nesterov=True, dampening=0 and a momentum that starts at 0, as long as no parameter leaves
+`PARAMETER_MAX`: there it stays.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+PARAMETER_MAX = 2.0**120
+"""Largest magnitude of a parameter. No model has such values; averages without a bound on liars can
+bring them about. An average has magnitudes up to 2^100, so the momentum stays below 2^114 and a
+step below 2^118, with all rates that a manifest may have. So no state ever has a value that is not
+finite, from which no later round could lead back."""
 
 # Elements per pass: the pieces of all vectors stay in the second-level cache.
 _BLOCK_ELEMENTS = 32 * 1024
@@ -38,10 +45,10 @@ def nesterov(
         ValueError: vectors of different shapes or of another type than fp32.
     """
     _check(parameters, momentum, gradient, out_parameters, out_momentum)
-    rate, decay = np.float32(learning_rate), np.float32(mu)
+    rate, decay, limit = np.float32(learning_rate), np.float32(mu), np.float32(PARAMETER_MAX)
     scratch = np.empty(min(_BLOCK_ELEMENTS, len(parameters)), dtype=np.float32)
-    # Values over the range become infinite, on every peer alike. A gradient from the network is
-    # checked where it arrives, and a warning from a thread would have no reader.
+    # A gradient from the network is checked where it arrives, and a warning from a thread has no
+    # reader.
     with np.errstate(all="ignore"):
         for start in range(0, len(parameters), _BLOCK_ELEMENTS):
             part = slice(start, start + _BLOCK_ELEMENTS)
@@ -52,7 +59,8 @@ def nesterov(
             np.multiply(m, decay, out=step)
             np.add(g, step, out=step)
             np.multiply(step, rate, out=step)
-            np.subtract(parameters[part], step, out=out_parameters[part])
+            np.subtract(parameters[part], step, out=step)
+            np.clip(step, -limit, limit, out=out_parameters[part])
 
 
 def _check(*vectors: NDArray[np.float32]) -> None:

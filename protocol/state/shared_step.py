@@ -32,6 +32,7 @@ from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.apply import Apply
 from gossamer.protocol.state.exact_transform import Grid, chunks_of_step, grids_of, inverse_exact
+from gossamer.protocol.state.outer_step import PARAMETER_MAX
 
 MEAN_SCALE = 2**10
 """Steps of a mean of signs between 0 and 1: more than a ring has members."""
@@ -84,13 +85,15 @@ def shared_step(
         ):
             raise ValueError("places of an update that are not ascending or out of range")
     step, keep = np.float32(rate), np.float32(1.0 - rate * weight_decay)
+    limit = np.float32(PARAMETER_MAX)  # a weight decay above 2 / rate makes parameters grow
 
     def take(grid: Grid) -> None:
         part = grid.tensor.range
         move = np.sign(inverse_exact(grid, _means(updates, part))).astype(np.float32)
         np.multiply(move, step, out=move)
         decayed = parameters[part] * keep if grid.tensor.is_matrix else parameters[part]
-        np.subtract(decayed, move, out=out[part])
+        np.subtract(decayed, move, out=move)
+        np.clip(move, -limit, limit, out=out[part])
 
     for _ in apply(take, grids):
         pass

@@ -12,6 +12,7 @@ from typing import Literal
 from gossamer.node.base.printable import printable
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.network.signed_manifests import open_signed_manifest
+from gossamer.node.storage.disk_use import existing_parent
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import short
@@ -78,10 +79,3 @@ def check_run(state_dir: StateDir) -> Iterator[Check]:
             f"No node can start on {state_dir.root} as it is. A new directory may get its "
             "identity.key",
         )
-
-
-def existing_parent(path: Path) -> Path:
-    """Returns the nearest folder above that exists, or the path itself."""
-    while not path.exists():
-        path = path.parent
-    return path

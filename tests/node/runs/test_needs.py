@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from msgspec.structs import replace
 
+from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.machine.capacity import free_memory_bytes, host_memory_bytes
 from gossamer.node.runs.needs import (
     PEERS_SUPPOSED,
@@ -17,6 +19,7 @@ from gossamer.node.runs.needs import (
     ask_owner,
     describe,
     needs_of,
+    require_disk,
     require_memory,
 )
 from gossamer.protocol.manifest import Manifest, Trust
@@ -49,6 +52,30 @@ def test_memory_is_refused_above_seven_tenths_of_what_is_free() -> None:
         TooLargeError, match=r"13,\d+,\d+,\d+ parameters and needs some 5\d\d\.. GB"
     ):
         require_memory(run, needs, int(needs.memory / 0.71))
+
+
+def test_disk_is_refused_above_seven_tenths_of_what_is_free_or_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the state directory has is there already, and the cache takes what is left."""
+    run = large_manifest()
+    needs = needs_of(run, trains_on_host=True, cache_bytes=10**15)
+    assert needs.disk > 10**15
+    assert needs.least_disk == 64 * run.model.num_parameters + CACHE_BYTES_MIN
+    state_dir = tmp_path / "not" / "yet"
+
+    def with_free(num_bytes: int) -> None:
+        usage = type(shutil.disk_usage(tmp_path))(2 * num_bytes, num_bytes, num_bytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+        require_disk(run, needs, state_dir)
+
+    with_free(int(needs.least_disk / 0.69))
+    with pytest.raises(TooLargeError, match=r"needs some 8\d\d\.. GB of disk here; .* are free in"):
+        with_free(int(needs.least_disk / 0.71))
+    state_dir.mkdir(parents=True)
+    with open(state_dir / "states", "wb") as file:
+        file.truncate(needs.least_disk)
+    with_free(int(needs.least_disk / 2))
 
 
 def test_a_founder_cannot_forge_the_lines_that_the_owner_is_shown() -> None:

@@ -9,7 +9,8 @@ import blake3
 import numpy as np
 import pytest
 
-from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.codecs.chunk_values import MAGNITUDE_MAX
+from gossamer.protocol.state.outer_step import PARAMETER_MAX, nesterov
 
 LENGTH = 70_001  # more than two passes, and no whole one at the end
 
@@ -78,12 +79,20 @@ def test_warm_up_is_plain_averaging() -> None:
     assert (momentum == gradient).all()
 
 
-def test_values_out_of_range_do_not_warn() -> None:
+def test_no_parameter_leaves_its_bound() -> None:
+    """With the longest averages, and the largest rates of a manifest, for ever."""
     parameters, momentum, gradient = vectors()
-    gradient[2] = 3e38
-    nesterov(parameters, momentum, gradient, 0.7, 0.9, parameters, momentum)
-    assert parameters[2] == -np.inf
-    assert np.isfinite(parameters[3:]).all()
+    gradient[2], gradient[3] = MAGNITUDE_MAX, -MAGNITUDE_MAX
+    for _ in range(5_000):
+        nesterov(parameters, momentum, gradient, 10.0, 0.9999, parameters, momentum)
+    assert parameters[2] == -PARAMETER_MAX
+    assert parameters[3] == PARAMETER_MAX
+    assert np.isfinite(parameters).all()
+    assert np.isfinite(momentum).all()
+    # The way back is open.
+    for _ in range(5):
+        nesterov(parameters, momentum, -gradient, 10.0, 0.0, parameters, momentum)
+    assert -PARAMETER_MAX < parameters[2] < parameters[3] < PARAMETER_MAX
 
 
 def test_refuses_other_types_and_lengths() -> None:

@@ -12,6 +12,7 @@ import torch
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.state.outer_step import PARAMETER_MAX
 from gossamer.protocol.state.shared_step import MEAN_SCALE, shared_rate_at, shared_step
 from gossamer.trainer.distro.dct import ModelDct
 from gossamer.trainer.distro.decoupled_momentum import Momentum
@@ -145,6 +146,15 @@ def test_one_peer_moves_every_element_of_a_tile_by_its_signs(dct: ModelDct) -> N
     half = grid.columns // 2
     assert (tile[:, :half] == -0.5).all()
     assert (tile[:, half:] == 0.5).all()
+
+
+def test_no_parameter_leaves_its_bound(dct: ModelDct) -> None:
+    """Also where the manifest's rate and weight decay make each step 99 times as far."""
+    parameters = np.full(dct.num_parameters, 0.5, np.float32)
+    for _ in range(40):
+        shared_step(dct.grids, parameters, updates(dct, 3), 10.0, 10.0, parameters)
+    assert np.abs(parameters).max() == PARAMETER_MAX
+    assert np.isfinite(parameters).all()
 
 
 def test_updates_that_cannot_be(dct: ModelDct) -> None:
