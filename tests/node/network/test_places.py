@@ -10,6 +10,7 @@ import trio
 
 from gossamer.node.network import places
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.addresses import libp2p_id
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.places import (
@@ -244,7 +245,33 @@ def test_announced_identities_without_standing_keep_nobody_out() -> None:
             await comes_in(server, members[2])
             assert {*ids, newcomer.peer_id} <= set(server.peers())
             assert len(server.peers()) <= inbound_max(PLACES)
+            measured(
+                f"{inbound_max(PLACES) + PLACES} announced identities of three networks on "
+                f"{PLACES} places: 3 of 3 members with standing and a newcomer of another "
+                "network came in, and stayed"
+            )
             nursery.cancel_scope.cancel()
+
+    trio.run(case)
+
+
+def test_what_a_peer_has_done_says_when_it_gives_way() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), []) as server:
+            worked, ring, known, other = (Identity.generate().peer_id for _ in range(4))
+            server.keep_places_of(
+                lambda peer: peer in (worked, ring, known),
+                lambda peer: peer == worked,
+                lambda _: False,
+            )
+
+            def ranks() -> list[Rank]:
+                return [server._swarm.rank_of(libp2p_id(p)) for p in (worked, ring, known, other)]
+
+            end = server.listen([worked, ring])
+            assert ranks() == [Rank.STANDING, Rank.IN_RING, Rank.ANNOUNCED, Rank.STRANGER]
+            end()
+            assert ranks() == [Rank.STANDING, Rank.ANNOUNCED, Rank.ANNOUNCED, Rank.STRANGER]
 
     trio.run(case)
 
