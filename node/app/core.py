@@ -148,10 +148,15 @@ class CoreBuilder:
             life=lambda: incarnation.number,
         )
         membership = Membership(inputs.identity.peer_id)
+        # `uploads` asks only about admitted peers, and takes all of a run with a list for members.
         transport.keep_places_of(
             membership.is_known,
-            lambda peer: (
-                self._blocks.uploads.is_member(peer) or (roll is not None and roll.is_member(peer))
+            has_standing=lambda peer: (
+                self._entrance.admits(peer) and self._blocks.uploads.is_member(peer)
+            ),
+            is_expected=lambda peer: (
+                self._entrance.admits(peer)
+                and (roll is not None or self._blocks.uploads.is_member(peer))
             ),
         )
         admission = Admission(

@@ -304,11 +304,18 @@ class Transport(Protocol):
         """A peer is no stranger any more: what was refused on a live connection begins now, that
         is gossip, and its word where it sees this node."""
 
-    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
-        """Connections of members do not end in favour of newcomers, when there are too many.
+    def keep_places_of(
+        self, is_known: PeerTest, has_standing: PeerTest, is_expected: PeerTest
+    ) -> None:
+        """Say whose connections may end in favour of newcomers, when there are too many.
 
-        Peers with standing come in although others of their network are banned again and again,
-        and although strangers of many networks begin handshakes that they do not finish.
+        Args:
+            is_known: whether a peer has announced itself. Others give way first.
+            has_standing: whether a peer's work has counted lately. Its connections do not end, and
+                others end for them, see `node/network/places.py`.
+            is_expected: whether a peer comes in although others of its network are banned again and
+                again, and although strangers of many networks begin handshakes that they do not
+                finish.
         """
 
     async def disconnect(self, peer_id: PeerId) -> None:

@@ -18,8 +18,9 @@ Rules
   fault is its own, or that of its line. If the others have really died, they do not care.
 - A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
   rounds: each of the two names the other in its `Ready` among those that are neighbours only where
-  nothing else is left (`is_avoided`). So an accusation that nobody shares separates the two
-  in later rings, and expels neither from them. In a small ring with much trouble nobody loses its place.
+  nothing else is left (`is_avoided`). So an accusation that nobody shares separates the two in
+  later rings, and expels neither from them. In a small ring with much trouble nobody loses its
+  place.
 - A neighbour that this peer put out, and to which it has no connection any more, has died or lost
   its line. This peer does not avoid it when it is back: the connection of the two is a new one.
 - A slow line is no fault, so a peer that is put out as slow gets no mark. As long as one accuser

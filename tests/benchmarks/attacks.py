@@ -156,7 +156,11 @@ ROWS = (
         "H6",
         "idle connections of strangers",
         "nobody else can connect or be dialled",
-        ("tests/node/network/test_places.py::test_idle_strangers_keep_nobody_out",),
+        (
+            "tests/node/network/test_places.py::test_idle_strangers_keep_nobody_out",
+            "tests/node/network/test_places.py"
+            "::test_announced_identities_without_standing_keep_nobody_out",
+        ),
         has_seed=False,
     ),
     Row(

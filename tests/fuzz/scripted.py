@@ -104,7 +104,9 @@ class ScriptedTransport:
     def let_in(self, peer_id: PeerId) -> None:
         """Nobody is a stranger here."""
 
-    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
+    def keep_places_of(
+        self, is_known: PeerTest, has_standing: PeerTest, is_expected: PeerTest
+    ) -> None:
         pass
 
     def handle(

@@ -65,6 +65,9 @@ class MemoryPeer:
         self.connections: dict[PeerId, MemoryConnection] = {}
         self.carried: list[MemoryConnection] = []
         """Connections of others that this peer carries."""
+        self.is_known: PeerTest = lambda _peer: False
+        self.has_standing: PeerTest = lambda _peer: False
+        self.is_expected: PeerTest = lambda _peer: False
         self.may_relay: MayRelay = lambda _caller, _target: "this peer does not relay"
         self._peer_id = peer_id
         self._address = address
@@ -269,8 +272,11 @@ class MemoryPeer:
             self.tell_retained(other)
             other.tell_retained(self)
 
-    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
+    def keep_places_of(
+        self, is_known: PeerTest, has_standing: PeerTest, is_expected: PeerTest
+    ) -> None:
         """See `Transport.keep_places_of`; places are not short here."""
+        self.is_known, self.has_standing, self.is_expected = is_known, has_standing, is_expected
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""

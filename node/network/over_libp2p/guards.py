@@ -33,7 +33,14 @@ from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newc
 from gossamer.node.network.over_libp2p.noise import layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.places import NoPlaceError, Place, inbound_max, network_of, place_to_free
+from gossamer.node.network.places import (
+    NoPlaceError,
+    Place,
+    Rank,
+    inbound_max,
+    network_of,
+    place_to_free,
+)
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
@@ -69,9 +76,9 @@ class GuardedSwarm(Swarm):
     on_connected: Callable[[SwarmConn], None] | None = None
     on_peers_changed: Callable[[], None] = staticmethod(lambda: None)
     """Is called when a connection begins or ends."""
-    is_member: Callable[[ID], bool] = staticmethod(lambda _peer: False)
-    """Returns whether a peer keeps its connection when places are short."""
-    has_standing: Callable[[ID], bool] = staticmethod(lambda _peer: False)
+    rank_of: Callable[[ID], Rank] = staticmethod(lambda _peer: Rank.STRANGER)
+    """Returns what a peer has done here, which says who keeps a place when places are short."""
+    is_expected: Callable[[ID], bool] = staticmethod(lambda _peer: False)
     """Returns whether a peer is let in from a network that is banned."""
     is_crossing: Callable[[ID], bool] = staticmethod(lambda _peer: False)
     """Returns whether this node and a peer dial each other through their routers now."""
@@ -287,18 +294,18 @@ class GuardedSwarm(Swarm):
             arriving.is_refused = True
         elif host:
             self.refusals.came_from(peer_id, host)
-            if self.has_standing(peer_id):
+            if self.is_expected(peer_id):
                 self.newcomers.know(network_of(host))
         return reason
 
     def _is_refused(self, peer_id: ID | None, host: str) -> bool:
-        """Returns whether a peer without standing would come from a network that is banned."""
-        has_standing = peer_id is not None and self.has_standing(peer_id)
-        return not has_standing and self.refusals.is_network_banned(host)
+        """Returns whether a peer that is not expected would come from a network that is banned."""
+        is_expected = peer_id is not None and self.is_expected(peer_id)
+        return not is_expected and self.refusals.is_network_banned(host)
 
     def _take_place(self, newcomer: IMuxedConn) -> str | None:
-        """Finds a place for a connection that a peer has opened, by ending a stranger's if need be;
-        says why there is none.
+        """Finds a place for a connection that a peer has opened, by ending another if need be; says
+        why there is none. The peer has proven its key, so its standing is known.
 
         Symptom: 400 idle connections keep everybody else out, and this node from dialling.
         """
@@ -311,10 +318,10 @@ class GuardedSwarm(Swarm):
             if isinstance(muxed, YamuxConnection) and not muxed.was_dialled
         ]
         inbound.sort(key=lambda pair: pair[1].opened_seconds)
-        taken = [Place(_network_of(each), self.is_member(each.peer_id)) for _, each in inbound]
+        taken = [self._place(muxed) for _, muxed in inbound]
         places_max = inbound_max(self.connection_config.max_connections) - self._arriving
         try:
-            freed = place_to_free(taken, _network_of(newcomer), places_max)
+            freed = place_to_free(taken, self._place(newcomer), places_max)
         except NoPlaceError as error:
             return str(error)
         if freed is not None:
@@ -324,6 +331,10 @@ class GuardedSwarm(Swarm):
             assert self.background_nursery is not None
             self.background_nursery.start_soon(connection.close)
         return None
+
+    def _place(self, connection: YamuxConnection) -> Place:
+        peer_id = connection.peer_id
+        return Place(peer_id.to_base58(), network_of(_host_of(connection)), self.rank_of(peer_id))
 
     def _note_violation(self, peer_id: ID, problem: str) -> None:
         if self.on_violation is not None:
@@ -361,11 +372,6 @@ def _host_of(connection: IMuxedConn) -> str:
         return ""
     remote = connection.get_remote_address()
     return remote[0] if remote else ""
-
-
-def _network_of(connection: YamuxConnection) -> str:
-    """The network of the other side's address; empty for a circuit."""
-    return network_of(_host_of(connection))
 
 
 def _carrier_of(connection: ReadWriteCloser) -> str:

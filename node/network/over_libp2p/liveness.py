@@ -95,6 +95,10 @@ class Liveness:
         """Ends what `listen` began with the same peers."""
         self._listened -= Counter(peers)
 
+    def is_listened(self, peer: ID) -> bool:
+        """Returns whether a peer is in a ring with this node now: `listen` asks for its signs."""
+        return peer in self._listened
+
     def ask_after_seconds(self, peer: ID, *, was_dialled: bool) -> float:
         """Returns the silence after which a peer is asked for a sign of life.
 

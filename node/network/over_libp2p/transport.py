@@ -34,6 +34,7 @@ from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.paths import Paths
 from gossamer.node.network.over_libp2p.streams import Streams
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.places import Rank
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Neighbourhood
 from gossamer.node.network.relay import RelayTerms
@@ -245,10 +246,21 @@ class Libp2pTransport:
             self.paths.let_in(libp2p_id(peer_id))
             self._swarm.on_peers_changed()
 
-    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
+    def keep_places_of(
+        self, is_known: PeerTest, has_standing: PeerTest, is_expected: PeerTest
+    ) -> None:
         """See `Transport.keep_places_of`."""
-        self._swarm.is_member = lambda peer: is_member(peer_id_of(peer))
-        self._swarm.has_standing = lambda peer: has_standing(peer_id_of(peer))
+
+        def rank_of(peer: ID) -> Rank:
+            peer_id = peer_id_of(peer)
+            if has_standing(peer_id):
+                return Rank.STANDING
+            if self._liveness.is_listened(peer):
+                return Rank.IN_RING
+            return Rank.ANNOUNCED if is_known(peer_id) else Rank.STRANGER
+
+        self._swarm.rank_of = rank_of
+        self._swarm.is_expected = lambda peer: is_expected(peer_id_of(peer))
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""

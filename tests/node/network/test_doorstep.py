@@ -242,7 +242,9 @@ def test_a_network_of_banned_keys_is_refused_and_its_members_come_in(
 
     async def case() -> None:
         async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
-            server.keep_places_of(lambda _: False, lambda peer: peer == member.peer_id)
+            server.keep_places_of(
+                lambda _: False, lambda _: False, lambda peer: peer == member.peer_id
+            )
             one = Identity.generate()
             for identity in [one] * 4 + [Identity.generate() for _ in range(2)]:
                 if identity is not one or not server._swarm.refusals._banned:
