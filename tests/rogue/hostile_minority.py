@@ -22,6 +22,7 @@ import trio
 from gossamer.node.base.settings import Settings
 from gossamer.node.modes.sync_mode import Promise
 from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.codecs import chunk_values
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.ids import Digest, PeerId
@@ -161,11 +162,21 @@ class Hostile(Honest):
 
 
 @dataclass
-class Claims:
-    """What the nodes of a world said that they had done."""
+class Notes:
+    """What the nodes of a world claimed, and which heads they took over."""
 
     claimed: dict[tuple[PeerId, Digest], set[int]] = field(default_factory=dict)
     """By author and parent: the tokens in its `Ready`s to the round after that parent."""
+
+    taken_over: list[tuple[CommittedState, Digest]] = field(default_factory=list)
+
+    def assert_none_was_left(self, world: World, name: str, after: int) -> None:
+        """Each head of a round after that one which the node took over is in its chain."""
+        committed = world.participant(name).context.committed
+        path = {*world.path(name)}
+        for state, head in self.taken_over:
+            if state is committed and head not in path:
+                assert committed.chain.entry(head).round <= after
 
     def assert_covers(self, header: Header, authors: set[PeerId]) -> None:
         """No header credits one of these authors with more than it claimed."""
@@ -175,24 +186,31 @@ class Claims:
 
 
 @contextmanager
-def claims_of(liars: set[PeerId], bound: int) -> Iterator[Claims]:
-    """In this context the liars' `Ready`s claim what the bound allows, and all claims are noted."""
-    claims = Claims()
+def claiming(liars: set[PeerId], bound: int) -> Iterator[Notes]:
+    """In this context the liars' `Ready`s claim what the bound allows. What all nodes claim and
+    take over is noted."""
+    notes = Notes()
     say_ready = OpenRound.say_ready
 
     def said(self: OpenRound, promise: Promise, loss: float | None) -> None:
         machine = self.driver.machine
         if machine._me in liars:
             promise = replace(promise, tokens=bound)
-        claims.claimed.setdefault((machine._me, machine.head), set()).add(promise.tokens)
+        notes.claimed.setdefault((machine._me, machine.head), set()).add(promise.tokens)
         say_ready(self, promise, loss)
 
+    def assigned(self: CommittedState, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "head":
+            notes.taken_over.append((self, self.head))
+
     with (
+        patch.object(CommittedState, "__setattr__", assigned),
         patch.object(OpenRound, "say_ready", said),
         # The node of a liar lets out all that a receiver takes. Honest work is far below both.
         patch.object(chunk_values, "WORK_MAGNITUDE_MAX", chunk_values.MAGNITUDE_MAX),
     ):
-        yield claims
+        yield notes
 
 
 @dataclass(frozen=True)
@@ -217,8 +235,9 @@ def credited_under(root: Path, codec: str, attack: str, rounds: int = ROUNDS) ->
     """Lets five honest nodes and three hostile ones work together for some rounds.
 
     It counts from the first round in which all eight are credited. It also asserts that the honest
-    nodes are on one chain with one state, that what their accounts say of committed tokens is what
-    the chain says, and that no header credits an honest node with tokens that it did not claim.
+    nodes are on one chain with one state, and never took over another head since then. What their
+    accounts say of committed tokens is what the chain says, and no header credits an honest node
+    with tokens that it did not claim.
     """
     world = World(root, seed=43, codec=codec, trust="open")
     overheard = Overheard()
@@ -246,13 +265,14 @@ def credited_under(root: Path, codec: str, attack: str, rounds: int = ROUNDS) ->
         await settled(world, *HONEST)
         for name in HONEST:
             assert_account_is_true(world, name)
+            notes.assert_none_was_left(world, name, began)
         headers.extend(headers_of(world, "a"))
         headers[:] = [each for each in headers if began < each.round <= began + rounds]
 
-    with claims_of(liars, bound) as claims:
+    with claiming(liars, bound) as notes:
         simulate(world, story)
     for header in headers:
-        claims.assert_covers(header, {world.identity(name).peer_id for name in HONEST})
+        notes.assert_covers(header, {world.identity(name).peer_id for name in HONEST})
     taken = {credits_of(header).get(liar, 0) for header in headers for liar in liars}
     assert taken <= {0, bound}, "a liar claims less than it may"
 
