@@ -1,6 +1,6 @@
 """What becomes of each attack that once stopped a run, row by row?
 
-    python -m tests.benchmarks.attacks                   # all rows; some ten minutes
+    python -m tests.benchmarks.attacks                   # all rows; some twenty minutes
     python -m tests.benchmarks.attacks --seeds 1 2 3     # each of them in three worlds
     python -m tests.benchmarks.attacks C2 H4             # these rows
 
@@ -37,6 +37,7 @@ INFLUENCE, CATALOGUE = "tests/rogue/test_influence.py::", "tests/rogue/test_cata
 UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_provoked_dials.py::"
 QUOTA, LEFT_OUT = "tests/rogue/test_quota.py::", "tests/rogue/test_left_out.py::"
 STEPS = "tests/rogue/test_open_steps.py::"
+LIES = "tests/benchmarks/_credit_under_lies.py::test_honest_nodes_are_credited_under_every_attack"
 SUMS, SETS = "tests/rogue/test_sum_audits.py::", "tests/rogue/test_set_audits.py::"
 
 
@@ -117,6 +118,27 @@ ROWS = (
             f"{STEPS}test_what_a_member_did_not_sign_is_the_offence_of_who_sends_it",
             f"{STEPS}test_who_signs_against_the_others_has_no_part_in_the_steps",
         ),
+    ),
+    Row(
+        "C8",
+        "three of eight, with `open` and `diloco`, int8: six attacks and a mixed one "
+        "in place of their work, and tokens claimed at the bound",
+        "-",
+        (f"{LIES}[int8]",),
+    ),
+    Row(
+        "C9",
+        "three of eight, with `open` and `sparse`: six attacks and a mixed one "
+        "in place of their work, and tokens claimed at the bound",
+        "-",
+        (f"{LIES}[sparse]",),
+    ),
+    Row(
+        "C10",
+        "three of eight, with `open` and `distro`: six attacks and a mixed one "
+        "in place of their work, and tokens claimed at the bound",
+        "-",
+        (f"{LIES}[distro]",),
     ),
     Row(
         "H1",
@@ -272,7 +294,7 @@ def _merged(lines: Sequence[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="C1 to C4, H1 to H7, M1 to M6")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="C1 to C10, H1 to H7, M1 to M6")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="worlds, from 1 on")
     options = parser.parse_args()
     unknown = sorted({*options.rows} - {row.name for row in ROWS})

@@ -63,9 +63,10 @@ from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Worker
 from tests.benchmarks._robust_distro import SharedSwarm, dense, strongest
 from tests.benchmarks._robust_sly import sly
+from tests.support import lies
+from tests.support.lies import ATTACKS, MIXED, Attack, alie
 
 Aggregate = Callable[[Sequence[Float32Array], Sequence[int]], Float32Array]
-Attack = Callable[[Float32Array, Float32Array, np.random.Generator], Float32Array]
 
 HOSTILE = (1, 4, 6)
 CLAIM = 10**9
@@ -98,23 +99,6 @@ def robust(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array
 AVERAGES: dict[str, Aggregate] = {"mean": mean, "clipped": clipped, "robust": robust}
 
 
-def alie(_own: Float32Array, others: Float32Array, _draw: np.random.Generator) -> Float32Array:
-    """The honest mean less one spread (Baruch et al. 2019, arXiv 1902.06156)."""
-    return np.asarray(others.mean(axis=0) - others.std(axis=0), np.float32)
-
-
-ATTACKS: dict[str, Attack | None] = {
-    "nobody": None,
-    "-10 x": lambda own, _others, _draw: -10 * own,
-    "-1 x": lambda own, _others, _draw: -own,
-    "noise x 100": lambda own, others, draw: (
-        100 * others.std(axis=0) * draw.standard_normal(own.size, np.float32)
-    ),
-    "2^99": lambda own, _others, _draw: np.full_like(own, 2.0**99),
-    "ALIE": alie,
-    "bias": lambda _own, others, _draw: -0.5 * others.mean(axis=0),
-}
-
 SIGN_ATTACKS = ("sleeper", "flicker", "partial")
 """Attacks on the rule that leaves out members, see `signs_of_liar`."""
 
@@ -124,9 +108,6 @@ TURNED_SHARE = 0.45
 AGREEING = "agreeing"
 SIGN_AVERAGES = ("signs", AGREEING)
 """The averages of signs: of all members, and of those that agree with the others."""
-
-MIXED = "mixed"
-"""Each hostile member makes another one of the attacks, and the next one in the next round."""
 
 
 def noisy(attack: Attack) -> Attack:
@@ -150,10 +131,7 @@ def attack_of(name: str, number: int, member: int) -> Attack | None:
     """What a hostile member does in a round."""
     if name in EVASIONS:
         return EVASIONS[name]
-    if name != MIXED:
-        return ATTACKS[name]
-    attacks = [attack for attack in ATTACKS.values() if attack is not None]
-    return attacks[(number + 2 * HOSTILE.index(member)) % len(attacks)]
+    return lies.attack_of(name, number, HOSTILE.index(member))
 
 
 def signs_of_liar(attack: str, step: int, signs: Float32Array) -> Float32Array:

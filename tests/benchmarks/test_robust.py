@@ -8,7 +8,8 @@ import pytest
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from tests.benchmarks._robust_distro import dense, strongest
 from tests.benchmarks._robust_sly import sly
-from tests.benchmarks.robust import ATTACKS, HOSTILE, MIXED, attack_of
+from tests.benchmarks.robust import HOSTILE, attack_of
+from tests.support.lies import ATTACKS, MIXED
 
 CODEC = SignCodec([(2, 6), (1, 2)], 3)
 """Two tiles of six coefficients, and one of two, of which all are sent."""
