@@ -241,7 +241,7 @@ class _Daemon:
             manifest = open_signed_manifest(signed)
             if isinstance(self._role, Resume):
                 require_fitting(manifest, has_text=own_text is not None, has_shards=True)
-            await run_abandonable(lambda: self._require_room(manifest))
+            self._require_memory(manifest)
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
@@ -268,7 +268,7 @@ class _Daemon:
                 nursery.cancel_scope.cancel()
             self._reached = reached(node.participant, settings.state_dir)
 
-    def _require_room(self, manifest: Manifest) -> Needs:
+    def _require_memory(self, manifest: Manifest) -> Needs:
         """Returns what a run needs here. Raises TooLargeError where that is too much."""
         settings = self._settings
         needs = needs_of(
@@ -279,7 +279,6 @@ class _Daemon:
             num_devices=len(devices_of(settings.device, Gpus().read())),
         )
         require_memory(manifest, needs, free_memory_bytes())
-        require_disk(manifest, needs, settings.state_dir)
         gpus = Gpus().read()
         problems = least_problems(
             manifest,
@@ -301,7 +300,9 @@ class _Daemon:
         """
         assert isinstance(self._role, Join)
         require_fitting(manifest, has_text=bool(self._role.corpus))
-        needs = await run_abandonable(lambda: self._require_room(manifest))
+        needs = self._require_memory(manifest)
+        # Not at each start: a disk that others have filled since is a trouble that passes.
+        await run_abandonable(lambda: require_disk(manifest, needs, self._settings.state_dir))
         cards = device_memories(self._settings.device, Gpus().read())
         fits = device_fits(manifest, cards, self._settings.moments)
         device = "; ".join(require_fit(manifest, fit).text for fit in fits)

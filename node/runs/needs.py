@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.node.base.printable import printable
-from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
@@ -74,7 +73,7 @@ class Needs:
     disk: int
     """The most that lies on the disk, with a full data cache."""
     least_disk: int
-    """The same with the smallest data cache."""
+    """The same with an empty data cache: that takes what is left."""
 
 
 def needs_of(
@@ -119,7 +118,7 @@ def needs_of(
         + records,
         device_memory=0 if trains_on_host else trainer,
         disk=states + cache_bytes,
-        least_disk=states + min(cache_bytes, CACHE_BYTES_MIN),
+        least_disk=states,
     )
 
 
@@ -146,7 +145,7 @@ def require_memory(run: Manifest | Draft, needs: Needs, free_bytes: int) -> None
 
 def require_disk(run: Manifest | Draft, needs: Needs, state_dir: Path) -> None:
     """Raises TooLargeError if a run needs more of the disk than it may: of what is free and what
-    the state directory has of it. The data cache counts with its least size: it takes what is left.
+    the state directory has of it.
 
     It blocks for as long as the disk needs.
     """

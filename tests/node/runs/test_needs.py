@@ -9,7 +9,6 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.machine.capacity import free_memory_bytes, host_memory_bytes
 from gossamer.node.runs.needs import (
     PEERS_SUPPOSED,
@@ -61,7 +60,7 @@ def test_disk_is_refused_above_seven_tenths_of_what_is_free_or_own(
     run = large_manifest()
     needs = needs_of(run, trains_on_host=True, cache_bytes=10**15)
     assert needs.disk > 10**15
-    assert needs.least_disk == 64 * run.model.num_parameters + CACHE_BYTES_MIN
+    assert needs.least_disk == 64 * run.model.num_parameters
     state_dir = tmp_path / "not" / "yet"
 
     def with_free(num_bytes: int) -> None:
