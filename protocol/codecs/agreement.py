@@ -32,8 +32,8 @@ count as fewer, as in FoolsGold (Fung et al. 2018, arXiv 1808.04866), here withi
     n_i  = 1 + sum_j z_ij min(1, w_j / w_i), over the other members j
 
 and the weight w_i of a member is divided by n_i. Members that send the same weigh as one of them.
-A liar that is like an honest member takes weight from it, and gives the average what it took,
-since it is like it. Liars that each add noise of their own, as long as what honest members add,
+A liar that is like an honest member takes weight from it, and gives the average nearly what it
+took, at its own length. Liars that each add noise of their own, as long as what honest members add,
 are not found by it.
 
 All members find the same: products are exact, and every other operation is rounded by itself.

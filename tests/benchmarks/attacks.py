@@ -1,6 +1,6 @@
 """What becomes of each attack that once stopped a run, row by row?
 
-    python -m tests.benchmarks.attacks                   # all rows; some twenty minutes
+    python -m tests.benchmarks.attacks                   # all rows; C8 to C10 take minutes each
     python -m tests.benchmarks.attacks --seeds 1 2 3     # each of them in three worlds
     python -m tests.benchmarks.attacks C2 H4             # these rows
 

@@ -98,7 +98,6 @@ def robust(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array
 
 AVERAGES: dict[str, Aggregate] = {"mean": mean, "clipped": clipped, "robust": robust}
 
-
 SIGN_ATTACKS = ("sleeper", "flicker", "partial")
 """Attacks on the rule that leaves out members, see `signs_of_liar`."""
 

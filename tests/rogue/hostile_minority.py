@@ -29,7 +29,6 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.state.chain import Header, credits_of
-from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc import messages
 from tests.rogue.test_influence import largest_parameter
 from tests.support import jumping_clock
@@ -98,18 +97,9 @@ class Honest(NumbersTrainer):
         self._name = Path(optimizer_path).parent.parent.name
         self._target = common_target(optimizer_path, self.base.size)
 
-    async def train(
-        self,
-        round_number: int,
-        first_step: int,
-        steps: int,
-        seconds: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> messages.Finished:
+    async def train(self, round_number: int, *arguments: Any, **others: Any) -> messages.Finished:
         self._number = round_number
-        return await super().train(round_number, first_step, steps, seconds, start, new, place)
+        return await super().train(round_number, *arguments, **others)
 
     async def collect(self) -> bool:
         is_usable = await super().collect()
