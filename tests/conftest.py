@@ -13,6 +13,7 @@ be put under the end-to-end tests and the chaos set (``TMPDIR=/var/tmp pytest te
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -136,3 +137,9 @@ def _log_of_its_own() -> Iterator[None]:
     """A test may make the log quiet; the next one may read it."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def quiet() -> None:
+    """Errors alone are logged, and nothing of what an attacked world warns of."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

@@ -8,18 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import structlog
 
 from tests.rogue.hostile_minority import CREDITED_SHARE_MIN, Outcome, credited_under
 from tests.support.lies import ATTACKS, MIXED, NOBODY
 from tests.support.measured import measured
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 HOSTILE_ATTACKS = (*(name for name in ATTACKS if name != NOBODY), MIXED)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def told(codec: str, quiet: Outcome, outcomes: list[Outcome]) -> str:

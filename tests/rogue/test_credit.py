@@ -8,22 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import structlog
 
 from tests.rogue.hostile_minority import CREDITED_SHARE_MIN, HOSTILE, credited_under
 from tests.support.lies import MIXED
 from tests.support.measured import measured
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 ROUNDS = 6
 """In which each honest node has to be credited: one without it would be a sixth of them."""
 
 SOUND = 10.0
 """Honest parameters stay below this."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def test_honest_nodes_are_credited_beside_three_of_eight_that_lie(tmp_path: Path) -> None:

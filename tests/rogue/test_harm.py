@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 
 from gossamer.node.network.transport import TransportError
@@ -30,6 +29,8 @@ from tests.support.node_world import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 NAMES = "abcd"
 SECONDS = 60.0
 UNDISTURBED_PART = 1 / 5
@@ -37,11 +38,6 @@ UNDISTURBED_PART = 1 / 5
 
 TOKENS_OF_A_ROUND = 4 * 128
 """More than the honest members can gain while the traitor comes back."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def rounds_of(

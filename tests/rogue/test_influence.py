@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import structlog
 import trio
 
 from gossamer.protocol.manifest import Trust
@@ -16,6 +15,8 @@ from gossamer.protocol.rounds import ring_parts
 from gossamer.trainer.ipc import messages
 from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 HONEST = "abc"
 CLAIM = 10
@@ -70,11 +71,6 @@ class Liar(NumbersTrainer):
         finished = await super().train(*arguments, **others)
         self._work = -self._work
         return msgspec.structs.replace(finished, tokens=CLAIM * finished.tokens)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def largest_parameter(world: World, names: str) -> float:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from gossamer.node.rounds import opening
@@ -20,12 +19,9 @@ from gossamer.protocol.wire.statements import Ready
 from tests.support.measured import measured
 from tests.support.node_world import World, credited, headers_of, simulate, tokens_of
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROUNDS = 40
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 class InTurn(Round):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import structlog
 import trio
 
 from gossamer.node.network.identity import Identity
@@ -35,12 +34,9 @@ from tests.support.measured import measured
 from tests.support.node_world import World, simulate
 from tests.support.sum_verdicts import verdicts_of
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 NAMES = "abc"
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def attacked(root: Path, attack: Attack, codec: str, trust: Trust) -> World:

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import structlog
 import trio
 
 from gossamer.node.modes.pending_work import Contributions
@@ -52,6 +51,8 @@ from tests.support.node_world import (
 from tests.support.noted_offences import noted_offences
 from tests.support.sum_verdicts import verdicts_of
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 MODES: dict[str, dict[str, Any]] = {
     "sets": {"codec": "sparse"},
     "sets that become sums": {"codec": "sparse", "top_k": SUMS_TOP_K},
@@ -60,11 +61,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 _follow = SharedStepRunner.follow
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def others_changed(payload: Buffer, me: int, change: Callable[[memoryview], Buffer]) -> bytes:

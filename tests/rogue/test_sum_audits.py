@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import structlog
 import trio
 
 from gossamer.node.modes.pending_work import Contributions, FinishedSum
@@ -48,6 +47,8 @@ from tests.support.node_world import (
 )
 from tests.support.sum_verdicts import verdicts_of
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 HONEST, LIAR = "abc", "d"
 FIRST_LIE = 4
 """Round from which on the liar lies."""
@@ -59,11 +60,6 @@ AUDITS_WAIT = 40
 """Rounds in which the honest members have found the liar: each audits one in four."""
 
 _contribution = Contributions.contribution
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def forge(made: Contribution, forged: Callable[[int, Buffer, int], Buffer], where: str) -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 
 from tests.rogue.test_influence import SOUND, Negative, largest_parameter
 from tests.support.measured import measured
 from tests.support.node_world import World, newest_header, simulate, tokens_of
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 HONEST, SYBILS = "abc", "defg"
 PROBATION = 16
 ROUNDS = 8
 """With the identities in the ring, fewer than the probation has."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def largest_after(root: Path, probation: int) -> float:
