@@ -18,6 +18,7 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
 from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
+from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.inventory import (
@@ -62,7 +63,8 @@ class SentChunks:
         """The inventory that the member sent; None before that."""
         self._queued = 0
         self._queued_bytes = 0
-        """Bytes of all chunks that were queued and not left out."""
+        """Bytes of all chunks that were queued and not left out. A chunk that has not been sent
+        counts as it is without packing."""
         self._left_out = 0
         self._under_way: deque[int] = deque()
         """Sizes of the chunks that were sent and are not yet received."""
@@ -96,12 +98,13 @@ class SentChunks:
         self._queued_bytes -= len(action.payload)
         return False
 
-    def sent(self, now: float, action: Send) -> None:
-        """A queued chunk is on its way."""
+    def sent(self, now: float, action: Send, num_bytes: int) -> None:
+        """A queued chunk is on its way, packed to so many bytes."""
         if not self._under_way:
             self._busy_since_seconds = now
             self._silent_seconds = 0.0
-        self._under_way.append(len(action.payload))
+        self._queued_bytes += num_bytes - len(action.payload)
+        self._under_way.append(num_bytes)
 
     def answered(self) -> None:
         """The member said something."""
@@ -164,7 +167,7 @@ class RingLink:
         self,
         transport: Transport,
         target: LinkTarget,
-        num_chunks: int,
+        chunks: RingChunks,
         awake_since: Callable[[float], float],
         *,
         on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
@@ -172,15 +175,15 @@ class RingLink:
     ) -> None:
         """
         Args:
-            num_chunks: of the round.
+            chunks: of the round.
             awake_since: the seconds for which this process has run since a local time.
             on_transfer: gets the bytes and seconds of each time in which the link was busy.
             on_measured: gets the link's rate every `WATCH_SECONDS`.
         """
         self._transport = transport
         self._target = target
-        self._num_chunks = num_chunks
-        outbox_max = SENDS_PER_CHUNK_MAX * num_chunks
+        self._format = chunks
+        outbox_max = SENDS_PER_CHUNK_MAX * chunks.plan.num_chunks
         self._into_outbox, self._outbox = trio.open_memory_channel[Send](outbox_max)
         self._awake_since = awake_since
         self._on_transfer = on_transfer
@@ -256,10 +259,12 @@ class RingLink:
         async for action in self._outbox:
             if not self._chunks.is_wanted(action):
                 continue
-            self._chunks.sent(trio.current_time(), action)
+            parts = await self._format.packed(action)
+            num_bytes = sum(len(part) for part in parts)
+            self._chunks.sent(trio.current_time(), action, num_bytes)
             mask = mask_bytes(action.mask, num_members)
             chunk_message = ChunkMessage(action.chunk, mask, action.finisher, action.signature)
-            await send_frame(stream, encode_ring_message(chunk_message), action.payload)
+            await send_frame(stream, encode_ring_message(chunk_message), *parts)
 
     async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:
         chunks, num_members = self._chunks, len(self._target.ring.members)
@@ -270,7 +275,8 @@ class RingLink:
                 )
                 answer = decode_to_sender(message)
                 if isinstance(answer, HeldChunks):
-                    chunks.inventory = decode_inventory(payload, self._num_chunks, num_members)
+                    num_chunks = self._format.plan.num_chunks
+                    chunks.inventory = decode_inventory(payload, num_chunks, num_members)
                     self._greeted.set()
             except RemoteProtocolError:
                 raise LinkFailed("malformed answer") from None

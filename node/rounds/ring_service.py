@@ -11,11 +11,10 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import receive_frame, receive_message, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed
 from gossamer.node.rounds.dispatcher import RoundDispatcher
-from gossamer.protocol.codecs.payloads import Payloads, SumPayloads
+from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import (
@@ -27,7 +26,6 @@ from gossamer.protocol.rounds.inventory import (
     Payload,
     encode_inventory,
 )
-from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.ring_messages import (
     RING_MESSAGE_BYTES_MAX,
     Ack,
@@ -41,11 +39,6 @@ from gossamer.protocol.wire.statements import Signed
 
 ACK_SECONDS = 0.25
 """A chunk that takes longer is acknowledged in pieces, so that a slow line is not a silent one."""
-
-INLINE_BYTES_MAX = 96 * 1024
-"""A sum of this length is checked by the event loop itself: its digest, signature and content take
-some 0.2 ms, and a thread costs as much again to hand them over. A set of this length may have 22
-records, each of which takes 0.3 ms."""
 
 FIRST_FRAME_SECONDS = 10.0
 """Longest wait for the first message of a stream, which names its ring."""
@@ -99,23 +92,14 @@ class CommittedRing:
 class RingReceiver:
     """Takes what a predecessor sends in one ring that is followed here (a `Receiver`)."""
 
-    def __init__(
-        self,
-        dispatcher: RoundDispatcher,
-        ring_id: Digest,
-        plan: ChunkPlan,
-        payloads: Payloads,
-        run_in_thread: RunInThread,
-    ) -> None:
+    def __init__(self, dispatcher: RoundDispatcher, ring_id: Digest, chunks: RingChunks) -> None:
         assert dispatcher.machine.ring is not None
         self.num_members = len(dispatcher.machine.ring.members)
         self._signed_averages = dispatcher.machine.signed_averages
         self._members_signed = self._signed_averages.members
         self._dispatcher = dispatcher
         self._ring_id = ring_id
-        self._plan = plan
-        self._payloads = payloads
-        self._run_in_thread = run_in_thread
+        self._chunks = chunks
 
     def inventory(self) -> Inventory:
         """See `Receiver`."""
@@ -130,10 +114,7 @@ class RingReceiver:
         if not self._is_of_use():
             return
         self._check_length(received)
-        if isinstance(self._payloads, SumPayloads) and len(received.payload) <= INLINE_BYTES_MAX:
-            checked = self._checked(received)
-        else:
-            checked = await self._run_in_thread(lambda: self._checked(received))
+        checked = await self._chunks.run(len(received.payload), lambda: self._checked(received))
         dispatcher.steps_signed(self._members_signed.take_found())
         if not self._is_of_use():  # much may have happened meanwhile
             return
@@ -150,31 +131,45 @@ class RingReceiver:
         return use == "wanted"
 
     def _check_length(self, received: ReceivedChunk) -> None:
-        chunk, num_bytes = received.chunk, len(received.payload)
-        if not 0 <= chunk < self._plan.num_chunks:
-            raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
-        elements = self._plan.elements_of(chunk)
-        if not self._payloads.is_length(
-            num_bytes, elements, received.mask, chunk, is_average=received.is_average
-        ):
+        chunk, num_bytes, plan = received.chunk, len(received.payload), self._chunks.plan
+        if not 0 <= chunk < plan.num_chunks:
+            raise MalformedError(f"chunk {chunk} of {plan.num_chunks}")
+        if not (self._is_whole(received) or self._is_packed(received)):
             raise MalformedError(f"{num_bytes} bytes are no chunk of such members")
+
+    def _is_whole(self, received: ReceivedChunk) -> bool:
+        chunk, mask = received.chunk, received.mask
+        return self._chunks.payloads.is_length(
+            len(received.payload),
+            self._chunks.plan.elements_of(chunk),
+            mask,
+            chunk,
+            is_average=received.is_average,
+        )
+
+    def _is_packed(self, received: ReceivedChunk) -> bool:
+        elements = self._chunks.plan.elements_of(received.chunk)
+        num_bytes = len(received.payload)
+        return self._chunks.payloads.is_packed_length(num_bytes, elements, received.mask)
 
     def _checked(self, received: ReceivedChunk) -> ArrivedSum | Average:
         """A chunk that is what it has to be, with the signatures that it needs; RemoteProtocolError
         for another."""
         sender, chunk, mask, finisher, payload, signature = received
+        payloads, elements = self._chunks.payloads, self._chunks.plan.elements_of(chunk)
+        if self._is_packed(received):
+            payload = payloads.unpacked(payload, elements, mask)
         checked: ArrivedSum | Average
         if finisher is None:
-            digest = digest_of(payload) if self._payloads.are_audited else NO_DIGEST
+            digest = digest_of(payload) if payloads.are_audited else NO_DIGEST
             checked = ArrivedSum(sender, mask, payload, digest, signature)
             self._signed_averages.check_sum(chunk, checked)
         else:
             checked = Average(mask, digest_of(payload), finisher, payload, signature)
             self._signed_averages.check(chunk, checked)
         if self._dispatcher.has_to_check(mask, finisher):
-            elements, is_average = self._plan.elements_of(chunk), received.is_average
-            signed = self._members_signed
-            self._payloads.check(payload, elements, mask, chunk, signed, is_average=is_average)
+            signed, is_average = self._members_signed, received.is_average
+            payloads.check(payload, elements, mask, chunk, signed, is_average=is_average)
         return checked
 
 

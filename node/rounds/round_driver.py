@@ -18,6 +18,7 @@ from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder, OutgoingLink, RoundHost
+from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
@@ -62,9 +63,7 @@ class RoundDriver:
         self.dispatcher = RoundDispatcher(machine, transport.peer_id, payloads, self)
         self._transport = transport
         self._gossip = gossip
-        self._plan = plan
-        self._run_in_thread = run_in_thread
-        self._payloads = payloads
+        self._chunks = RingChunks(plan, payloads, run_in_thread)
         self._host: RoundHost | None = host
         self._nursery: trio.Nursery | None = None
         self.contribution: Contribution | None = None
@@ -199,8 +198,7 @@ class RoundDriver:
         return None
 
     def _receiver(self, ring_id: Digest) -> Receiver:
-        dispatcher, payloads = self.dispatcher, self._payloads
-        return RingReceiver(dispatcher, ring_id, self._plan, payloads, self._run_in_thread)
+        return RingReceiver(self.dispatcher, ring_id, self._chunks)
 
     # Effects of the dispatcher
 
@@ -232,7 +230,7 @@ class RoundDriver:
         link = RingLink(
             self._transport,
             target,
-            self._plan.num_chunks,
+            self._chunks,
             self.awake_since,
             on_transfer=self._node.transferred,
             on_measured=lambda measure: self._measured(ring_id, peer, measure),
@@ -337,7 +335,7 @@ class RoundDriver:
         await contribution.due(action.chunk, is_first=action.payload is None)
         if self._is_work_closed:
             return
-        is_audited = self._payloads.are_audited
+        is_audited = self._chunks.payloads.are_audited
 
         def add() -> tuple[Payload, Digest]:
             payload = contribution.add(action.chunk, action.payload, action.mask)
@@ -345,7 +343,7 @@ class RoundDriver:
 
         self._num_adding += 1
         try:
-            payload, digest = await self._run_in_thread(add)
+            payload, digest = await self._chunks.run_in_thread(add)
         except MalformedError as error:  # the received payload cannot be decoded
             assert action.sender is not None
             self.dispatcher.rejected(
@@ -376,7 +374,7 @@ class RoundDriver:
             return payload, digest_of(payload)
 
         try:
-            payload, digest = await self._run_in_thread(finish_average)
+            payload, digest = await self._chunks.run_in_thread(finish_average)
         except (MalformedError, ValueError) as error:
             log.error(
                 "an average cannot be encoded; this ring goes on without us", error=str(error)
@@ -390,7 +388,7 @@ class RoundDriver:
         payloads = [average.payload for average in order.averages]
         masks = [average.mask for average in order.averages]
         outer_step, is_wanted = self._node.outer_step, self.dispatcher.is_wanted
-        digest = await self._run_in_thread(
+        digest = await self._chunks.run_in_thread(
             lambda: outer_step(
                 order.parent, payloads, masks, order.members, lambda: is_wanted(order)
             )

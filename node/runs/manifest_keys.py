@@ -155,6 +155,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "value, so that an average stays as exact in a large ring as in a small one.",
         "sparse_sums": 'With sync = "sparse" and trust = "members": whether the parts of many '
         'members travel as a sum, as with codec = "int4", where one by one they would be longer.',
+        "packing": 'With codec = "fp32" or "fp16": whether chunks are packed without loss on their '
+        "way, which takes a seventh of their bytes.",
     },
     "rounds": {
         "round_seconds": "Time after which a peer ends its inner steps, however few it did.",
@@ -186,7 +188,8 @@ def _hints() -> dict[str, dict[str, Any]]:
     hints["inner"]["ends"] = bool
     hints["inner"]["optimizer"] = InnerOptimizer
     del hints["inner"]["schedule"]  # the section `schedule` says it
-    hints["outer"]["widening"] = hints["outer"]["sparse_sums"] = bool
+    for key in ("widening", "sparse_sums", "packing"):
+        hints["outer"][key] = bool
     hints["outer"]["step_chunks"] = int
     hints["rounds"]["accusers"] = int
     hints["rounds"]["keepers"] = tuple[str, ...]

@@ -69,6 +69,11 @@ class ListPayloads(ABC):
     are_signed = False
     are_audited = False
 
+    @property
+    def is_packing(self) -> bool:
+        """See `Payloads`. Most lists have no packing."""
+        return False
+
     @abstractmethod
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
@@ -92,6 +97,18 @@ class ListPayloads(ABC):
     def contributors(self, payload: Buffer, mask: int) -> int:
         """See `Payloads`."""
         return mask
+
+    def packed(self, payload: Buffer, num_elements: int, mask: int) -> Sequence[Buffer]:
+        """See `Payloads`."""
+        return (payload,)
+
+    def is_packed_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+        """See `Payloads`."""
+        return False
+
+    def unpacked(self, packed: Buffer, num_elements: int, mask: int) -> Buffer:
+        """See `Payloads`."""
+        raise MalformedError("a packed list in a run without such lists")
 
 
 def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:

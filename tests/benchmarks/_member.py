@@ -51,6 +51,8 @@ class Assignment:
     interface: str
     trust: str = "members"
     """For Gossamer: `open` or `members`."""
+    packing: bool = True
+    """For Gossamer: whether chunks are packed on their way, as in a run that is founded today."""
 
 
 class Channel:

@@ -34,8 +34,11 @@ def of_all_arms(inner: InnerConfig) -> InnerConfig:
 
 
 def without_widening(outer: OuterConfig) -> OuterConfig:
-    """The settings of outer steps without the words on sums of large rings: no arm has them."""
-    return msgspec.structs.replace(outer, widening=msgspec.UNSET, sparse_sums=msgspec.UNSET)
+    """The settings of outer steps without the words on sums of large rings and on packing: no arm
+    has them."""
+    return msgspec.structs.replace(
+        outer, widening=msgspec.UNSET, sparse_sums=msgspec.UNSET, packing=msgspec.UNSET
+    )
 
 
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):

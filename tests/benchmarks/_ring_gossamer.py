@@ -143,7 +143,9 @@ class Peer(OpenListener):
             self._vector = np.zeros(0, np.float32)
         else:
             self._plan = _plan_of(self._assignment)
-            self._payloads = payloads_named(self._assignment.codec, trust=trust)
+            self._payloads = payloads_named(
+                self._assignment.codec, trust=trust, is_packing=self._assignment.packing
+            )
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._records = (
             None if isinstance(self._payloads, SignPayloads) else Contributions(self._payloads, 1.0)

@@ -42,19 +42,25 @@ def test_members_average_and_say_what_it_took() -> None:
     options = argparse.Namespace(
         peers=4, elements=ELEMENTS, repeats=1, mbit=None, chunk_elements=None
     )
-    system = ring.System("Gossamer", "_ring_gossamer", sys.executable, "fp32")
-    ring.measure(options, [system], Console(quiet=True))
-    (turn,) = system.turns
-    assert turn.is_whole
-    assert turn.identical
-    assert turn.error <= ring.error_max("fp32", 4, turn.magnitude)
+    systems = [
+        ring.System("Gossamer", "_ring_gossamer", sys.executable, "fp32", packing=packing)
+        for packing in (False, True)
+    ]
+    ring.measure(options, systems, Console(quiet=True))
+    plain, packed = (system.turns[0] for system in systems)
+    for turn in (plain, packed):
+        assert turn.is_whole
+        assert turn.identical
+        assert turn.error <= ring.error_max("fp32", 4, turn.magnitude)
+    assert packed.error == plain.error
     own_links = 4 * ring.ideal_bytes("fp32", ELEMENTS, 4)
-    assert own_links <= turn.bytes_sent <= 1.2 * own_links
+    assert own_links <= plain.bytes_sent <= 1.2 * own_links
+    assert packed.bytes_sent < 0.9 * plain.bytes_sent
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
 def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(codec: str) -> None:
-    """Of the same model, in the same chunks."""
+    """Of the same model, in the same chunks, before packing, of which a plan takes no account."""
     draft = draft_of_preset("tiny")
     outer, sync = draft.outer, draft.sync
     if codec == SPARSE:
@@ -70,7 +76,8 @@ def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(cod
         peers=NUM_PEERS, elements=elements, repeats=1, mbit=None, chunk_elements=chunk_elements
     )
     systems = [
-        ring.System(trust, "_ring_gossamer", sys.executable, codec, trust=trust) for trust in plans
+        ring.System(trust, "_ring_gossamer", sys.executable, codec, trust=trust, packing=False)
+        for trust in plans
     ]
     ring.measure(options, systems, Console(quiet=True))
     num_chunks = ChunkPlan(elements, chunk_elements).num_chunks

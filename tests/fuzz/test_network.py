@@ -35,10 +35,12 @@ from gossamer.node.peers.run_exchange import (
     serve_manifest,
 )
 from gossamer.node.rounds.effects import LinkTarget
+from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import CommittedRing, Receiver, serve_ring
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
@@ -58,6 +60,7 @@ from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
 from gossamer.protocol.wire.chain_messages import (
@@ -106,6 +109,7 @@ from tests.support.builders import (
 )
 from tests.support.gossip_listener import OpenListener
 from tests.support.mutations import anything, damaged
+from tests.support.node_world import in_no_thread
 
 RUN_ID = manifest().run_id
 encode = msgspec.msgpack.encode
@@ -378,8 +382,9 @@ def test_the_rings_sender(data: st.DataObject) -> None:
         target = LinkTarget(
             ROGUE.peer_id, ring_of(peers(3)), ROSTER, waits_for_inventory=data.draw(st.booleans())
         )
-        link = RingLink(transport, target, 2, AwakeClock().awake_since)
-        link.send(Send(ROGUE.peer_id, 0, 1, None, bytes(16)))
+        chunks = RingChunks(ChunkPlan(16, 8), payloads_named("fp16", is_packing=True), in_no_thread)
+        link = RingLink(transport, target, chunks, AwakeClock().awake_since)
+        link.send(Send(ROGUE.peer_id, 0, 1, None, bytes(4 + 2 * 8)))
         link.finish()
         try:
             await link.run()

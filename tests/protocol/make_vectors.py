@@ -235,6 +235,22 @@ def equivocation() -> Equivocation:
     return Equivocation(first, second)
 
 
+def packing_vector() -> dict[str, Any]:
+    """A chunk whose values all have the same upper byte, so that a frame of one block has it once.
+
+    The frame is written here byte by byte, because its bytes are the choice of who packs: the magic
+    number, the descriptor of a single segment, the content's size, and the head of a last block of
+    type RLE, which repeats one byte.
+    """
+    values = np.arange(1024, 1056, dtype=np.float32) / np.float32(1024)
+    payload = bytes(codec("fp16").encode(values))
+    head, lower, upper = payload[:4], payload[4::2], payload[5::2]
+    assert set(upper) == {upper[0]}
+    block = (len(upper) << 3 | 1 << 1 | 1).to_bytes(3, "little") + upper[:1]
+    frame = bytes.fromhex("28b52ffd") + bytes([0x20, len(upper)]) + block
+    return {"bytes": payload.hex(), "packed": (head + lower + frame).hex()}
+
+
 def _imported(run: Manifest) -> Manifest:
     """The same run, begun with the weights of a folder."""
     change = msgspec.structs.replace
@@ -415,6 +431,7 @@ def vectors() -> dict[str, Any]:
             ).hex()
             for num_members in (8, 9, 33, 129)
         },
+        "packing": packing_vector(),
         "sparse": {
             "k": 1024,
             "values": [struct.pack("<f", value).hex() for value in spread],

@@ -428,6 +428,7 @@ def found(
             displacement=displacement,
             widening=True,
             sparse_sums=True,
+            packing=True,
         ),
         rounds=replace(
             example.rounds,

@@ -216,6 +216,7 @@ def _outer(
         error_decay=sparse.error_decay,
         widening=True,
         sparse_sums=True,
+        packing=True,
     )
 
 

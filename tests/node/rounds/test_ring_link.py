@@ -12,17 +12,23 @@ from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Bytes, Stream
 from gossamer.node.rounds.effects import LinkTarget
+from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.node.rounds.ring_link import RECEIPT_SECONDS, LinkFailed, RingLink, SentChunks
+from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.measured_link import LinkMeasure
+from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack
 from gossamer.protocol.wire.statements import Signed
 from tests.support.builders import peers, ring_of
 from tests.support.memory_transport import MemoryNetwork, run_simulated
+from tests.support.node_world import in_no_thread
 
 RECEIVER = peers(1)[0]
+
+CHUNKS = RingChunks(ChunkPlan(5 * 1024, 1024), payloads_named("int8"), in_no_thread)
 
 
 class PromptReceiver:
@@ -77,7 +83,7 @@ def test_finishing_with_chunks_in_the_queue_loses_none(monkeypatch: pytest.Monke
                 Signed("", b"", b""),
                 waits_for_inventory=False,
             )
-            link = RingLink(transport, target, 5, AwakeClock().awake_since)
+            link = RingLink(transport, target, CHUNKS, AwakeClock().awake_since)
             chunks = [bytes([number]) for number in range(5)]
             for number, chunk in enumerate(chunks):
                 link.send(Send(RECEIVER, number, 1, 0, chunk))
@@ -110,7 +116,7 @@ def test_a_link_that_is_closed_before_it_runs_opens_no_stream(
                     Signed("", b"", b""),
                     waits_for_inventory=False,
                 )
-                link = RingLink(transport, target, 5, AwakeClock().awake_since)
+                link = RingLink(transport, target, CHUNKS, AwakeClock().awake_since)
                 if is_closed:
                     link.close()
                 with trio.move_on_after(5), link.scope:
@@ -147,7 +153,7 @@ def test_the_first_chunk_arrives_after_one_way() -> None:
                 Signed("", b"", b""),
                 waits_for_inventory=False,
             )
-            link = RingLink(sender, target, 5, AwakeClock().awake_since)
+            link = RingLink(sender, target, CHUNKS, AwakeClock().awake_since)
             link.send(Send(receiver.peer_id, 0, 1, 0, b"chunk"))
             begun = trio.current_time()
             with trio.move_on_after(1), link.scope:
@@ -162,9 +168,9 @@ def test_a_receipt_ends_the_busy_time_and_silence_fails_the_link() -> None:
     chunks, action = SentChunks(), Send(RECEIVER, 0, 1, 0, bytes(100))
     chunks.queue(action)
     assert chunks.measure(1.0) is None
-    chunks.sent(1.0, action)
+    chunks.sent(1.0, action, 100)
     chunks.queue(action)
-    chunks.sent(2.0, action)
+    chunks.sent(2.0, action, 100)
     assert chunks.acknowledged(3.0, 1, 40) is None
     assert chunks.measure(3.0) == LinkMeasure(140, 2.0, 60)
     assert chunks.acknowledged(5.0, 2, 0) == (200, 4.0)
@@ -174,3 +180,18 @@ def test_a_receipt_ends_the_busy_time_and_silence_fails_the_link() -> None:
     chunks.waited(2 * RECEIPT_SECONDS, is_greeted=True)  # nothing is on its way
     with pytest.raises(LinkFailed, match="no receipt"):
         chunks.waited(2 * RECEIPT_SECONDS, is_greeted=False)
+
+
+def test_a_packed_chunk_counts_with_the_bytes_that_travel() -> None:
+    """What is left on a link, which says how slow it is, is not what packing has taken away."""
+    chunks, action = SentChunks(), Send(RECEIVER, 0, 1, 0, bytes(100))
+    for _ in range(2):
+        chunks.queue(action)
+    chunks.sent(1.0, action, 85)
+    assert chunks.acknowledged(2.0, 0, 40) is None
+    assert chunks.measure(2.0) == LinkMeasure(40, 1.0, 45 + 100)
+    assert chunks.acknowledged(3.0, 1, 0) == (85, 2.0)
+    chunks.sent(3.0, action, 85)
+    assert chunks.acknowledged(4.0, 2, 0) == (85, 1.0)
+    assert chunks.measure(4.0) == LinkMeasure(170, 3.0, 0)
+    assert chunks.all_received

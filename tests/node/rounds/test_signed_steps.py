@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from gossamer.node.rounds.dispatcher import RoundDispatcher
+from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.node.rounds.ring_service import ReceivedChunk, RingReceiver
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.errors import ForgedError
@@ -48,9 +49,7 @@ class Node:
             RingReceiver(
                 cast(RoundDispatcher, cast(Any, dispatcher)),
                 RING.ring_id,
-                plan,
-                SIGNED,
-                in_no_thread,
+                RingChunks(plan, SIGNED, in_no_thread),
             )
             for _predecessor in range(2)
         ]

@@ -89,7 +89,7 @@ class Link:
         else:
             return
         self._is_sending = True
-        self._chunks.sent(world.now, frame)
+        self._chunks.sent(world.now, frame, len(frame.payload))
         begin = max(world.now, source.line_free_seconds)
         source.line_free_seconds = begin + CHUNK_BYTES / source.bytes_per_second
         link_rate = min(source.bytes_per_second, self.target.bytes_per_second)

@@ -22,7 +22,7 @@ import trio
 import trio.testing
 
 from gossamer.node.peers import block_exchange, fetching
-from gossamer.node.rounds import ring_service
+from gossamer.node.rounds import ring_chunks
 from gossamer.node.storage import next_state
 from gossamer.node.storage.committed import CommittedState, Replayed
 from gossamer.node.storage.next_state import NextState, StateVectors
@@ -147,7 +147,7 @@ def outer_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[OuterSteps]:
     steps = OuterSteps()
     monkeypatch.setattr(next_state, "nesterov", steps.nesterov)
     monkeypatch.setattr(NextState, "compute", lambda *arguments: steps.compute(*arguments))
-    for module in (fetching, block_exchange, ring_service):
+    for module in (fetching, block_exchange, ring_chunks):
         monkeypatch.setattr(module, "INLINE_BYTES_MAX", 0)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)

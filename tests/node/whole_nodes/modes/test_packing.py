@@ -1,0 +1,46 @@
+"""Whole nodes of runs whose chunks are packed on their way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from gossamer.protocol.codecs.packing import FloatPacking
+from gossamer.protocol.manifest import Trust
+from tests.support.node_world import World, simulate, start
+
+
+@pytest.mark.parametrize("trust", ["members", "open"])
+def test_chunks_are_packed_on_their_way_and_the_chain_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: Trust
+) -> None:
+    """Of one that was away too, whose predecessor asks first what it holds."""
+    saved = [0, 0]
+    unpack = FloatPacking.unpack
+
+    def counted(packing: FloatPacking, packed: bytes, num_bytes: int, *rest: object) -> bytearray:
+        saved[0] += len(packed)
+        saved[1] += num_bytes
+        return unpack(packing, packed, num_bytes, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FloatPacking, "unpack", counted)
+    world = World(tmp_path, seed=211, codec="fp16", trust=trust)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(3, *"abc")
+        world.crash("c")
+        await world.reach(world.round("a") + 2, *"ab")
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(world.round("a") + 3, *"abc")
+        world.assert_one_chain(*"abc")
+        for name in "abc":
+            registry = world.nodes[name].metrics.registry
+            for reason in ("forged", "malformed", "oversized"):
+                count = registry.get_sample_value("gossamer_offences_total", {"reason": reason})
+                assert not count
+
+    simulate(world, story)
+    assert 0 < saved[0] < 0.95 * saved[1]
