@@ -57,10 +57,10 @@ PATIENCE_SECONDS_MIN = 0.25
 """Every process is late by this much now and then."""
 
 PATIENCE_SECONDS_MAX = 10.0
-"""A third of `attempt.KEPT_SECONDS`, after which keeping a partial sum is an offence."""
+"""A third of `patience.KEPT_SECONDS`, after which keeping a partial sum is an offence."""
 
 STEP_SECONDS_MAX = 60.0
-"""A member that begins a step begins it within this time: half of `attempt.STALL_SECONDS`."""
+"""A member that begins a step begins it within this time: half of `patience.STALL_SECONDS`."""
 
 STEPS_KEPT = 16
 """The time of a step is the median over so many steps."""

@@ -5,23 +5,15 @@
                                +------------------+ a better average: compute again
 
 It is made of `ring` (which member adds what to which chunk), `accusations` (which members are out),
-`link_rates` (which member is too slow) and `commit` (votes), and holds what connects them. Its
-states are those of `states.ATTEMPT`.
+`link_rates` (which member is too slow), `patience` (how long a ring may stand still) and `commit`
+(votes), and holds what connects them. Its states are those of `states.ATTEMPT`.
 
 Rules
 -----
 - A member whose link fails is accused. So is a member that delays the votes, and one that is far
   slower than the rest.
 - At every removal the ring checks all its chunks again, and a member that has voted votes again.
-- Nothing may happen for `KEPT_SECONDS` although the successor has received a sum. Then some member
-  keeps a sum and does not pass it on. It is the successor of the member whose copy lacks the fewest
-  members. So the member with that copy accuses its successor first, and a member whose copy lacks
-  one more does so `KEPT_STEP_SECONDS` later.
-- A member whose copy lacks the successor alone needs less patience, `kept_seconds`, as long as all
-  is well otherwise: nobody is out, nobody else has voted, and the ring worked for a shorter time
-  before. It needs `SUSPECT_SECONDS` less still with a successor that has lately kept a sum, as it
-  remembers (`policy.ring_conduct`). No other member may be earlier than it: that one would accuse a
-  member that keeps nothing. In a ring of two nobody has less patience.
+- A member may keep sums and not pass them on. `patience` says when its predecessor accuses it.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
 - Where a commit needs two accusers of each member that is out, the last one of a ring of three or
@@ -60,45 +52,15 @@ from gossamer.protocol.rounds.commit import Commitment, Parent, Proposal, propos
 from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.measured_link import LinkMeasure
+from gossamer.protocol.rounds.patience import Patience
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
 from gossamer.protocol.wire.statements import Accusation, LinkRate, RingStatement, Signed, Vote
 
-STALL_SECONDS = 120.0
-"""Longest time in which nothing arrives and nothing is done. A chunk of 4 MiB on a line of 1 Mbit/s
-(34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS` are all shorter."""
-
-KEPT_SECONDS = 30.0
-"""Patience with a member that acknowledges chunks but passes none on. A part of some chunk arrives
-every few seconds, or a link has failed (`RECEIPT_SECONDS`). Adding takes milliseconds."""
-
-KEPT_SECONDS_MIN = 8.0
-"""Least patience of the member before it. A member behind it may have become silent: that one is
-out after 6 s (SPEC, section 7), and everybody has heard so a second later."""
-
-SLOW_LINE_BYTES_PER_SECOND = 125_000.0
-"""A line of 1 Mbit/s, far below what a volunteer has."""
-
-WORKED_FACTOR = 2.0
-"""Least patience as a part of the time in which the ring worked before. A ring on lines that are
-slower still brings its first chunks as slowly as the others."""
-
-SUSPECT_SECONDS = 4.0
-"""Less patience with a member that has lately kept a sum. A member behind it may be silent all the
-same. Then it is out without a fault of its own in this ring."""
-
-KEPT_STEP_SECONDS = 4.0
-"""Further patience for each member that the sum lacks. An accusation has reached every member by
-then, and its effects are under way."""
-
 LONE_SECONDS = 2.0
 """Time in which votes of members that died may still come, as gossip takes."""
-
-STILL_SECONDS_MAX = 1.0
-"""Longest time between two ticks that counts as time in which nothing happened. Ticks come every
-tenth of a second. A process that was stopped longer has yet to read what came meanwhile."""
 
 SLOW = "slow"
 """The reason of an accusation that follows from `RingLinkRates`."""
@@ -107,23 +69,10 @@ STALLED = "stalled"
 """The reason of an accusation of a member that keeps sums, or of one that sees nothing happen."""
 
 
-def kept_seconds(rules: RoundRules, num_members: int) -> float:
-    """Patience of a member with a successor that alone is not in its copy of a sum.
-
-    The average comes back to it after as many transfers of a chunk as the ring has members. So
-    small chunks, which short rounds have, need little more than the least patience. Where members
-    train in their ring, they may wait for a part for a third of `KEPT_SECONDS`.
-    """
-    if rules.payloads.are_steps:
-        return KEPT_SECONDS
-    walk_seconds = num_members * rules.chunk_bytes(num_members) / SLOW_LINE_BYTES_PER_SECOND
-    return min(KEPT_SECONDS_MIN + walk_seconds, KEPT_SECONDS)
-
-
 class Attempt:
     """A member's view of one ring. Events carry the local clock in seconds and return actions.
 
-    It has more than 12 attributes: the four parts that it connects, what they work on, and times.
+    It has more than 12 attributes: the five parts that it connects, and what they work on.
     """
 
     def __init__(
@@ -158,18 +107,7 @@ class Attempt:
         self._began_seconds = now
         self.reduced_seconds = 0.0
         """Time until this peer had all averages, in seconds; 0 before."""
-        self._progress_seconds = now
-        """Local time of the last progress of the ring, or of this peer's removal."""
-        self._kept_seconds = kept_seconds(rules, len(ring.members))
-        self._ticked_seconds = now
-        """Local time of the last tick."""
-        self._still_seconds = 0.0
-        """Time since the last progress, without that in which this process did not run."""
-        self._longest_still_seconds = 0.0
-        """The longest such time since a member was put out. What others do without a member may
-        arrive before the accusation does."""
-        self.lost_seconds = 0.0
-        """Time in which the ring stood still before members were put out."""
+        self._patience = Patience(rules, len(ring.members), now)
 
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
@@ -200,7 +138,12 @@ class Attempt:
     @property
     def stall_seconds(self) -> float:
         """Local time at which this peer stops waiting for progress."""
-        return self._progress_seconds + STALL_SECONDS
+        return self._patience.stall_seconds
+
+    @property
+    def lost_seconds(self) -> float:
+        """Time in which the ring stood still before members were put out."""
+        return self._patience.lost_seconds
 
     @property
     def attainable(self) -> dict[PeerId, int]:
@@ -218,7 +161,7 @@ class Attempt:
         """The actions of the ring, with what follows from them for the round."""
         done = [*actions, *self._after_averages()]
         if done and not self.is_out:
-            self._progressed(now)
+            self._patience.progressed(now)
         if self.state == "computing" and not self.reduced_seconds:
             self.reduced_seconds = now - self._began_seconds
         return done
@@ -300,9 +243,7 @@ class Attempt:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: accuse members that delay the votes, or leave."""
-        since_seconds = max(self._ticked_seconds, self._progress_seconds)
-        self._still_seconds += min(now - since_seconds, STILL_SECONDS_MAX)
-        self._ticked_seconds = now
+        self._patience.ticked(now)
         actions = self._count(now, self._doubts.due(now))
         if self.state == "voting" and not self.is_out:
             actions += self._urge(now)
@@ -313,28 +254,19 @@ class Attempt:
             actions += self.accuse(now, self._me, STALLED)
         return actions
 
-    def _progressed(self, now: float) -> None:
-        self._progress_seconds = now
-        self._longest_still_seconds = max(self._longest_still_seconds, self._still_seconds)
-        self._still_seconds = 0.0
-
     # The rules: who is out
 
     def _is_kept_by_successor(self) -> bool:
         """Returns whether it is time to accuse the successor of keeping a sum."""
-        successor, still_seconds = self.successor, self._still_seconds
-        least_seconds = self._kept_seconds - SUSPECT_SECONDS
-        if successor is None or still_seconds < least_seconds or self.state != "reducing":
+        successor = self.successor
+        if successor is None or self.state != "reducing" or not self._patience.may_be_over:
             return False
         missing = self.reduce.fewest_missing()
-        if missing is None:
-            return False
-        if missing == 1 and self._is_well_beside(successor):
-            patience = least_seconds if successor in self._suspects else self._kept_seconds
-            worked_seconds = self._progress_seconds - self._began_seconds
-            patience = max(patience, WORKED_FACTOR * worked_seconds)
-            return still_seconds >= min(patience, KEPT_SECONDS)
-        return still_seconds >= KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
+        return missing is not None and self._patience.is_over(
+            missing,
+            is_well_beside=self._is_well_beside(successor),
+            is_suspect=successor in self._suspects,
+        )
 
     def _is_well_beside(self, successor: PeerId) -> bool:
         """Returns whether nothing but the successor may be why the ring stands still. Where members
@@ -370,9 +302,7 @@ class Attempt:
         order = tuple(peer for peer in self.ring.members if peer not in self.removed)
         if not self.accusations.accuse(author, accused):
             return [*self._exclusions.contested(heard, self.accusations), *self._repeat()]
-        self._progressed(now)
-        still_seconds, self._longest_still_seconds = self._longest_still_seconds, 0.0
-        self.lost_seconds += still_seconds
+        still_seconds = self._patience.member_removed(now)
         removed = self._exclusions.note(
             heard,
             detail,
@@ -435,13 +365,13 @@ class Attempt:
     def _commit(self, event: AttemptEvent, commit: Commit, proposal: Proposal) -> list[Action]:
         self._go(event)
         # Nobody waits for an answer any more, but for the votes of those that are dead.
-        held = self._count(self._progress_seconds, self._doubts.due(float("inf")))
+        held = self._count(self._patience.progress_seconds, self._doubts.due(float("inf")))
         return [Committed(commit, proposal, self._computed_averages), *held]
 
     def _urge(self, now: float) -> list[Action]:
         """Sends averages to a successor with a different vote, and accuses members that delay."""
         is_hopeless = not self._commitment.can_succeed(self.reduce.living)
-        if is_hopeless and now >= self._progress_seconds + LONE_SECONDS:
+        if is_hopeless and now >= self._patience.progress_seconds + LONE_SECONDS:
             return self.accuse(now, self._me, "too few are left to commit")
         actions: list[Action] = []
         successor = self.successor

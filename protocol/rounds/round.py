@@ -19,7 +19,7 @@ Rules
 - After the commit the machine still takes statements about its ring and failures of its link, until
   `is_over`. So the averages reach members that lack them.
 - A ring is void for this peer when it is out of it and none of the living others is in it, or when
-  nothing has arrived for another `attempt.STALL_SECONDS`. Then it gathers again with a later
+  nothing has arrived for another `patience.STALL_SECONDS`. Then it gathers again with a later
   attempt. So no order of deaths and accusations leaves a peer waiting.
 
 Events are methods with the local clock in seconds, and each returns actions. The caller does the

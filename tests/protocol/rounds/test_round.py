@@ -29,20 +29,19 @@ from gossamer.protocol.rounds.actions import (
     Removed,
     Send,
 )
-from gossamer.protocol.rounds.attempt import (
+from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALLED
+from gossamer.protocol.rounds.commit import VOTE_SECONDS, Parent
+from gossamer.protocol.rounds.commit_proof import open_commit
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average
+from gossamer.protocol.rounds.patience import (
     KEPT_SECONDS,
     KEPT_SECONDS_MIN,
     KEPT_STEP_SECONDS,
-    LONE_SECONDS,
     STALL_SECONDS,
-    STALLED,
     STILL_SECONDS_MAX,
     SUSPECT_SECONDS,
     kept_seconds,
 )
-from gossamer.protocol.rounds.commit import VOTE_SECONDS, Parent
-from gossamer.protocol.rounds.commit_proof import open_commit
-from gossamer.protocol.rounds.inventory import ArrivedSum, Average
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,

@@ -1,0 +1,126 @@
+"""The time in which a ring stands still, and how long a member bears that.
+
+Rules
+-----
+- Nothing may happen for `KEPT_SECONDS` although the successor has received a sum. Then some member
+  keeps a sum and does not pass it on. It is the successor of the member whose copy lacks the fewest
+  members. So the member with that copy accuses its successor first, and a member whose copy lacks
+  one more does so `KEPT_STEP_SECONDS` later.
+- A member whose copy lacks the successor alone needs less patience, `kept_seconds`, as long as all
+  is well otherwise: nobody is out, nobody else has voted, and the ring worked for a shorter time
+  before. It needs `SUSPECT_SECONDS` less still with a successor that has lately kept a sum, as it
+  remembers (`policy.ring_conduct`). No other member may be earlier than it: that one would accuse a
+  member that keeps nothing. In a ring of two nobody has less patience.
+- A member that sees nothing happen for `STALL_SECONDS` accuses itself.
+"""
+
+from __future__ import annotations
+
+from gossamer.protocol.rounds.roster import RoundRules
+
+STALL_SECONDS = 120.0
+"""Longest time in which nothing arrives and nothing is done. A chunk of 4 MiB on a line of 1 Mbit/s
+(34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS` are all shorter."""
+
+KEPT_SECONDS = 30.0
+"""Patience with a member that acknowledges chunks but passes none on. A part of some chunk arrives
+every few seconds, or a link has failed (`RECEIPT_SECONDS`). Adding takes milliseconds."""
+
+KEPT_SECONDS_MIN = 8.0
+"""Least patience of the member before it. A member behind it may have become silent: that one is
+out after 6 s (SPEC, section 7), and everybody has heard so a second later."""
+
+SLOW_LINE_BYTES_PER_SECOND = 125_000.0
+"""A line of 1 Mbit/s, far below what a volunteer has."""
+
+WORKED_FACTOR = 2.0
+"""Least patience as a part of the time in which the ring worked before. A ring on lines that are
+slower still brings its first chunks as slowly as the others."""
+
+SUSPECT_SECONDS = 4.0
+"""Less patience with a member that has lately kept a sum. A member behind it may be silent all the
+same. Then it is out without a fault of its own in this ring."""
+
+KEPT_STEP_SECONDS = 4.0
+"""Further patience for each member that the sum lacks. An accusation has reached every member by
+then, and its effects are under way."""
+
+STILL_SECONDS_MAX = 1.0
+"""Longest time between two ticks that counts as time in which nothing happened. Ticks come every
+tenth of a second. A process that was stopped longer has yet to read what came meanwhile."""
+
+
+def kept_seconds(rules: RoundRules, num_members: int) -> float:
+    """Patience of a member with a successor that alone is not in its copy of a sum.
+
+    The average comes back to it after as many transfers of a chunk as the ring has members. So
+    small chunks, which short rounds have, need little more than the least patience. Where members
+    train in their ring, they may wait for a part for a third of `KEPT_SECONDS`.
+    """
+    if rules.payloads.are_steps:
+        return KEPT_SECONDS
+    walk_seconds = num_members * rules.chunk_bytes(num_members) / SLOW_LINE_BYTES_PER_SECOND
+    return min(KEPT_SECONDS_MIN + walk_seconds, KEPT_SECONDS)
+
+
+class Patience:
+    """One member's patience with one ring. Events carry the local clock in seconds."""
+
+    def __init__(self, rules: RoundRules, num_members: int, now: float) -> None:
+        self._kept_seconds = kept_seconds(rules, num_members)
+        self._began_seconds = now
+        self.progress_seconds = now
+        """Local time of the last progress of the ring, or of this peer's removal."""
+        self._ticked_seconds = now
+        """Local time of the last tick."""
+        self._still_seconds = 0.0
+        """Time since the last progress, without that in which this process did not run."""
+        self._longest_still_seconds = 0.0
+        """The longest such time since a member was put out. What others do without a member may
+        arrive before the accusation does."""
+        self.lost_seconds = 0.0
+        """Time in which the ring stood still before members were put out."""
+
+    @property
+    def stall_seconds(self) -> float:
+        """Local time at which this peer stops waiting for progress."""
+        return self.progress_seconds + STALL_SECONDS
+
+    @property
+    def may_be_over(self) -> bool:
+        """Returns whether the ring has stood still for so long that `is_over` may be true."""
+        return self._still_seconds >= self._kept_seconds - SUSPECT_SECONDS
+
+    def progressed(self, now: float) -> None:
+        """Something happened in the ring."""
+        self.progress_seconds = now
+        self._longest_still_seconds = max(self._longest_still_seconds, self._still_seconds)
+        self._still_seconds = 0.0
+
+    def ticked(self, now: float) -> None:
+        """Time passed."""
+        since_seconds = max(self._ticked_seconds, self.progress_seconds)
+        self._still_seconds += min(now - since_seconds, STILL_SECONDS_MAX)
+        self._ticked_seconds = now
+
+    def member_removed(self, now: float) -> float:
+        """A member was put out. Returns how long the ring stood still for it, in seconds."""
+        self.progressed(now)
+        still_seconds, self._longest_still_seconds = self._longest_still_seconds, 0.0
+        self.lost_seconds += still_seconds
+        return still_seconds
+
+    def is_over(self, missing: int, *, is_well_beside: bool, is_suspect: bool) -> bool:
+        """Returns whether it is time to accuse the successor of keeping a sum.
+
+        Args:
+            missing: members that this peer's copy of some sum lacks, at least.
+            is_well_beside: whether nothing but the successor may be why the ring stands still.
+            is_suspect: whether the successor has lately kept a sum.
+        """
+        if missing != 1 or not is_well_beside:
+            return self._still_seconds >= KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
+        patience = self._kept_seconds - (SUSPECT_SECONDS if is_suspect else 0.0)
+        worked_seconds = self.progress_seconds - self._began_seconds
+        patience = max(patience, WORKED_FACTOR * worked_seconds)
+        return self._still_seconds >= min(patience, KEPT_SECONDS)
