@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -60,9 +61,9 @@ def test_members_average_and_say_what_it_took() -> None:
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
 def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(codec: str) -> None:
-    """Of the same model, in the same chunks, before packing, of which a plan takes no account."""
+    """Of the same model, in the same chunks, which are not packed."""
     draft = draft_of_preset("tiny")
-    outer, sync = draft.outer, draft.sync
+    outer, sync = replace(draft.outer, packing=msgspec.UNSET), draft.sync
     if codec == SPARSE:
         outer, sync = replace(outer, top_k=DEFAULT_K), "sparse"
     else:

@@ -16,6 +16,7 @@ from gossamer.node.runs.planning import (
     HOP_SECONDS,
     LINE_SHARE,
     OFFER_SECONDS,
+    PACKED_SHARE,
     TAKE_SECONDS,
     Line,
     RoundPlan,
@@ -117,10 +118,23 @@ def test_the_command_takes_a_latency_and_no_more_peers_than_a_ring(
 
 
 def test_a_ring_sends_nearly_twice_what_one_has() -> None:
-    alone, two, eight = (plan_round(draft(codec="fp32"), n, Line(20, 100)) for n in (1, 2, 8))
+    alone, two, eight = (plan_round(draft(codec="int8"), n, Line(20, 100)) for n in (1, 2, 8))
     assert alone.sent_bytes == alone.averaging_seconds == 0
     assert two.sent_bytes == two.payload_bytes
     assert eight.sent_bytes == round(1.75 * eight.payload_bytes)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
+def test_floats_are_packed_on_their_way_and_not_in_old_runs(codec: str) -> None:
+    new = draft(codec=codec)
+    old = replace(new, outer=replace(new.outer, packing=msgspec.UNSET))
+    packed, whole = (plan_round(run, 4, Line(20, 100)) for run in (new, old))
+    share = 1.0 if codec == "int8" else PACKED_SHARE
+    assert packed.sent_bytes == pytest.approx(share * whole.sent_bytes, abs=1)
+    assert packed.payload_bytes == whole.payload_bytes
+    assert packed.sent_bytes_open is not None
+    assert whole.sent_bytes_open is not None
+    assert packed.sent_bytes_open == pytest.approx(share * whole.sent_bytes_open, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +165,7 @@ def test_sparse_sends_no_more_than_int4_and_old_runs_do(peers: int) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "members", "records"),
-    [("fp32", 1050, 6310), ("fp16", 525, 3160), ("int8", 267, 1609), ("int4", 135, 822)],
+    [("fp32", 893, 5360), ("fp16", 446, 2690), ("int8", 267, 1609), ("int4", 135, 822)],
 )
 def test_the_price_of_signed_records(codec: str, members: int, records: int) -> None:
     """The figures of the founder's guide and of decision 60, in MB sent by each of 8 peers, for 150
