@@ -20,6 +20,7 @@ from gossamer.node.network.transport import Stream, StreamClosed, Transport, Tra
 from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
 from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.limits import MIB
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.inventory import (
     Inventory,
@@ -41,6 +42,15 @@ from gossamer.protocol.wire.ring_messages import (
 RECEIPT_SECONDS = 10.0
 """A piece of a chunk (`frames.PIECE_BYTES`) takes 2 s on a line of 1 Mbit/s, far below what a
 volunteer has. A process or line that is dead altogether shows earlier, by its silence."""
+
+FAST_LINK_BYTES_PER_SECOND = 64e6
+"""Rate from which chunks are not packed any more: half a gigabit a second, far more than a home
+line has. A ring is short there, and packing and unpacking a megabyte takes 5 ms of a core, which
+the trainers need (tests/benchmarks/packing.py)."""
+
+FAST_LINK_BYTES_MIN = 4 * MIB
+"""Bytes that a member has to have received before its link counts as fast: a socket's buffer takes
+the first ones at once."""
 
 WATCH_SECONDS = 0.25
 """Interval at which a link reports its rate: several times before a rate is judged
@@ -148,6 +158,13 @@ class SentChunks:
             self._silent_seconds += seconds
         if self._silent_seconds > RECEIPT_SECONDS:
             raise LinkFailed("timeout: no receipt")
+
+    def is_fast(self, now: float) -> bool:
+        """Returns whether the link is so fast that chunks are not packed."""
+        measure = self.measure(now)
+        if measure is None or measure.acked_bytes < FAST_LINK_BYTES_MIN:
+            return False
+        return measure.acked_bytes >= FAST_LINK_BYTES_PER_SECOND * measure.busy_seconds
 
     def measure(self, now: float) -> LinkMeasure | None:
         """The totals of the link so far; None before anything was sent."""
@@ -259,7 +276,8 @@ class RingLink:
         async for action in self._outbox:
             if not self._chunks.is_wanted(action):
                 continue
-            parts = await self._format.packed(action)
+            is_fast = self._chunks.is_fast(trio.current_time())
+            parts = (action.payload,) if is_fast else await self._format.packed(action)
             num_bytes = sum(len(part) for part in parts)
             self._chunks.sent(trio.current_time(), action, num_bytes)
             mask = mask_bytes(action.mask, num_members)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -13,8 +14,15 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Bytes, Stream
 from gossamer.node.rounds.effects import LinkTarget
 from gossamer.node.rounds.ring_chunks import RingChunks
-from gossamer.node.rounds.ring_link import RECEIPT_SECONDS, LinkFailed, RingLink, SentChunks
+from gossamer.node.rounds.ring_link import (
+    FAST_LINK_BYTES_MIN,
+    RECEIPT_SECONDS,
+    LinkFailed,
+    RingLink,
+    SentChunks,
+)
 from gossamer.protocol.codecs.payloads import payloads_named
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.measured_link import LinkMeasure
@@ -180,6 +188,52 @@ def test_a_receipt_ends_the_busy_time_and_silence_fails_the_link() -> None:
     chunks.waited(2 * RECEIPT_SECONDS, is_greeted=True)  # nothing is on its way
     with pytest.raises(LinkFailed, match="no receipt"):
         chunks.waited(2 * RECEIPT_SECONDS, is_greeted=False)
+
+
+def test_a_link_is_fast_once_it_has_received_much_in_little_time() -> None:
+    """Then its chunks are not packed, which would cost more than it saves."""
+    action = Send(RECEIVER, 0, 1, 0, bytes(1024))
+    for seconds, is_fast in ((0.06, True), (0.07, False)):
+        chunks = SentChunks()
+        num_chunks = FAST_LINK_BYTES_MIN // len(action.payload)
+        for _ in range(num_chunks):
+            chunks.queue(action)
+            chunks.sent(1.0, action, len(action.payload))
+        assert not chunks.is_fast(1.0 + seconds)
+        chunks.acknowledged(1.0 + seconds, num_chunks - 1, 0)
+        assert not chunks.is_fast(1.0 + seconds)  # a socket's buffer took these
+        chunks.acknowledged(1.0 + seconds, num_chunks, 0)
+        assert chunks.is_fast(1.0 + seconds) == is_fast
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_a_fast_link_sends_chunks_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    packing = payloads_named("fp16", is_packing=True)
+    payload = bytes(codec("fp16").encode(np.full(1024, 0.5, np.float32)))
+
+    async def case() -> None:
+        stream = PromptReceiver()
+
+        async def open_stream(_peer: PeerId, _protocol: str, *, at_once: bool) -> Stream:
+            return stream
+
+        async with MemoryNetwork().transport(Identity.generate()) as transport:
+            monkeypatch.setattr(transport, "open_stream", open_stream)
+            monkeypatch.setattr(SentChunks, "is_fast", lambda _chunks, _now: is_fast)
+            ring = ring_of([transport.peer_id, RECEIVER])
+            target = LinkTarget(RECEIVER, ring, Signed("", b"", b""), waits_for_inventory=False)
+            chunks = RingChunks(ChunkPlan(1024, 1024), packing, in_no_thread)
+            link = RingLink(transport, target, chunks, AwakeClock().awake_since)
+            link.send(Send(RECEIVER, 0, 1, 0, payload))
+            link.finish()
+            with trio.fail_after(5):
+                await link.run()
+        (sent,) = stream.received
+        assert (sent == payload) == is_fast
+
+    trio.run(case)
 
 
 def test_a_packed_chunk_counts_with_the_bytes_that_travel() -> None:
