@@ -156,7 +156,7 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "sparse_sums": 'With sync = "sparse" and trust = "members": whether the parts of many '
         'members travel as a sum, as with codec = "int4", where one by one they would be longer.',
         "packing": 'With codec = "fp32" or "fp16": whether chunks are packed without loss on their '
-        "way, which takes a seventh of their bytes.",
+        "way, which saves some 15 % of their bytes.",
     },
     "rounds": {
         "round_seconds": "Time after which a peer ends its inner steps, however few it did.",
