@@ -43,10 +43,10 @@ RECEIPT_SECONDS = 10.0
 """A piece of a chunk (`frames.PIECE_BYTES`) takes 2 s on a line of 1 Mbit/s, far below what a
 volunteer has. A process or line that is dead altogether shows earlier, by its silence."""
 
-FAST_LINK_BYTES_PER_SECOND = 64e6
-"""Rate from which chunks are not packed any more: half a gigabit a second, far more than a home
-line has. A ring is short there, and packing and unpacking a megabyte takes 5 ms of a core, which
-the trainers need (tests/benchmarks/packing.py)."""
+FAST_LINK_BYTES_PER_SECOND = 32e6
+"""Rate from which chunks are not packed any more: a quarter of a gigabit a second, more than a home
+line has. There a megabyte needs 5 ms less of the line when it is packed, and 4 to 5 ms of two
+members' cores, which their trainers need (tests/benchmarks/packing.py)."""
 
 FAST_LINK_BYTES_MIN = 4 * MIB
 """Bytes that a member has to have received before its link counts as fast: a socket's buffer takes

@@ -149,8 +149,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "every inner_steps at its own time, so that a round sends only one group. It divides "
         "inner_steps; 1: the whole model at once.",
         "mixing": "With overlap or fragments: weight of a peer's own parameters against a new "
-        "state (alpha of Streaming DiLoCo). 0 is best; for states in one piece that come a whole "
-        "round late, 0.25 is.",
+        "state (alpha of Streaming DiLoCo). 0 is best with fragments, and for states that come "
+        "soon. For states in one piece that come half a round late or later, 0.4 is best with Muon "
+        "and 0.25 with AdamW.",
         "widening": 'With codec = "int4": whether sums of more than 8 members have 5 to 7 bits a '
         "value, so that an average stays as exact in a large ring as in a small one.",
         "sparse_sums": 'With sync = "sparse" and trust = "members": whether the parts of many '

@@ -84,6 +84,15 @@ FRAGMENTS_ADVISED = 4
 """Fragments to advise. More were not measured, and their many rings cost time to agree on."""
 
 
+MIXING_LATENESS_MIN = 0.5
+"""Lateness in one piece from which `MIXING_ADVISED` is advised to a run with Muon. A state that was
+late by half a round then cost 2.4 % in place of 5.1 %, and by a whole one 3.8 % in place of 12.9 %
+(tests/benchmarks/losses.py). Earlier ones were not measured, and AdamW gains half as much."""
+
+MIXING_ADVISED = 0.4
+"""`outer.mixing` to advise: 0.25 and 0.6 were worse."""
+
+
 @dataclass(frozen=True)
 class Line:
     """The line of each peer, in Mbit/s."""
@@ -121,6 +130,8 @@ class RoundPlan:
     overlap: bool
     fragments_advised: int
     """Number of fragments with which a late state would cost less; 0 if more would not help."""
+    may_mix: bool
+    """Whether the run could have `outer.mixing`, and gains by it where states are late."""
     state_bytes: int
     """Bytes that a newcomer fetches: parameters, momentum, and weights that adapters leave as they
     are."""
@@ -170,6 +181,12 @@ class RoundPlan:
         """Returns whether states arrive so late that it costs the model something."""
         most = FRAGMENTS_LATENESS_MAX if self.fragments >= FRAGMENTS_ADVISED else LATENESS_MAX
         return self.lateness is not None and self.lateness > most
+
+    @property
+    def mixing_advised(self) -> float:
+        """`outer.mixing` with which a late state would cost less; 0 if none is known to help."""
+        is_late = self.lateness is not None and self.lateness >= MIXING_LATENESS_MIN
+        return MIXING_ADVISED if is_late and self.may_mix else 0.0
 
     def training_seconds_for(self, utilisation: float) -> float:
         """Returns the time that a round's inner steps must take for that utilisation."""
@@ -256,6 +273,7 @@ def plan_round(
         training_seconds=training_seconds,
         overlap=outer.overlap,
         fragments_advised=_fragments_advised(draft),
+        may_mix=outer.fragments == 1 and not outer.mixing and inner.optimizer == "muon",
         state_bytes=state_bytes,
         join_seconds=state_bytes / (line.down * MEGA / BITS_PER_BYTE * LINE_SHARE),
     )

@@ -122,6 +122,8 @@ def _advice(plan: RoundPlan) -> str:
     )
     if plan.fragments_advised:
         advice += f"; fragments = {plan.fragments_advised} would lessen the cost"
+    if plan.mixing_advised:
+        advice += f"; in one piece, mixing = {plan.mixing_advised:g} would lessen it"
     return f"{advice}."
 
 

@@ -193,7 +193,7 @@ def test_a_receipt_ends_the_busy_time_and_silence_fails_the_link() -> None:
 def test_a_link_is_fast_once_it_has_received_much_in_little_time() -> None:
     """Then its chunks are not packed, which would cost more than it saves."""
     action = Send(RECEIVER, 0, 1, 0, bytes(1024))
-    for seconds, is_fast in ((0.06, True), (0.07, False)):
+    for seconds, is_fast in ((0.13, True), (0.14, False)):
         chunks = SentChunks()
         num_chunks = FAST_LINK_BYTES_MIN // len(action.payload)
         for _ in range(num_chunks):

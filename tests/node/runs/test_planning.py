@@ -15,6 +15,7 @@ from gossamer.node.runs.planning import (
     AGREE_SECONDS,
     HOP_SECONDS,
     LINE_SHARE,
+    MIXING_ADVISED,
     OFFER_SECONDS,
     PACKED_SHARE,
     TAKE_SECONDS,
@@ -258,6 +259,25 @@ def test_fragments_are_advised_as_the_manifest_allows(
 ) -> None:
     plan = plan_round(draft(**changes), 4, Line(20, 100))
     assert plan.fragments_advised == advised
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_second", "optimizer", "changes", "advised"),
+    [
+        (1e9, "muon", {}, MIXING_ADVISED),
+        (1e9, "adamw", {}, 0.0),
+        (1e9, "muon", {"mixing": 0.1}, 0.0),
+        (1e9, "muon", {"fragments": 2}, 0.0),
+        (1e9, "muon", {"overlap": False}, 0.0),
+        (10.0, "muon", {}, 0.0),
+    ],
+)
+def test_mixing_is_advised_where_a_state_in_one_piece_is_late(
+    tokens_per_second: float, optimizer: str, changes: dict[str, object], advised: float
+) -> None:
+    run = draft(**{"overlap": True, **changes})
+    run = replace(run, inner=replace(run.inner, optimizer=optimizer))
+    assert plan_round(run, 4, Line(20, 100), tokens_per_second).mixing_advised == advised
 
 
 def test_a_state_is_as_late_as_its_ring_is_long() -> None:
