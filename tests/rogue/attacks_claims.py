@@ -8,10 +8,13 @@ from contextlib import suppress
 
 import numpy as np
 import trio
+import zstandard
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.payloads import payloads_of
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
@@ -338,6 +341,61 @@ async def member_that_votes_nonsense(rogue: Rogue, victims: list[PeerId]) -> Non
     await as_member(rogue, victims, vote)
 
 
+async def send_chunk(
+    rogue: Rogue,
+    victims: list[PeerId],
+    signed: Signed,
+    roster: Roster,
+    chunk: int,
+    mask: bytes,
+    finisher: int | None,
+    payload: bytes,
+) -> None:
+    """Sends a chunk to all, signed by the rogue as far as it can sign it."""
+    position = [member.author for member in roster.members].index(rogue.me)
+    signature, digest = b"", digest_of(payload)
+    if finisher == position:  # else it is refused before it is looked at
+        signature = rogue.average_signature(signed, chunk, mask, digest)
+    elif finisher is None:
+        signature = rogue.sum_signature(signed, chunk, mask, digest)
+    chunk_message = frame(encode(ChunkMessage(chunk, mask, finisher, signature)), payload)
+    hello = frame(encode(Hello(signed)))
+    for victim in victims:
+        await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
+
+
+async def member_that_packs_wrong(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Packed chunks with frames of another content, of too much of it, and of none."""
+    assert rogue.manifest is not None
+    outer = rogue.manifest.outer
+    assert outer.packing
+    plan = ChunkPlan(rogue.manifest.model.num_parameters, outer.chunk_elements)
+    payloads, elements = payloads_of(rogue.manifest.sync, outer, "members"), plan.elements_of(0)
+    values = np.arange(elements, dtype=np.float32)
+    rest, frame_of_values = payloads.packed(codec(outer.codec).encode(values), elements, 1)
+    compress = zstandard.ZstdCompressor().compress
+
+    async def send(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
+        position = [member.author for member in roster.members].index(rogue.me)
+        mine = (1 << position).to_bytes((len(roster.members) + 7) // 8, "big")
+        for number, false_frame in enumerate(
+            (
+                compress(bytes(2**26)),  # some 2 kB that would take 64 MiB
+                compress(b"\x7f" * elements),  # values that are none
+                compress(bytes(elements - 1)),
+                bytes(frame_of_values)[:-1],
+                rogue.noise(elements // 2),
+                b"(",
+            )
+        ):
+            packed = bytes(rest) + false_frame[: elements - 1]
+            chunk = number % plan.num_chunks
+            await send_chunk(rogue, victims, signed, roster, chunk, mine, None, packed)
+
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, send)
+
+
 async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) -> None:
     """Chunks that are none, of members that are none, of lengths and values that cannot be."""
     assert rogue.manifest is not None
@@ -371,16 +429,7 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
             (0, mine, None, b""),
             (0, mine, None, bytes(limits.BLOCK_BYTES_MAX)),
         ):
-            signature = b""
-            digest = digest_of(payload)
-            if finisher == order.index(rogue.me):  # else it is refused before it is looked at
-                signature = rogue.average_signature(signed, chunk, mask, digest)
-            elif finisher is None:
-                signature = rogue.sum_signature(signed, chunk, mask, digest)
-            chunk_message = frame(encode(ChunkMessage(chunk, mask, finisher, signature)), payload)
-            hello = frame(encode(Hello(signed)))
-            for victim in victims:
-                await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
+            await send_chunk(rogue, victims, signed, roster, chunk, mask, finisher, payload)
 
     # Otherwise it is out of the ring before its chunks are looked at.
     rogue.transport.handle(RING_PROTOCOL, acknowledge_all)

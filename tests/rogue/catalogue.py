@@ -47,5 +47,6 @@ ATTACKS: dict[Attack, str | None] = {
     claims.member_that_accuses_everybody: None,
     claims.member_that_votes_nonsense: None,
     claims.member_that_sends_wrong_chunks: "malformed",
+    claims.member_that_packs_wrong: "malformed",
 }
 """Attack, and the reason that it is counted under; None where it is, or may be, no offence."""
