@@ -270,20 +270,20 @@ class _Daemon:
 
     def _require_memory(self, manifest: Manifest) -> Needs:
         """Returns what a run needs here. Raises TooLargeError where that is too much."""
-        settings = self._settings
+        settings, gpus = self._settings, Gpus().read()
+        is_on_host = trains_on_host(settings.device, gpus)
         needs = needs_of(
             manifest,
-            trains_on_host=trains_on_host(settings.device, Gpus().read()),
+            trains_on_host=is_on_host,
             cache_bytes=settings.cache_bytes,
             moments=settings.moments,
-            num_devices=len(devices_of(settings.device, Gpus().read())),
+            num_devices=len(devices_of(settings.device, gpus)),
         )
         require_memory(manifest, needs, free_memory_bytes())
-        gpus = Gpus().read()
         problems = least_problems(
             manifest,
             settings,
-            trains_on_host=trains_on_host(settings.device, gpus),
+            trains_on_host=is_on_host,
             disk_bytes=CACHE_BYTES_MIN + manifest.model.frozen_bytes,
             cards=device_memories(settings.device, gpus),
             tokens_per_second=None,
