@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.codecs.packing import Packing
 from gossamer.protocol.codecs.payloads import Payloads, SumPayloads
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -31,11 +32,14 @@ class RingChunks:
 
     async def packed(self, action: Send) -> Sequence[Buffer]:
         """The parts that travel in place of a chunk's payload."""
-        payload, mask = action.payload, action.mask
-        if not self.payloads.is_packing:
+        payload, packing = action.payload, self.packing(action.chunk, action.mask)
+        if packing is None:
             return (payload,)
-        elements = self.plan.elements_of(action.chunk)
-        return await self.run(len(payload), lambda: self.payloads.packed(payload, elements, mask))
+        return await self.run(len(payload), lambda: packing.pack(payload))
+
+    def packing(self, chunk: int, mask: int) -> Packing | None:
+        """See `Payloads.packing`."""
+        return self.payloads.packing(self.plan.elements_of(chunk), mask)
 
     async def run(self, num_bytes: int, work: Callable[[], _Result]) -> _Result:
         """The result of some work on so many bytes of a payload."""

@@ -15,6 +15,7 @@ from gossamer.node.network.frames import receive_frame, receive_message, send_fr
 from gossamer.node.network.transport import Stream, StreamClosed
 from gossamer.node.rounds.dispatcher import RoundDispatcher
 from gossamer.node.rounds.ring_chunks import RingChunks
+from gossamer.protocol.codecs.packing import Packing
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import (
@@ -134,31 +135,27 @@ class RingReceiver:
         chunk, num_bytes, plan = received.chunk, len(received.payload), self._chunks.plan
         if not 0 <= chunk < plan.num_chunks:
             raise MalformedError(f"chunk {chunk} of {plan.num_chunks}")
-        if not (self._is_whole(received) or self._is_packed(received)):
+        is_whole = self._chunks.payloads.is_length(
+            num_bytes, plan.elements_of(chunk), received.mask, chunk, is_average=received.is_average
+        )
+        if not is_whole and self._packing_of(received) is None:
             raise MalformedError(f"{num_bytes} bytes are no chunk of such members")
 
-    def _is_whole(self, received: ReceivedChunk) -> bool:
-        chunk, mask = received.chunk, received.mask
-        return self._chunks.payloads.is_length(
-            len(received.payload),
-            self._chunks.plan.elements_of(chunk),
-            mask,
-            chunk,
-            is_average=received.is_average,
-        )
-
-    def _is_packed(self, received: ReceivedChunk) -> bool:
-        elements = self._chunks.plan.elements_of(received.chunk)
-        num_bytes = len(received.payload)
-        return self._chunks.payloads.is_packed_length(num_bytes, elements, received.mask)
+    def _packing_of(self, received: ReceivedChunk) -> Packing | None:
+        """The packing of a chunk that came packed; None if it did not."""
+        packing = self._chunks.packing(received.chunk, received.mask)
+        if packing is None or not packing.is_length(len(received.payload)):
+            return None
+        return packing
 
     def _checked(self, received: ReceivedChunk) -> ArrivedSum | Average:
         """A chunk that is what it has to be, with the signatures that it needs; RemoteProtocolError
         for another."""
         sender, chunk, mask, finisher, payload, signature = received
         payloads, elements = self._chunks.payloads, self._chunks.plan.elements_of(chunk)
-        if self._is_packed(received):
-            payload = payloads.unpacked(payload, elements, mask)
+        packing = self._packing_of(received)
+        if packing is not None:
+            payload = packing.unpack(payload)
         checked: ArrivedSum | Average
         if finisher is None:
             digest = digest_of(payload) if payloads.are_audited else NO_DIGEST

@@ -283,7 +283,8 @@ def _sent_of(plan: ChunkPlan, payloads: Payloads, peers: int) -> int:
     """Returns the bytes that each of so many peers sends in a ring."""
     sizes = (plan.elements_of(chunk) for chunk in range(plan.num_chunks))
     on_way = sum(payloads.mean_bytes(size, peers) for size in sizes)
-    share = PACKED_SHARE if payloads.is_packing else 1.0
+    is_packing = payloads.packing(plan.chunk_elements, 1) is not None
+    share = PACKED_SHARE if is_packing else 1.0
     return round(2 * (peers - 1) / peers * on_way * share)
 
 

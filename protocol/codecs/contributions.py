@@ -25,6 +25,7 @@ import numpy as np
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.packing import Packing
 from gossamer.protocol.codecs.sparse_codec import SparseVector
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import Digest
@@ -69,11 +70,6 @@ class ListPayloads(ABC):
     are_signed = False
     are_audited = False
 
-    @property
-    def is_packing(self) -> bool:
-        """See `Payloads`. Most lists have no packing."""
-        return False
-
     @abstractmethod
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
@@ -98,17 +94,9 @@ class ListPayloads(ABC):
         """See `Payloads`."""
         return mask
 
-    def packed(self, payload: Buffer, num_elements: int, mask: int) -> Sequence[Buffer]:
-        """See `Payloads`."""
-        return (payload,)
-
-    def is_packed_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """See `Payloads`."""
-        return False
-
-    def unpacked(self, packed: Buffer, num_elements: int, mask: int) -> Buffer:
-        """See `Payloads`."""
-        raise MalformedError("a packed list in a run without such lists")
+    def packing(self, num_elements: int, mask: int) -> Packing | None:
+        """See `Payloads`. Most lists have none."""
+        return None
 
 
 def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:

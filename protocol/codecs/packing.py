@@ -2,8 +2,8 @@
 
 The values of one chunk of a pseudo-gradient lie within a few powers of two of each other. So the
 byte of each value that has the sign and the upper bits of the exponent has few values that are
-frequent, and an entropy code makes it shorter by a third (`docs/benchmarks/codecs.md`). The other
-bytes are the mantissa's, are close to noise, and travel as they are:
+frequent, and an entropy code makes it shorter: by a third with fp16, by two thirds with fp32
+(`docs/benchmarks/codecs.md`). The other bytes are close to noise, and travel as they are:
 
     ...            the payload without the upper bytes of its values
     ...            the upper bytes of all values, in order: one frame of zstd (RFC 8878) that states
@@ -19,6 +19,8 @@ almost equally often.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,99 +36,96 @@ _LEVEL = 1
 """Level of zstd. Nothing repeats in upper bytes, so what saves is its entropy code, which all
 levels have; higher ones search longer in vain."""
 
-_HEADS_AND_WIDTHS = {"fp32": (0, 4), "fp16": (4, 2)}
-"""Bytes of an encoded chunk before its values, and bytes of a value, by codec."""
+
+class FloatLayout(NamedTuple):
+    """The place of the values in a chunk that a codec encoded."""
+
+    head_bytes: int
+    """Bytes before the values."""
+    value_bytes: int
 
 
-class FloatPacking:
-    """The packing of payloads whose chunks one codec encoded. Its methods may run in threads."""
+LAYOUTS = {"fp32": FloatLayout(0, 4), "fp16": FloatLayout(4, 2)}
+"""Of the codecs that have a packing, by name."""
 
-    def __init__(self, head_bytes: int, value_bytes: int) -> None:
-        """`head_bytes`: of an encoded chunk, before its values."""
-        self._head_bytes, self._value_bytes = head_bytes, value_bytes
 
-    def pack(self, payload: Buffer, starts: Sequence[int], num_elements: int) -> Sequence[Buffer]:
-        """The parts that travel one after the other in place of a payload.
+@dataclass(frozen=True)
+class Packing:
+    """The packing of one payload. Its methods may run in threads."""
 
-        Args:
-            starts: the places in the payload where an encoded chunk begins, ascending.
-            num_elements: values of each of these chunks.
-        """
+    layout: FloatLayout
+    num_bytes: int
+    """Length of the payload before packing."""
+    starts: Sequence[int]
+    """The places in the payload where an encoded chunk begins, ascending."""
+    num_elements: int
+    """Values of each of these chunks."""
+
+    @property
+    def _num_values(self) -> int:
+        return len(self.starts) * self.num_elements
+
+    def pack(self, payload: Buffer) -> Sequence[Buffer]:
+        """The parts that travel one after the other in place of the payload."""
         whole = np.frombuffer(payload, np.uint8)
-        upper = np.empty((len(starts), num_elements), np.uint8)
-        for row, values in zip(upper, self._values(whole, starts, num_elements), strict=True):
+        upper = np.empty((len(self.starts), self.num_elements), np.uint8)
+        for row, values in zip(upper, self._values(whole), strict=True):
             row[:] = values[:, -1]
         frame = zstandard.ZstdCompressor(level=_LEVEL).compress(upper.data)
         if len(frame) >= upper.size:
             return (payload,)
         rest = np.empty(whole.size - upper.size, np.uint8)
-        for there, here in self._pieces(rest, whole, starts, num_elements):
+        for there, here in self._pieces(rest, whole):
             there[:] = here
         return (rest.data, frame)
 
-    def is_packed_length(self, num_packed: int, num_bytes: int, num_values: int) -> bool:
-        """Returns whether a payload of `num_bytes` with so many values may have `num_packed` bytes
-        when it is packed."""
-        is_frame = num_bytes <= limits.BLOCK_BYTES_MAX
-        return is_frame and num_bytes - num_values < num_packed < num_bytes
+    def is_length(self, num_packed: int) -> bool:
+        """Returns whether the payload may have so many bytes when it is packed. A payload that is
+        not packed has more."""
+        is_block = self.num_bytes <= limits.BLOCK_BYTES_MAX
+        return is_block and self.num_bytes - self._num_values < num_packed < self.num_bytes
 
-    def unpack(
-        self, packed: Buffer, num_bytes: int, starts: Sequence[int], num_elements: int
-    ) -> bytearray:
-        """The payload, `num_bytes` long, whose parts `pack` returned.
-
-        Args:
-            packed: of a length that `is_packed_length` allows.
-            starts: see `pack`.
-            num_elements: see `pack`.
+    def unpack(self, packed: Buffer) -> bytearray:
+        """The payload whose parts `pack` returned, of a length that `is_length` allows.
 
         Raises:
             MalformedError: `packed` is not what `pack` returns for such a payload.
         """
-        num_values = len(starts) * num_elements
-        boundary = num_bytes - num_values
-        upper = np.frombuffer(_content(memoryview(packed)[boundary:], num_values), np.uint8)
-        payload = bytearray(num_bytes)
+        boundary = self.num_bytes - self._num_values
+        upper = np.frombuffer(_content(memoryview(packed)[boundary:], self._num_values), np.uint8)
+        payload = bytearray(self.num_bytes)
         whole = np.frombuffer(payload, np.uint8)
         rest = np.frombuffer(packed, np.uint8, count=boundary)
-        for here, there in self._pieces(rest, whole, starts, num_elements):
+        for here, there in self._pieces(rest, whole):
             there[:] = here
-        rows = upper.reshape(len(starts), num_elements)
-        for row, values in zip(rows, self._values(whole, starts, num_elements), strict=True):
+        rows = upper.reshape(len(self.starts), self.num_elements)
+        for row, values in zip(rows, self._values(whole), strict=True):
             values[:, -1] = row
         return payload
 
-    def _values(self, whole: _Bytes, starts: Sequence[int], num_elements: int) -> list[_Bytes]:
-        """Views of the values of each chunk in a payload, (num_elements, value_bytes)."""
+    def _values(self, whole: _Bytes) -> list[_Bytes]:
+        """Views of the values of each chunk in the payload, (num_elements, value_bytes)."""
         views = []
-        for start in starts:
-            first = start + self._head_bytes
-            last = first + num_elements * self._value_bytes
-            views.append(whole[first:last].reshape(num_elements, self._value_bytes))
+        for start in self.starts:
+            first = start + self.layout.head_bytes
+            last = first + self.num_elements * self.layout.value_bytes
+            views.append(whole[first:last].reshape(self.num_elements, self.layout.value_bytes))
         return views
 
-    def _pieces(
-        self, rest: _Bytes, whole: _Bytes, starts: Sequence[int], num_elements: int
-    ) -> list[tuple[_Bytes, _Bytes]]:
+    def _pieces(self, rest: _Bytes, whole: _Bytes) -> list[tuple[_Bytes, _Bytes]]:
         """Views of what is not packed, in `rest` and in the whole payload: what lies between the
         values, and each of the lower bytes of all values of a chunk."""
         pieces, place, done = [], 0, 0
-        width = self._value_bytes
-        for start, values in zip(starts, self._values(whole, starts, num_elements), strict=True):
-            between = start + self._head_bytes - done
+        width = self.layout.value_bytes
+        for start, values in zip(self.starts, self._values(whole), strict=True):
+            between = start + self.layout.head_bytes - done
             pieces.append((rest[place : place + between], whole[done : done + between]))
             place, done = place + between, done + between
-            lower = rest[place : place + num_elements * (width - 1)].reshape(-1, width - 1)
+            lower = rest[place : place + self.num_elements * (width - 1)].reshape(-1, width - 1)
             pieces += [(lower[:, byte], values[:, byte]) for byte in range(width - 1)]
             place, done = place + lower.size, done + values.size
         pieces.append((rest[place:], whole[done:]))
         return pieces
-
-
-def packing_of(codec: str) -> FloatPacking | None:
-    """The packing of payloads in this codec; None where it has none."""
-    layout = _HEADS_AND_WIDTHS.get(codec)
-    return None if layout is None else FloatPacking(*layout)
 
 
 def _content(frame: memoryview, num_bytes: int) -> bytes:

@@ -24,7 +24,7 @@ from gossamer.protocol.codecs.contributions import (
     reduce,
     split,
 )
-from gossamer.protocol.codecs.packing import FloatPacking, packing_of
+from gossamer.protocol.codecs.packing import LAYOUTS, FloatLayout, Packing
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
@@ -57,10 +57,6 @@ class Payloads(Protocol):
     def are_audited(self) -> bool:
         """Returns whether members trust each other's partial sums. Then each one is signed by the
         member that passes it on, and another member can add it up again (`policy.sum_audits`)."""
-
-    @property
-    def is_packing(self) -> bool:
-        """Returns whether payloads are packed on their way."""
 
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
@@ -104,19 +100,9 @@ class Payloads(Protocol):
     def contributors(self, payload: Buffer, mask: int) -> int:
         """Mask of the members that have a part in an average; a subset of `mask`."""
 
-    def packed(self, payload: Buffer, num_elements: int, mask: int) -> Sequence[Buffer]:
-        """The parts that travel in place of a payload of these members, see `packing`."""
-
-    def is_packed_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """Returns whether a payload of these members may have this length when it is packed. None
-        that is not packed has it."""
-
-    def unpacked(self, packed: Buffer, num_elements: int, mask: int) -> Buffer:
-        """The payload whose parts `packed` returned, of a length that `is_packed_length` allows.
-
-        Raises:
-            MalformedError: these are no such parts.
-        """
+    def packing(self, num_elements: int, mask: int) -> Packing | None:
+        """The packing of an average or a partial sum of these members; None if it travels as it
+        is."""
 
 
 class SumPayloads:
@@ -126,18 +112,14 @@ class SumPayloads:
     are_signed = False
     are_audited = True
 
-    def __init__(self, coder: TensorCodec, packing: FloatPacking | None = None) -> None:
-        """`packing`: of partial sums and averages on their way; None: they travel as they are."""
+    def __init__(self, coder: TensorCodec, layout: FloatLayout | None = None) -> None:
+        """`layout`: of chunks that are packed on their way; None: they travel as they are."""
         self.coder = coder
-        self._packing = packing
+        self._layout = layout
 
     @property
     def name(self) -> str:
         return self.coder.name
-
-    @property
-    def is_packing(self) -> bool:
-        return self._packing is not None
 
     def part_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements)
@@ -175,21 +157,11 @@ class SumPayloads:
     def contributors(self, payload: Buffer, mask: int) -> int:
         return mask
 
-    def packed(self, payload: Buffer, num_elements: int, mask: int) -> Sequence[Buffer]:
-        if self._packing is None:
-            return (payload,)
-        return self._packing.pack(payload, (0,), num_elements)
-
-    def is_packed_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        if self._packing is None:
-            return False
-        whole_bytes = self.coder.encoded_bytes(num_elements)
-        return self._packing.is_packed_length(num_bytes, whole_bytes, num_elements)
-
-    def unpacked(self, packed: Buffer, num_elements: int, mask: int) -> Buffer:
-        assert self._packing is not None
-        whole_bytes = self.coder.encoded_bytes(num_elements)
-        return self._packing.unpack(packed, whole_bytes, (0,), num_elements)
+    def packing(self, num_elements: int, mask: int) -> Packing | None:
+        """See `Payloads`."""
+        if self._layout is None:
+            return None
+        return Packing(self._layout, self.coder.encoded_bytes(num_elements), (0,), num_elements)
 
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
@@ -343,16 +315,16 @@ def payloads_named(
             travel as a sum, if members trust each other; 0: they are sets.
         is_packing: whether payloads are packed on their way, where the codec has a packing.
     """
-    packing = packing_of(name) if is_packing else None
+    layout = LAYOUTS.get(name) if is_packing else None
     if trust == "open":
         coder = SparseCodec(top_k) if name == SPARSE else codec(name)
-        return RecordPayloads(name, coder, packing)
+        return RecordPayloads(name, coder, layout)
     if name == SPARSE:
         sparse = SparseCodec(top_k)
         if sparse_sums_of:
             return SetPayloads.with_sums(sparse, sparse_sums_of)
         return SetPayloads(sparse)
-    return SumPayloads(codec(name, is_widening=is_widening), packing)
+    return SumPayloads(codec(name, is_widening=is_widening), layout)
 
 
 def payloads_of(sync: SyncMode, outer: OuterConfig, trust: Trust) -> AveragedPayloads:

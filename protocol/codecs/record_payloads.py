@@ -22,7 +22,7 @@ from gossamer.protocol.codecs.contributions import (
     Record,
     split,
 )
-from gossamer.protocol.codecs.packing import FloatPacking
+from gossamer.protocol.codecs.packing import FloatLayout, Packing
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
 from gossamer.protocol.codecs.robust_average import (
     robust_average,
@@ -41,21 +41,16 @@ class RecordPayloads(ListPayloads):
     are_signed = True
 
     def __init__(
-        self, name: str, coder: TensorCodec | SparseCodec, packing: FloatPacking | None = None
+        self, name: str, coder: TensorCodec | SparseCodec, layout: FloatLayout | None = None
     ) -> None:
         """
         Args:
             name: of the codec in rosters and update indices.
-            packing: of lists on their way; None: they travel as they are.
+            layout: of chunks that are packed on their way; None: they travel as they are.
         """
         self.name = name
         self.coder = coder
-        self._packing = packing
-
-    @property
-    def is_packing(self) -> bool:
-        """See `Payloads`."""
-        return self._packing is not None
+        self._layout = layout
 
     @property
     def is_exact(self) -> bool:
@@ -78,31 +73,14 @@ class RecordPayloads(ListPayloads):
             if elements == step or self.members_max(elements) >= num_members
         )
 
-    def packed(self, payload: Buffer, num_elements: int, mask: int) -> Sequence[Buffer]:
+    def packing(self, num_elements: int, mask: int) -> Packing | None:
         """See `Payloads`."""
-        if self._packing is None:
-            return (payload,)
-        return self._packing.pack(payload, self._starts(num_elements, mask), num_elements)
-
-    def is_packed_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """See `Payloads`."""
-        if self._packing is None:
-            return False
-        num_records = mask.bit_count()
-        whole_bytes = num_records * self.part_bytes(num_elements)
-        return self._packing.is_packed_length(num_bytes, whole_bytes, num_records * num_elements)
-
-    def unpacked(self, packed: Buffer, num_elements: int, mask: int) -> Buffer:
-        """See `Payloads`."""
-        assert self._packing is not None
-        whole_bytes = mask.bit_count() * self.part_bytes(num_elements)
-        starts = self._starts(num_elements, mask)
-        return self._packing.unpack(packed, whole_bytes, starts, num_elements)
-
-    def _starts(self, num_elements: int, mask: int) -> range:
-        """The places in a list of these members' records where an encoded chunk begins."""
+        if self._layout is None:
+            return None
         step = self.part_bytes(num_elements)
-        return range(RECORD_PREFIX_BYTES, mask.bit_count() * step, step)
+        whole_bytes = mask.bit_count() * step
+        starts = range(RECORD_PREFIX_BYTES, whole_bytes, step)
+        return Packing(self._layout, whole_bytes, starts, num_elements)
 
     def encode(self, values: Float32Array) -> bytes:
         """A member's chunk, without its path. Raises ValueError, see `TensorCodec.encode`."""

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.packing import LAYOUTS
 from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.manifest import InnerOptimizer
@@ -70,20 +71,21 @@ def rates_of(
     whole, sent = 0, 0
     seconds: tuple[list[float], list[float]] = ([], [])
     for chunk in range(plan.num_chunks):
-        elements = plan.elements_of(chunk)
         payload = codec(name).encode(np.ascontiguousarray(work[plan.range_of(chunk)]))
         whole += len(payload)
         if compress is not None:
             sent += min(len(payload), len(compress(payload)))
             continue
+        packing = payloads.packing(plan.elements_of(chunk), ONE)
+        assert packing is not None
         started = time.thread_time()
-        parts = payloads.packed(payload, elements, ONE)
+        parts = packing.pack(payload)
         seconds[0].append((time.thread_time() - started) / len(payload))
         packed = b"".join(bytes(part) for part in parts)
         sent += len(packed)
-        if payloads.is_packed_length(len(packed), elements, ONE):
+        if packing.is_length(len(packed)):
             started = time.thread_time()
-            unpacked = payloads.unpacked(packed, elements, ONE)
+            unpacked = packing.unpack(packed)
             seconds[1].append((time.thread_time() - started) / len(payload))
             assert bytes(unpacked) == bytes(payload)
     pack, unpack = (1e-6 / statistics.median(each) if each else 0.0 for each in seconds)
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plan, works = works_of(options, optimizer)
         total = np.stack(works).sum(axis=0, dtype=np.float32)
         for name in codec_names():
-            kinds = [(name, None)] if payloads_named(name, is_packing=True).is_packing else []
+            kinds = [(name, None)] if name in LAYOUTS else []
             for label, kind in (*kinds, (f"{name}, zstd alone", compress)):
                 one, pack, unpack = rates_of(name, plan, works[0], kind)
                 both, _, _ = rates_of(name, plan, total, kind)

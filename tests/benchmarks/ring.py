@@ -362,13 +362,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     systems: list[System] = []
     with contextlib.ExitStack() as stack:
+        script = "_ring_gossamer"
         for name in options.codec:
-            systems.append(System("Gossamer", "_ring_gossamer", sys.executable, name))
+            systems.append(System("Gossamer", script, sys.executable, name))
             if options.with_unpacked:
-                script = "_ring_gossamer"
                 systems.append(System("unpacked", script, sys.executable, name, packing=False))
             if options.with_open:
-                script = "_ring_gossamer"
                 systems.append(System("open", script, sys.executable, name, trust="open"))
         if options.with_gloo:
             systems.append(System("gloo", "_ring_gloo", sys.executable, "fp32"))
@@ -377,7 +376,7 @@ def main() -> int:
             systems.append(System("hivemind", "_ring_hivemind", python, options.codec[0]))
         measure(options, systems, console)
     console.print(table_of(options, systems))
-    of_gossamer = [each for each in systems if each.script == "_ring_gossamer"]
+    of_gossamer = [each for each in systems if each.script == script]
     console.print(f"Gossamer: chunks of {options.chunk_elements:,} elements. Medians of a round:")
     for one in of_gossamer:
         gather = statistics.median(turn.ring_seconds or 0.0 for turn in one.turns)

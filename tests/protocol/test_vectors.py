@@ -100,10 +100,11 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
         coder = codec("int4", is_widening=True).of_sum(int(num_members))
         decoded = coder.decode(bytes.fromhex(committed["sums"][num_members]), len(values))
         assert np.abs(decoded - values).max() <= bound * np.abs(values).max()
-    packing, payloads = committed["packing"], payloads_named("fp16", is_packing=True)
-    packed = bytes.fromhex(packing["packed"])
-    assert payloads.is_packed_length(len(packed), 32, 1)
-    assert bytes(payloads.unpacked(packed, 32, 1)).hex() == packing["bytes"]
+    packing = payloads_named("fp16", is_packing=True).packing(32, 1)
+    assert packing is not None
+    packed = bytes.fromhex(committed["packing"]["packed"])
+    assert packing.is_length(len(packed))
+    assert bytes(packing.unpack(packed)).hex() == committed["packing"]["bytes"]
     invitation = committed["invitation"]
     roll = Roll(run_id, [PeerId(committed["keys"][0]["peer_id"])], verify)
     roll.add(decode_page(bytes.fromhex(invitation["page"])))

@@ -368,11 +368,11 @@ async def member_that_packs_wrong(rogue: Rogue, victims: list[PeerId]) -> None:
     """Packed chunks with frames of another content, of too much of it, and of none."""
     assert rogue.manifest is not None
     outer = rogue.manifest.outer
-    assert outer.packing
     plan = ChunkPlan(rogue.manifest.model.num_parameters, outer.chunk_elements)
     payloads, elements = payloads_of(rogue.manifest.sync, outer, "members"), plan.elements_of(0)
-    values = np.arange(elements, dtype=np.float32)
-    rest, frame_of_values = payloads.packed(codec(outer.codec).encode(values), elements, 1)
+    packing, values = payloads.packing(elements, 1), np.arange(elements, dtype=np.float32)
+    assert packing is not None
+    rest, frame_of_values = packing.pack(codec(outer.codec).encode(values))
     compress = zstandard.ZstdCompressor().compress
 
     async def send(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
@@ -381,7 +381,7 @@ async def member_that_packs_wrong(rogue: Rogue, victims: list[PeerId]) -> None:
         for number, false_frame in enumerate(
             (
                 compress(bytes(2**26)),  # some 2 kB that would take 64 MiB
-                compress(b"\x7f" * elements),  # values that are none
+                compress(b"\x7f" * elements),  # values out of range
                 compress(bytes(elements - 1)),
                 bytes(frame_of_values)[:-1],
                 rogue.noise(elements // 2),

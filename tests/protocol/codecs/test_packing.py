@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, add_record
-from gossamer.protocol.codecs.packing import packing_of
+from gossamer.protocol.codecs.packing import LAYOUTS, Packing
 from gossamer.protocol.codecs.payloads import AveragedPayloads, payloads_named
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
@@ -29,6 +29,12 @@ def values(seed: int, size: int = SIZE) -> np.ndarray:
     rows = np.exp(random.normal(0.0, 0.3, (size // 64, 1)))
     drawn: np.ndarray = (random.normal(0.0, 1e-3, (size // 64, 64)) * rows).astype(np.float32)
     return drawn.reshape(-1)
+
+
+def packing_of(payloads: AveragedPayloads, size: int, mask: int = ONE) -> Packing:
+    packing = payloads.packing(size, mask)
+    assert packing is not None
+    return packing
 
 
 def joined(parts: object) -> bytes:
@@ -54,11 +60,11 @@ def mask_of(num_records: int) -> int:
 def test_a_sum_comes_back_and_is_shorter_on_its_way(name: str) -> None:
     payloads = payloads_named(name, is_packing=True)
     payload = bytes(codec(name).encode(values(1)))
-    packed = joined(payloads.packed(payload, SIZE, ONE))
+    packed = joined(packing_of(payloads, SIZE, ONE).pack(payload))
     assert len(packed) < 0.9 * len(payload)
-    assert payloads.is_packed_length(len(packed), SIZE, ONE)
-    assert not payloads.is_packed_length(len(payload), SIZE, ONE)
-    assert bytes(payloads.unpacked(bytearray(packed), SIZE, ONE)) == payload
+    assert packing_of(payloads, SIZE, ONE).is_length(len(packed))
+    assert not packing_of(payloads, SIZE, ONE).is_length(len(payload))
+    assert bytes(packing_of(payloads, SIZE, ONE).unpack(bytearray(packed))) == payload
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -69,10 +75,10 @@ def test_a_list_of_records_comes_back(name: str, num_records: int) -> None:
     payloads, mask = payloads_named(name, trust="open", is_packing=True), mask_of(num_records)
     payload = records(name, 7, num_records)
     assert payloads.is_length(len(payload), SIZE, mask, is_average=False)
-    packed = joined(payloads.packed(payload, SIZE, mask))
+    packed = joined(packing_of(payloads, SIZE, mask).pack(payload))
     assert len(packed) < 0.91 * len(payload)
-    assert payloads.is_packed_length(len(packed), SIZE, mask)
-    assert bytes(payloads.unpacked(bytearray(packed), SIZE, mask)) == payload
+    assert packing_of(payloads, SIZE, mask).is_length(len(packed))
+    assert bytes(packing_of(payloads, SIZE, mask).unpack(bytearray(packed))) == payload
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -81,25 +87,20 @@ def test_what_gets_no_shorter_travels_as_it_is(name: str) -> None:
     payloads = payloads_named(name, is_packing=True)
     for size in (1, 3, SIZE):
         noise = np.random.default_rng(2).bytes(codec(name).encoded_bytes(size))
-        assert joined(payloads.packed(noise, size, ONE)) == noise
+        assert joined(packing_of(payloads, size, ONE).pack(noise)) == noise
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "sparse"])
 @pytest.mark.parametrize("trust", ["members", "open"])
 def test_other_codecs_have_no_packing(name: str, trust: str) -> None:
     payloads: AveragedPayloads = payloads_named(name, trust=trust, is_packing=True)  # type: ignore[arg-type]
-    assert not payloads.is_packing
-    payload = bytes(codec("int8").encode(values(3)))
-    assert payloads.packed(payload, SIZE, ONE) == (payload,)
-    assert not any(payloads.is_packed_length(length, SIZE, ONE) for length in range(SIZE))
+    assert payloads.packing(SIZE, ONE) is None
 
 
 @pytest.mark.parametrize("trust", ["members", "open"])
 def test_a_run_without_packing_takes_nothing_that_is_packed(trust: str) -> None:
     payloads = payloads_named("fp16", trust=trust)  # type: ignore[arg-type]
-    assert not payloads.is_packing
-    length = payloads.part_bytes(SIZE)
-    assert not any(payloads.is_packed_length(each, SIZE, ONE) for each in range(length))
+    assert payloads.packing(SIZE, ONE) is None
 
 
 @given(seed=st.integers(0, 99), size=st.integers(1, 40), num_records=st.integers(1, 4))
@@ -107,9 +108,9 @@ def test_lists_of_any_size_come_back(seed: int, size: int, num_records: int) -> 
     size *= 64
     payloads, mask = payloads_named("fp16", trust="open", is_packing=True), mask_of(num_records)
     payload = records("fp16", seed, num_records, size)
-    packed = joined(payloads.packed(payload, size, mask))
-    if payloads.is_packed_length(len(packed), size, mask):
-        packed = bytes(payloads.unpacked(bytearray(packed), size, mask))
+    packed = joined(packing_of(payloads, size, mask).pack(payload))
+    if packing_of(payloads, size, mask).is_length(len(packed)):
+        packed = bytes(packing_of(payloads, size, mask).unpack(bytearray(packed)))
     assert packed == payload
 
 
@@ -120,19 +121,19 @@ def test_damage_is_a_clear_error_or_another_payload_of_that_length(
 ) -> None:
     payloads = payloads_named(name, is_packing=True)
     payload = bytes(codec(name).encode(values(4, 1024)))
-    packed = bytearray(joined(payloads.packed(payload, 1024, ONE)))
+    packed = bytearray(joined(packing_of(payloads, 1024, ONE).pack(payload)))
     at %= len(packed)
     packed[at : at + len(noise)] = noise
-    if not payloads.is_packed_length(len(packed), 1024, ONE):
+    if not packing_of(payloads, 1024, ONE).is_length(len(packed)):
         return
     with contextlib.suppress(MalformedError):
-        assert len(payloads.unpacked(packed, 1024, ONE)) == len(payload)
+        assert len(packing_of(payloads, 1024, ONE).unpack(packed)) == len(payload)
 
 
 def test_frames_of_another_content_are_refused() -> None:
     payloads = payloads_named("fp16", is_packing=True)
     payload = bytes(codec("fp16").encode(values(5)))
-    rest, frame = payloads.packed(payload, SIZE, ONE)
+    rest, frame = packing_of(payloads, SIZE, ONE).pack(payload)
     compress = zstandard.ZstdCompressor().compress
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress
     for false_frame in (
@@ -146,16 +147,15 @@ def test_frames_of_another_content_are_refused() -> None:
         b"",
     ):
         with pytest.raises(MalformedError, match="packed chunk"):
-            payloads.unpacked(bytes(rest) + false_frame, SIZE, ONE)
+            packing_of(payloads, SIZE, ONE).unpack(bytes(rest) + false_frame)
 
 
 def test_lengths_that_no_packing_has_are_none() -> None:
-    packing = packing_of("fp16")
-    assert packing is not None
     whole = 4 + 2 * SIZE
-    assert not packing.is_packed_length(4 + SIZE, whole, SIZE)  # without any frame
-    assert packing.is_packed_length(5 + SIZE, whole, SIZE)
-    assert not packing.is_packed_length(whole, whole, SIZE)
+    packing = Packing(LAYOUTS["fp16"], whole, (0,), SIZE)
+    assert not packing.is_length(4 + SIZE)  # without any frame
+    assert packing.is_length(5 + SIZE)
+    assert not packing.is_length(whole)
     # More members than any ring has, whose records would take more memory than a frame.
     beyond = limits.BLOCK_BYTES_MAX + 1
-    assert not packing.is_packed_length(beyond - 1, beyond, beyond // 2)
+    assert not Packing(LAYOUTS["fp16"], beyond, (0,), beyond // 2).is_length(beyond - 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.protocol.codecs.packing import FloatPacking
+from gossamer.protocol.codecs.packing import Packing
 from gossamer.protocol.manifest import Trust
 from tests.support.node_world import World, simulate, start
 
@@ -18,14 +18,14 @@ def test_chunks_are_packed_on_their_way_and_the_chain_is_one(
 ) -> None:
     """Of one that was away too, whose predecessor asks first what it holds."""
     saved = [0, 0]
-    unpack = FloatPacking.unpack
+    unpack = Packing.unpack
 
-    def counted(packing: FloatPacking, packed: bytes, num_bytes: int, *rest: object) -> bytearray:
+    def counted(packing: Packing, packed: bytes) -> bytearray:
         saved[0] += len(packed)
-        saved[1] += num_bytes
-        return unpack(packing, packed, num_bytes, *rest)  # type: ignore[arg-type]
+        saved[1] += packing.num_bytes
+        return unpack(packing, packed)
 
-    monkeypatch.setattr(FloatPacking, "unpack", counted)
+    monkeypatch.setattr(Packing, "unpack", counted)
     world = World(tmp_path, seed=211, codec="fp16", trust=trust)
 
     async def story(nursery: trio.Nursery) -> None:
