@@ -31,6 +31,9 @@ HELDOUT_SHARDS_MAX = 4
 RETRY_SECONDS = 2.0
 """Pause between attempts to get blocks that no connected peer had."""
 
+READS_MAX = 3
+"""Times that a block is fetched and read. A disk that damages it each time is failing."""
+
 log = structlog.get_logger("node")
 
 
@@ -59,11 +62,11 @@ class RunBlocks:
 
         Raises:
             JoinError: the index does not fit the manifest.
+            BlockError: this disk damages it each time that it comes.
 
         Cancelled: blocks that have come so far stay in the store.
         """
-        await self._fetch(self._manifest_blocks(), "the run's data index")
-        index = decode_index(self._store.get(Digest(self._data.index_digest)))
+        index = decode_index(await self._fetched_index())
         if len(index.shards) != self._data.num_shards:
             raise JoinError("the run's data index does not fit its manifest: it cannot be trained")
         self._heldout = [Digest(shard.digest) for shard in index.heldout[:HELDOUT_SHARDS_MAX]]
@@ -118,6 +121,20 @@ class RunBlocks:
         """Raises BlockError or MalformedError if their list is not here, or is none."""
         digest = self._data.frozen_digest
         return decode_list(self._store.get(Digest(digest)), self._model) if digest else ()
+
+    async def _fetched_index(self) -> bytes:
+        """Returns the block of the data index when all blocks that the manifest names are here.
+        Raises BlockError after `READS_MAX` damaged ones."""
+        digest, reads = Digest(self._data.index_digest), 0
+        while True:
+            await self._fetch(self._manifest_blocks(), "the run's data index")
+            reads += 1
+            try:
+                return self._store.get(digest)
+            except BlockError as error:
+                if reads == READS_MAX:
+                    raise
+                log.warning("the run's data index is fetched again", error=str(error))
 
     async def _fetch(self, digests: Sequence[Digest], what: str) -> None:
         """Gets blocks from connected peers, however long it takes."""

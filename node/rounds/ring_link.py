@@ -199,13 +199,13 @@ class RingLink:
         """
         self._transport = transport
         self._target = target
-        self._format = chunks
+        self._chunks = chunks
         outbox_max = SENDS_PER_CHUNK_MAX * chunks.plan.num_chunks
         self._into_outbox, self._outbox = trio.open_memory_channel[Send](outbox_max)
         self._awake_since = awake_since
         self._on_transfer = on_transfer
         self._on_measured = on_measured
-        self._chunks = SentChunks()
+        self._sent = SentChunks()
         self._greeted = trio.Event()
         """Set when the member's inventory came, or at once if it is not waited for."""
         if not target.waits_for_inventory:
@@ -221,7 +221,7 @@ class RingLink:
             self._into_outbox.send_nowait(frame)
         except trio.WouldBlock:
             raise LinkFullError from None
-        self._chunks.queue(frame)
+        self._sent.queue(frame)
 
     def finish(self) -> None:
         """See `OutgoingLink`: `run` returns when everything was received."""
@@ -236,7 +236,7 @@ class RingLink:
     def _is_done(self) -> bool:
         """Returns whether no more will be queued and all that was has been received or is not
         wanted."""
-        return self._finishing and self._chunks.all_received
+        return self._finishing and self._sent.all_received
 
     async def run(self) -> None:
         """Sends what is queued until cancelled or finished.
@@ -274,18 +274,18 @@ class RingLink:
         await send_frame(stream, encode_ring_message(Hello(self._target.envelope)))
         await self._greeted.wait()
         async for action in self._outbox:
-            if not self._chunks.is_wanted(action):
+            if not self._sent.is_wanted(action):
                 continue
-            is_fast = self._chunks.is_fast(trio.current_time())
-            parts = (action.payload,) if is_fast else await self._format.packed(action)
+            is_fast = self._sent.is_fast(trio.current_time())
+            parts = (action.payload,) if is_fast else await self._chunks.packed(action)
             num_bytes = sum(len(part) for part in parts)
-            self._chunks.sent(trio.current_time(), action, num_bytes)
+            self._sent.sent(trio.current_time(), action, num_bytes)
             mask = mask_bytes(action.mask, num_members)
             chunk_message = ChunkMessage(action.chunk, mask, action.finisher, action.signature)
             await send_frame(stream, encode_ring_message(chunk_message), *parts)
 
     async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:
-        chunks, num_members = self._chunks, len(self._target.ring.members)
+        sent, num_members = self._sent, len(self._target.ring.members)
         while True:
             try:
                 message, payload = await receive_frame(
@@ -293,15 +293,15 @@ class RingLink:
                 )
                 answer = decode_to_sender(message)
                 if isinstance(answer, HeldChunks):
-                    num_chunks = self._format.plan.num_chunks
-                    chunks.inventory = decode_inventory(payload, num_chunks, num_members)
+                    num_chunks = self._chunks.plan.num_chunks
+                    sent.inventory = decode_inventory(payload, num_chunks, num_members)
                     self._greeted.set()
             except RemoteProtocolError:
                 raise LinkFailed("malformed answer") from None
-            chunks.answered()
+            sent.answered()
             if isinstance(answer, Ack):
                 now = trio.current_time()
-                transfer = chunks.acknowledged(now, answer.received, answer.next_bytes)
+                transfer = sent.acknowledged(now, answer.received, answer.next_bytes)
                 if transfer is not None:
                     self._on_transfer(*transfer)
             if self._is_done:
@@ -312,7 +312,7 @@ class RingLink:
         while True:
             before = trio.current_time()
             await trio.sleep(WATCH_SECONDS)
-            self._chunks.waited(self._awake_since(before), is_greeted=self._greeted.is_set())
-            measure = self._chunks.measure(trio.current_time())
+            self._sent.waited(self._awake_since(before), is_greeted=self._greeted.is_set())
+            measure = self._sent.measure(trio.current_time())
             if measure is not None:
                 self._on_measured(measure)

@@ -26,6 +26,7 @@ from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.model_files import ModelFiles
 
 GGUF_NAME = "model.gguf"
+GGUF_SUFFIX = ".gguf"
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -59,24 +60,26 @@ def export_gguf(
     flat_params: NDArray[np.float32],
     model: ModelConfig,
     tokenizer: bytes | ModelFiles,
-    directory: Path,
+    target: Path,
     *,
     name: str,
     end_token: int,
     dtype: ExportType = "fp32",
 ) -> Path:
-    """Writes `model.gguf` in a folder, which it makes, and returns its path. A file that is there
-    is replaced when the new one is complete.
+    """Writes one file and returns its path. A file that is there is replaced when the new one is
+    complete.
 
     Args:
         flat_params: (num_parameters,) in the order of `layout_of`.
         tokenizer: a file of the `tokenizers` library, or the files of an imported model.
+        target: the file, if its name ends in .gguf, else a folder that gets `model.gguf`. Folders
+            that do not exist are made.
         name: of the model, for people.
         end_token: the token that ends a text. An imported model's files say it themselves.
         dtype: of matrices; vectors are fp32, as llama.cpp has them.
 
     Raises:
-        ExportError: the tokenizer is none that llama.cpp has, or the folder cannot be written.
+        ExportError: the tokenizer is none that llama.cpp has, or the file cannot be written.
     """
     files = tokenizer if isinstance(tokenizer, ModelFiles) else None
     context = model.context
@@ -91,10 +94,11 @@ def export_gguf(
             f"llama.cpp has no such tokenizer: {error}. Export without --gguf"
         ) from error
     pairs = _pairs(model, name, context, dtype) | of_tokenizer
-    path = directory / GGUF_NAME
+    is_file = target.suffix == GGUF_SUFFIX and not target.is_dir()
+    path = target if is_file else target / GGUF_NAME
     temporary = path.with_name(path.name + ".new")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_gguf(temporary, pairs, _tensors(flat_params, model, dtype))
             os.replace(temporary, path)

@@ -11,6 +11,7 @@ from gossamer.node.base.setting_values import parse_size
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.exporting import ExportOptions, export_state
+from gossamer.trainer.export.gguf_export import GGUF_SUFFIX
 from gossamer.trainer.export.hugging_face import ExportError
 
 SHARD_BYTES_MIN = 1_000_000
@@ -45,7 +46,8 @@ def export(
         Size of a file of weights, such as 5GB. A larger model is cut into several files with an
         index. A GGUF file is always one.
     gguf
-        Write one file model.gguf instead, which llama.cpp and programs built on it read.
+        Write one file instead, which llama.cpp and programs built on it read: DIRECTORY itself if
+        its name ends in .gguf, else model.gguf in it.
     adapter
         Write only the adapters of a run with model.lora, as a folder that the library PEFT loads.
         Without it they are merged into the weights that they belong to.
@@ -57,6 +59,8 @@ def export(
             f"{directory} exists already, and is not an empty folder: name another one, or give "
             "--force to write over the model that lies there"
         )
+    if directory.suffix == GGUF_SUFFIX and not gguf:
+        raise ConfigError([f"{directory} is named like a GGUF file: give --gguf, or another name"])
     if adapter and gguf:
         raise ConfigError(["--adapter and --gguf exclude each other: a GGUF file is a whole model"])
     how = ExportOptions(

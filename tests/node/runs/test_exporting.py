@@ -48,3 +48,17 @@ def test_a_gguf_file_has_the_weights(
     assert export(settings, tmp_path / "out", "--gguf") == 2
     assert "--force" in capsys.readouterr().err
     assert export(settings, tmp_path / "out", "--gguf", "--force") == 0
+
+
+def test_a_gguf_file_has_the_name_that_was_given(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out" / "better.gguf"
+    assert export(settings, path) == 2
+    assert "give --gguf" in capsys.readouterr().err
+    assert export(settings, path, "--gguf") == 0
+    assert list((tmp_path / "out").iterdir()) == [path]
+    assert "token_embd.weight" in GgufModel(path).tensors
+    assert export(settings, path, "--gguf") == 2
+    assert "--force" in capsys.readouterr().err
+    assert export(settings, path, "--gguf", "--force") == 0

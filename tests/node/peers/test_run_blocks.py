@@ -1,0 +1,69 @@
+"""The blocks that a run's manifest names, on a disk that damages what has just come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import msgspec
+import pytest
+import trio
+
+from gossamer.node.network.transport import Transport
+from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.peers.run_blocks import READS_MAX, RunBlocks
+from gossamer.node.storage.block_files import BlockError
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import MIB
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from tests.support.builders import manifest
+from tests.support.damage import damage
+
+INDEX = ShardIndex(shards=(ShardInfo(digest_of(b"shard"), 16, 64),), heldout=())
+
+
+class DamagingDisk:
+    """Blocks of peers that come to a disk, of which the first so many are damaged at once."""
+
+    def __init__(self, store: BlockStore, num_damaged: int) -> None:
+        self.store = store
+        self.num_damaged = num_damaged
+        self.num_fetched = 0
+
+    async def fetch_checked(self, digests: list[Digest], _sources: object) -> None:
+        if not self.store.missing(digests):
+            return
+        block = self.store.put(encode_index(INDEX))
+        self.num_fetched += 1
+        if self.num_fetched <= self.num_damaged:
+            damage(self.store.path(block))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlockStore:
+    return BlockStore(tmp_path, 64 * MIB)
+
+
+def blocks_of(store: BlockStore, disk: DamagingDisk) -> RunBlocks:
+    example = manifest()
+    data = msgspec.structs.replace(
+        example.data, index_digest=digest_of(encode_index(INDEX)), num_shards=1
+    )
+    transport = cast(Transport, SimpleNamespace(peers=list))
+    run = msgspec.structs.replace(example, data=data)
+    return RunBlocks(run, store, cast(BlockService, disk), transport)
+
+
+def test_an_index_that_the_disk_damages_is_fetched_again(store: BlockStore) -> None:
+    disk = DamagingDisk(store, READS_MAX - 1)
+    assert trio.run(blocks_of(store, disk).fetch_index) == INDEX
+    assert disk.num_fetched == READS_MAX
+
+
+def test_a_disk_that_damages_the_index_each_time_is_named(store: BlockStore) -> None:
+    disk = DamagingDisk(store, READS_MAX)
+    with pytest.raises(BlockError, match="damaged"):
+        trio.run(blocks_of(store, disk).fetch_index)
+    assert disk.num_fetched == READS_MAX
