@@ -165,11 +165,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     sync: SyncMode = "sparse" if options.codec == SPARSE else "diloco"
-    run = adapted(PRESETS[options.preset], sync)
+    optimizer = options.optimizer or default_optimizer(sync, trust=options.trust)
+    run = adapted(PRESETS[options.preset], sync, optimizer)
     steps = options.inner_steps or run.outer.inner_steps
     outer = replace(run.outer, codec=options.codec, inner_steps=steps)
-    optimizer = options.optimizer or default_optimizer(sync, trust=options.trust)
-    run = replace(run, inner=replace(run.inner, optimizer=optimizer), outer=outer)
+    run = replace(run, outer=outer)
     with tempfile.TemporaryDirectory() as folder:
         text = cut_text(options.text, Path(folder), run.tokenizer, run.model, options.seed)
         swarm = Swarm(run, sync, options.seed, options.trust)

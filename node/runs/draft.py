@@ -17,6 +17,7 @@ from gossamer.protocol.ids import DIGEST_BYTES, PeerId, peer_id_from_public_key
 from gossamer.protocol.manifest import (
     DataConfig,
     InnerConfig,
+    InnerOptimizer,
     Manifest,
     OuterConfig,
     RoundConfig,
@@ -27,6 +28,7 @@ from gossamer.protocol.manifest_checks import problems_of, problems_of_model, st
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.protocol.sync_modes import SYNC_MODES, SyncMode
+from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
 from gossamer.trainer.text.sources.corpus import DEFAULT_TEXT_FIELD
@@ -136,19 +138,28 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     key of a manifest file: `gossamer start --init-from` says it."""
 
 
-def draft_of_preset(preset: str = DEFAULT_PRESET, *, name: str = DEFAULT_RUN_NAME) -> Draft:
+def draft_of_preset(
+    preset: str = DEFAULT_PRESET,
+    *,
+    name: str = DEFAULT_RUN_NAME,
+    optimizer: InnerOptimizer | None = None,
+) -> Draft:
     """Returns a draft with a preset's values on the default corpus.
+
+    Args:
+        optimizer: inner optimiser, which has an outer step of its own; None: the default.
 
     Raises:
         ManifestError: there is no such preset.
     """
     if preset not in PRESETS:
         raise ManifestError([unknown_preset(preset)])
-    chosen = PRESETS[preset]
+    sync: SyncMode = "diloco"
+    chosen = adapted(PRESETS[preset], sync, optimizer)
     return Draft(
         name=name,
         seed=DEFAULT_SEED,
-        sync="diloco",
+        sync=sync,
         trust="members",
         admission="open",
         allowed=(),
@@ -202,9 +213,8 @@ def _tokens_of(schedule: ScheduleDraft) -> TokenSchedule | msgspec.UnsetType:
 
 def problems_of_draft(draft: Draft) -> list[str]:
     """Returns one sentence for each value that is not allowed, by the manifest's rules and more."""
-    good, change = draft_of_preset(), msgspec.structs.replace
     # The optimiser that every model may have: Muon is refused beside adapters.
-    good = change(good, inner=change(good.inner, optimizer="adamw"))
+    good, change = draft_of_preset(optimizer="adamw"), msgspec.structs.replace
     # After any broken rule, the manifest skips its rules that compare two keys. So each section is
     # first checked within an otherwise good draft, and then the whole draft.
     roomy = change(good.outer, chunk_elements=limits.CHUNK_ELEMENTS_MAX)

@@ -22,7 +22,7 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.lora import LoraConfig
-from gossamer.protocol.manifest import DataConfig
+from gossamer.protocol.manifest import DataConfig, InnerOptimizer
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -38,27 +38,30 @@ are for a cold start, with which such a model would forget what it knows. This i
 and was not tuned."""
 
 
-def draft_for(pretrained: Pretrained, preset: str | None) -> tuple[Draft, str]:
+def draft_for(
+    pretrained: Pretrained, preset: str | None, optimizer: InnerOptimizer | None = None
+) -> tuple[Draft, str]:
     """The draft of a run that goes on with these weights, and the preset that it follows.
 
     Without a name that is the largest preset no larger than the model. It has a tenth of the
     preset's inner learning rate, and no rounds of few steps in front, which DiLoCo needs from a
     cold start only (arXiv 2311.08105 began with trained weights and had none). Its optimiser is
-    that of trained weights.
+    that of trained weights, if none is named.
 
     Raises:
         ManifestError: there is no such preset, or values are not allowed.
     """
     model = pretrained.model
     name = preset or _preset_below(model)
-    draft = draft_of_preset(name)
+    draft = draft_of_preset(
+        name, optimizer=optimizer or default_optimizer("diloco", from_weights=True)
+    )
     rate = LEARNING_RATE_SHARE * draft.inner.learning_rate
-    optimizer = default_optimizer(draft.sync, from_weights=True)
     context = min(draft.model.context, model.context)
     draft = replace(
         draft,
         model=replace(draft.model, context=context),
-        inner=replace(draft.inner, learning_rate=rate, optimizer=optimizer),
+        inner=replace(draft.inner, learning_rate=rate),
         outer=replace(draft.outer, warmup_rounds=0),
     )
     return with_pretrained(draft, pretrained), name

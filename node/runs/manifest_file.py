@@ -248,15 +248,15 @@ class _Given:
         base = draft_of_preset(preset)
         replace = msgspec.structs.replace
         sync = self._values[""].get("sync", base.sync)
-        chosen = adapted(PRESETS[preset], sync)
-        optimizer = default_optimizer(
+        optimizer = self._values["inner"].get("optimizer") or default_optimizer(
             sync,
             trust=self._values[""].get("trust", base.trust),
             lora=bool(self._values["model"].get("lora")),
             from_weights=self._from_weights,
         )
+        chosen = adapted(PRESETS[preset], sync, optimizer)
         schedule = schedule_of(chosen.inner)
-        inner = replace(chosen.inner, schedule=msgspec.UNSET, optimizer=optimizer)
+        inner = replace(chosen.inner, schedule=msgspec.UNSET)
         base = replace(base, inner=inner, schedule=schedule, outer=chosen.outer)
         tokenizer = self._section("tokenizer", base.tokenizer)
         if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:

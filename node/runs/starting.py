@@ -129,8 +129,6 @@ async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
         ManifestError: the choices are not allowed.
     """
     draft = await _described(role, pretrained)
-    if role.optimizer is not None:
-        draft = replace(draft, inner=replace(draft.inner, optimizer=role.optimizer))
     if role.own:
         draft = replace(draft, data="own")
     if role.heldout:
@@ -155,13 +153,13 @@ async def _described(role: Found, pretrained: Pretrained | None) -> Draft:
         return draft if pretrained is None else with_pretrained(draft, pretrained)
     if pretrained is None:
         preset = role.preset or DEFAULT_PRESET
-        draft = draft_of_preset(preset)
+        draft = draft_of_preset(preset, optimizer=role.optimizer)
         log.info(
             f"the settings of the preset {preset} {PRESETS[preset].origin}",
             fields={"event": "preset", "preset": preset, "settings": PRESETS[preset].origin},
         )
         return draft
-    draft, preset = draft_for(pretrained, role.preset)
+    draft, preset = draft_for(pretrained, role.preset, role.optimizer)
     log.info(
         f"the model comes from {pretrained.folder}, the settings from the preset {preset} with a "
         "tenth of its learning rate, which was not tuned: watch the first rounds",

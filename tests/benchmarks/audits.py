@@ -66,6 +66,7 @@ from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.wire.audit_messages import SEQUENCES
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text.data import Batch, DataQueue
@@ -404,7 +405,7 @@ def main() -> None:
         Console().print(table_of(kept, overlap=not options.no_overlap))
         return
     torch.set_num_threads(1)
-    preset = PRESETS["tiny"]
+    preset = adapted(PRESETS["tiny"], "diloco", "adamw")  # the outer step of its page
     outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
     inner = replace(preset.inner, optimizer=options.optimizer)
     preset = replace(preset, inner=inner, outer=outer)

@@ -95,7 +95,7 @@ class Experiment:
 
     def __init__(self, options: argparse.Namespace, seed: int, folder: Path) -> None:
         self._draft = msgspec.structs.replace(draft_of(options), seed=seed)
-        self._sparse_rates = PRESETS[options.preset].sparse_rates
+        self._sparse_rates = PRESETS[options.preset].sparse_steps.adamw[:2]
         self._folder = folder
         self._device: str = options.device
         self._made: dict[tuple[bool, int], Dealt] = {}
@@ -187,7 +187,9 @@ def draft_of(options: argparse.Namespace) -> Draft:
     draft = draft_of_preset(options.preset, name="losses")
     change = msgspec.structs.replace
     inner = change(draft.inner, optimizer="adamw")
-    draft = change(draft, inner=inner, outer=change(draft.outer, overlap=False))
+    step = PRESETS[options.preset].dense_steps.adamw
+    outer = change(draft.outer, overlap=False, **step._asdict())
+    draft = change(draft, inner=inner, outer=outer)
     if options.small:
         small = change(draft.model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
         draft = change(draft, model=change(small, hidden_width=128))
@@ -230,7 +232,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     draft = draft_of(options)
-    sparse_rate, sparse_momentum = PRESETS[options.preset].sparse_rates
+    sparse_rate, sparse_momentum = PRESETS[options.preset].sparse_steps.adamw[:2]
     return Settings(
         model=draft.model,
         inner=of_all_arms(draft.inner),

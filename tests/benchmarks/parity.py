@@ -299,7 +299,9 @@ def draft_of(options: argparse.Namespace) -> Draft:
     synchronous training."""
     draft, change = draft_of_preset(options.preset, name="parity"), msgspec.structs.replace
     inner = change(draft.inner, optimizer="adamw")
-    return change(draft, inner=inner, outer=change(draft.outer, overlap=False))
+    step = PRESETS[options.preset].dense_steps.adamw
+    outer = change(draft.outer, overlap=False, **step._asdict())
+    return change(draft, inner=inner, outer=outer)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

@@ -243,10 +243,6 @@ def short_inner(preset: Preset, entry: Entry, learning_rate: float) -> InnerConf
     )
 
 
-def step_of(outer: OuterConfig) -> OuterStep:
-    return OuterStep(outer.learning_rate, outer.momentum, outer.displacement)
-
-
 def short_outer(preset: Preset, steps: int, step: OuterStep) -> OuterConfig:
     """The preset's rounds in a trial's length: the same share of them is warm-up."""
     outer = preset.outer
@@ -266,7 +262,8 @@ def short_outer(preset: Preset, steps: int, step: OuterStep) -> OuterConfig:
 def mode_arms(preset: Preset) -> tuple[str, ...]:
     """The settings of `sparse` and `distro` that are tried, the preset's own ones among them."""
     own, published = (
-        (p.outer.top_k, p.outer.error_decay, *p.sparse_rates) for p in (preset, PRESETS["150m"])
+        (p.outer.top_k, p.outer.error_decay, *p.sparse_steps.adamw[:2])
+        for p in (preset, PRESETS["150m"])
     )
     sparse = [f"k{k}-e{decay}-{rate}/{momentum}" for k, decay, rate, momentum in (own, published)]
     shared = [adapted(PRESETS[name], "distro") for name in ("1m", preset.name, "150m")]
@@ -280,14 +277,14 @@ def mode_arms(preset: Preset) -> tuple[str, ...]:
 
 def train_mode(preset: Preset, entry: Entry, text: Text, seed: int, rate: float, arm: Arm) -> Curve:
     """Two workers in another mode; `rate` is the inner one of `sparse`."""
-    outer = short_outer(preset, entry.steps, OuterStep(*preset.sparse_rates))
+    outer = short_outer(preset, entry.steps, preset.sparse_steps.adamw)
     shards = range(len(text.index.shards))
     setting = Setting(
         text,
         preset.model,
         short_inner(preset, entry, rate),
         outer,
-        preset.sparse_rates,
+        preset.sparse_steps.adamw[:2],
         seed,
         lambda worker: shards[worker::NUM_WORKERS],
         points=1,
@@ -376,7 +373,7 @@ class Experiment:
             self._plan()
         if not entry.steps:
             return
-        own_outer = step_of(preset.outer)
+        own_outer = preset.dense_steps.adamw
         for outer in (None, own_outer):
             for factor in self._options.factors:
                 self._try(folder, preset.inner.learning_rate * factor, outer)

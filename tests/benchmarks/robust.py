@@ -147,7 +147,8 @@ def signs_of_liar(attack: str, step: int, signs: Float32Array) -> Float32Array:
 def small_run(
     codec_name: str, optimizer: InnerOptimizer = "adamw", momentum: float | None = None
 ) -> Preset:
-    run = adapted(PRESETS["tiny"], SYNC.get(codec_name, "diloco"))
+    # AdamW's outer step for both: their tables compare attacks, and were made with it.
+    run = adapted(PRESETS["tiny"], SYNC.get(codec_name, "diloco"), "adamw")
     model = replace(run.model, width=48, hidden_width=128, num_layers=2, context=32)
     inner = replace(run.inner, sequences_per_step=8, optimizer=optimizer)
     outer = run.outer if momentum is None else replace(run.outer, momentum=momentum)

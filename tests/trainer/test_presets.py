@@ -1,13 +1,15 @@
+from typing import cast, get_args
+
 import msgspec
 import pytest
 
 from gossamer.protocol.limits import CHUNKS_MAX
-from gossamer.protocol.manifest import RoundConfig
+from gossamer.protocol.manifest import InnerOptimizer, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.presets.modes import adapted, default_optimizer
-from gossamer.trainer.presets.preset import Preset
+from gossamer.trainer.presets.preset import OuterStep, Preset
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 
 # What the names promise, in parameters. OpenDiLoCo's "150 M" are those of the layers.
@@ -68,6 +70,16 @@ def test_dense_runs_of_all_weights_are_muons(preset: Preset) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("optimizer", get_args(InnerOptimizer))
+def test_an_inner_optimizer_has_its_outer_step(preset: Preset, optimizer: InnerOptimizer) -> None:
+    assert adapted(preset, "diloco").outer == preset.outer
+    for sync, steps in (("diloco", preset.dense_steps), ("sparse", preset.sparse_steps)):
+        outer = adapted(preset, cast(SyncMode, sync), optimizer).outer
+        step = OuterStep(outer.learning_rate, outer.momentum, outer.displacement)
+        assert step == steps.of(optimizer)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_every_run_starts_warm_and_then_averages_at_least_forty_times(preset: Preset) -> None:
     outer, inner = preset.outer, preset.inner
     warm_steps = outer.warmup_rounds * outer.warmup_inner_steps
@@ -88,7 +100,7 @@ def test_a_sparse_run_sends_every_value_seven_times(preset: Preset) -> None:
         assert 7 <= rounds_later * outer.top_k / 4096 <= 10
     else:  # as published
         assert (outer.top_k, outer.error_decay) == (64, 0.95)
-        assert preset.sparse_rates == (1.0, 0.0)
+        assert set(preset.sparse_steps) == {OuterStep(1.0, 0.0)}
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

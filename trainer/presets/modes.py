@@ -73,14 +73,17 @@ def default_optimizer(
     return "muon" if has_trial else "adamw"
 
 
-def adapted(preset: Preset, sync: SyncMode) -> Preset:
-    """The preset with the settings of another mode. Its own are for `diloco`."""
+def adapted(preset: Preset, sync: SyncMode, optimizer: InnerOptimizer | None = None) -> Preset:
+    """The preset with the settings of another mode. Its own are for `diloco`.
+
+    Args:
+        optimizer: inner optimiser; None: the mode's default.
+    """
     replace = msgspec.structs.replace
-    inner = replace(preset.inner, optimizer=default_optimizer(sync))
-    outer = preset.outer
-    if sync == "sparse":
-        rate, momentum = preset.sparse_rates
-        outer = replace(outer, learning_rate=rate, momentum=momentum, displacement=0.0)
+    optimizer = optimizer or default_optimizer(sync)
+    inner = replace(preset.inner, optimizer=optimizer)
+    steps = preset.sparse_steps if sync == "sparse" else preset.dense_steps
+    outer = replace(preset.outer, **steps.of(optimizer)._asdict())
     if sync == "distro":
         distro = _distro_of(preset.model.num_parameters)
         inner = replace(

@@ -6,9 +6,29 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.protocol.manifest import InnerConfig, OuterConfig, RoundConfig
+from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
+
+
+class OuterStep(NamedTuple):
+    """Settings of the outer step. With `displacement`, `momentum` is the most that a round may
+    choose."""
+
+    learning_rate: float
+    momentum: float
+    displacement: float = 0.0
+
+
+class OuterSteps(NamedTuple):
+    """Settings of the outer step by the inner optimiser of the peers."""
+
+    adamw: OuterStep
+    muon: OuterStep
+
+    def of(self, optimizer: InnerOptimizer) -> OuterStep:
+        """Returns the settings for an inner optimiser."""
+        return self.muon if optimizer == "muon" else self.adamw
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,15 +43,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     inner: InnerConfig
     outer: OuterConfig
-    sparse_rates: tuple[float, float]
-    """Outer learning rate and (constant) momentum with `sync = "sparse"`."""
+    """It has the outer step for Muon."""
+    dense_steps: OuterSteps
+    """With `sync = "diloco"`."""
+    sparse_steps: OuterSteps
+    """With `sync = "sparse"`; their momentum is constant."""
     rounds: RoundConfig
-
-
-class OuterStep(NamedTuple):
-    """Settings of the outer step. With `displacement`, `momentum` is the most that a round may
-    choose."""
-
-    learning_rate: float
-    momentum: float
-    displacement: float = 0.0

@@ -121,7 +121,7 @@ import msgspec
 from gossamer.protocol.manifest import InnerConfig, OuterConfig, RoundConfig, TokenSchedule
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
-from gossamer.trainer.presets.preset import OuterStep, Preset
+from gossamer.trainer.presets.preset import OuterStep, OuterSteps, Preset
 from gossamer.trainer.text.tokenizers.tokens import BYTES_VOCABULARY
 
 DEFAULT_PRESET = "tiny"
@@ -130,24 +130,29 @@ DEFAULT_PRESET = "tiny"
 class _Sparse(NamedTuple):
     """The settings that only `sync = "sparse"` has."""
 
-    rates: tuple[float, float]
+    steps: OuterSteps
     top_k: int
     error_decay: float
 
 
-_PUBLISHED_OUTER = OuterStep(0.7, 0.9)
-_SMALL_OUTER = OuterStep(1.0, 0.8)
-_SELF_TUNING = OuterStep(1.0, 0.9, displacement=1.4)
+def _for_both(step: OuterStep) -> OuterSteps:
+    return OuterSteps(adamw=step, muon=step)
+
+
+_PUBLISHED_OUTER = _for_both(OuterStep(0.7, 0.9))
+_SMALL_OUTER = OuterSteps(adamw=OuterStep(1.0, 0.8), muon=OuterStep(1.0, 0.6))
+_SELF_TUNING = _for_both(OuterStep(1.0, 0.9, displacement=1.4))
 """Each round chooses its momentum (`protocol.state.outer_momentum`). This is for sizes with which
 no trial was long enough to find a constant."""
 
 # SparseLoCo (arXiv 2508.15706): no momentum.
-_PUBLISHED_SPARSE = _Sparse((1.0, 0.0), top_k=64, error_decay=0.95)
+_PUBLISHED_SPARSE = _Sparse(_for_both(OuterStep(1.0, 0.0)), top_k=64, error_decay=0.95)
 
 
 def _small_sparse(top_k: int) -> _Sparse:
     """The settings that were tuned for `tiny`, with another `top_k`."""
-    return _Sparse((1.2, 0.8), top_k, error_decay=0.5)
+    steps = OuterSteps(adamw=OuterStep(1.2, 0.8), muon=OuterStep(1.0, 0.6))
+    return _Sparse(steps, top_k, error_decay=0.5)
 
 
 def _model(
@@ -236,7 +241,7 @@ def _preset(
     model: ModelConfig,
     inner: InnerConfig,
     rounds: RoundConfig,
-    outer_step: OuterStep,
+    outer_steps: OuterSteps,
     *,
     inner_steps: int,
     warmup_rounds: int,
@@ -252,13 +257,14 @@ def _preset(
         inner=inner,
         outer=_outer(
             model,
-            outer_step,
+            outer_steps.muon,
             inner_steps=inner_steps,
             warmup_rounds=warmup_rounds,
             warmup_inner_steps=warmup_inner_steps,
             sparse=sparse,
         ),
-        sparse_rates=sparse.rates,
+        dense_steps=outer_steps,
+        sparse_steps=sparse.steps,
         rounds=rounds,
     )
 

@@ -21,6 +21,8 @@ from gossamer.protocol.manifest import decode_manifest, signing_bytes
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
+from gossamer.trainer.presets.preset import OuterStep
+from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
@@ -227,7 +229,14 @@ def test_the_command_line_chooses_the_inner_optimizer() -> None:
     assert trio.run(_draft_of, Found(optimizer="muon"), None) == plain
     adamw = trio.run(_draft_of, Found(optimizer="adamw"), None)
     assert adamw.inner == replace(plain.inner, optimizer="adamw")
-    assert replace(adamw, inner=plain.inner) == plain
+    steps = PRESETS["tiny"].dense_steps
+    assert step_of(plain) == steps.muon != steps.adamw == step_of(adamw)
+    assert replace(adamw, inner=plain.inner, outer=plain.outer) == plain
+
+
+def step_of(draft: Draft) -> OuterStep:
+    outer = draft.outer
+    return OuterStep(outer.learning_rate, outer.momentum, outer.displacement)
 
 
 def test_published_weights_go_on_with_adamw_unless_somebody_says_otherwise(tmp_path: Path) -> None:
@@ -245,6 +254,7 @@ def test_published_weights_go_on_with_adamw_unless_somebody_says_otherwise(tmp_p
         draft = trio.run(_draft_of, role, pretrained)
         assert draft.model.imported
         assert draft.inner.optimizer == expected
+        assert step_of(draft) == PRESETS["tiny"].dense_steps.of(draft.inner.optimizer)
     assert trio.run(_draft_of, Found(manifest_file=plain), None).inner.uses_muon
 
 

@@ -165,15 +165,20 @@ def test_a_new_file_says_where_its_settings_come_from(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["tiny", "1.1b"])
-def test_a_sparse_run_has_outer_rates_of_its_own(preset: str) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_sparse_run_has_an_outer_step_of_its_own(preset: str, optimizer: InnerOptimizer) -> None:
     of_preset = PRESETS[preset]
+    step = of_preset.sparse_steps.of(optimizer)
     top = f'preset = "{preset}"\nname = "mine"\n'
-    outer = parse(top + 'sync = "sparse"').outer
-    assert (outer.learning_rate, outer.momentum) == of_preset.sparse_rates
+    inner = f'[inner]\noptimizer = "{optimizer}"\n'
+    outer = parse(f'{top}sync = "sparse"\n{inner}').outer
+    assert (outer.learning_rate, outer.momentum, outer.displacement) == step
     assert outer.top_k == of_preset.outer.top_k
     assert parse(top).outer == of_preset.outer
-    named = parse(top + 'sync = "sparse"\n[outer]\nmomentum = 0.25\n').outer
-    assert (named.learning_rate, named.momentum) == (of_preset.sparse_rates[0], 0.25)
+    dense = parse(f"{top}{inner}").outer
+    assert (dense.learning_rate, dense.momentum) == of_preset.dense_steps.of(optimizer)[:2]
+    named = parse(f'{top}sync = "sparse"\n{inner}[outer]\nmomentum = 0.25\n').outer
+    assert (named.learning_rate, named.momentum) == (step.learning_rate, 0.25)
 
 
 LORA = '[model.lora]\nrank = 4\nalpha = 8\ntargets = ["q_proj"]\n'
