@@ -108,8 +108,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "sequences_per_step": "Number of sequences in one inner step of one peer.",
         "optimizer": '"adamw", or "muon": the matrices of the layers are updated by Muon, all else '
         "by AdamW, at one learning rate (MuLoCo, arXiv 2505.23725). Without this key it is "
-        '"muon" with sync = "diloco", and "adamw" with the other modes, with trust = "open", with '
-        "lora and with gossamer start --init-from.",
+        '"adamw" with sync = "distro", trust = "open", lora and gossamer start --init-from, else '
+        '"muon".',
     },
     "schedule": {
         "kind": '"cosine": by inner.warmup_steps and total_steps, as many as rounds plan. "wsd": '

@@ -55,13 +55,13 @@ def test_shapes_that_were_published() -> None:
         assert schedule.total_tokens == 88_000 * sequences * preset.model.context
         assert preset.outer.inner_steps == 500
         assert (preset.inner.learning_rate, preset.inner.warmup_steps) == (4e-4, 1_000)
-        assert (preset.outer.learning_rate, preset.outer.momentum) == (0.7, 0.9)
+        assert preset.dense_steps == (OuterStep(0.7, 0.9), OuterStep(0.9, 0.8))
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_dense_runs_of_all_weights_are_muons(preset: Preset) -> None:
+def test_runs_of_all_weights_among_members_are_muons(preset: Preset) -> None:
     assert preset.inner.uses_muon
-    modes: dict[SyncMode, str] = {"diloco": "muon", "sparse": "adamw", "distro": "adamw"}
+    modes: dict[SyncMode, str] = {"diloco": "muon", "sparse": "muon", "distro": "adamw"}
     for sync, expected in modes.items():
         assert default_optimizer(sync) == adapted(preset, sync).inner.optimizer == expected
         assert default_optimizer(sync, trust="open") == "adamw"

@@ -274,4 +274,4 @@ def test_the_command_has_the_optimizer_of_the_preset_unless_told() -> None:
 
     assert state() == state("--optimizer", "muon") != state("--optimizer", "adamw")
     sparse = ("--codec", "sparse")
-    assert state(*sparse) == state(*sparse, "--optimizer", "adamw")
+    assert state(*sparse) == state(*sparse, "--optimizer", "muon")

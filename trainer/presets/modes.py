@@ -59,17 +59,17 @@ def default_optimizer(
 ) -> InnerOptimizer:
     """Returns the inner optimiser of a new run whose founder names none.
 
-    Muon, with which a dense swarm learns more from the same tokens (docs/benchmarks/training.md).
-    It is AdamW where `sparse` takes that gain away, where `distro` and adapters refuse Muon, and
-    where nobody has tried Muon here: among strangers, whose averages and audits were measured with
-    AdamW, and for published weights, which AdamW made.
+    Muon, with which a swarm learns more from the same tokens (docs/benchmarks/training.md). It is
+    AdamW where `distro` and adapters refuse Muon, and where nobody has tried Muon here: among
+    strangers, whose averages and audits were measured with AdamW, and for published weights, which
+    AdamW made.
 
     Args:
         trust: whom the run's averages trust.
         lora: whether the parameters are adapters.
         from_weights: whether the run begins with the weights of a folder (`--init-from`).
     """
-    has_trial = sync == "diloco" and trust == "members" and not lora and not from_weights
+    has_trial = sync != "distro" and trust == "members" and not lora and not from_weights
     return "muon" if has_trial else "adamw"
 
 

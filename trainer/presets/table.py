@@ -14,9 +14,10 @@ Below some 10 million parameters 0.7/0.9 is not safe from a cold start, so every
 rounds of few inner steps and plain averaging, about a fifth of a small run's steps.
 
 `_inner` says Muon (decision 125; modes.py: where not). All that is said below of rates, warm-up and
-outer steps was found with AdamW, and nobody has looked for them again. The published settings of
-`150m` and `1.1b` are AdamW's too. At the presets' rates Muon ended below AdamW: with `tiny` at a
-quarter of its size, `1m` and `10m` (docs/benchmarks/training.md, cards.md).
+outer steps was found with AdamW. With Muon only the outer step was looked for again (decision 135);
+that of `150m` and `1.1b` is the one that MuLoCo's authors run with 8 workers. At the presets' rates
+Muon ended below AdamW: with `tiny` at a quarter of its size, `1m` and `10m`
+(docs/benchmarks/training.md, cards.md).
 
 Tuned here: `tiny` only (tests/benchmarks/parity.py). Its settings were picked on a model of a
 quarter of its size, one seed each: 4 peers, H=20, 50 warm rounds of 4 steps gave 1.4445 nats with
@@ -139,7 +140,8 @@ def _for_both(step: OuterStep) -> OuterSteps:
     return OuterSteps(adamw=step, muon=step)
 
 
-_PUBLISHED_OUTER = _for_both(OuterStep(0.7, 0.9))
+# DiLoCo's (arXiv 2311.08105), and what the authors of MuLoCo (arXiv 2505.23725) run with 8 workers.
+_PUBLISHED_OUTER = OuterSteps(adamw=OuterStep(0.7, 0.9), muon=OuterStep(0.9, 0.8))
 _SMALL_OUTER = OuterSteps(adamw=OuterStep(1.0, 0.8), muon=OuterStep(1.0, 0.6))
 _SELF_TUNING = _for_both(OuterStep(1.0, 0.9, displacement=1.4))
 """Each round chooses its momentum (`protocol.state.outer_momentum`). This is for sizes with which

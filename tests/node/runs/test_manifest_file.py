@@ -187,7 +187,7 @@ LORA = '[model.lora]\nrank = 4\nalpha = 8\ntargets = ["q_proj"]\n'
 def test_a_file_that_names_no_optimizer_has_that_of_its_mode() -> None:
     top = 'preset = "1m"\n'
     chosen = [parse(f'{top}sync = "{sync}"').inner for sync in ("diloco", "sparse", "distro")]
-    assert [inner.optimizer for inner in chosen] == ["muon", "adamw", "adamw"]
+    assert [inner.optimizer for inner in chosen] == ["muon", "muon", "adamw"]
     assert parse(f'{top}trust = "open"').inner.optimizer == "adamw"
     assert parse(top + LORA).inner.optimizer == "adamw"
     assert not parse_manifest_file(top, Path("/"), from_weights=True).inner.uses_muon
@@ -207,7 +207,7 @@ def test_the_optimizer_of_a_written_file_follows_what_is_edited(preset: str) -> 
     adapters = text.replace(example, example.removeprefix("# "))
     among_strangers = text.replace('\ntrust = "members"', '\ntrust = "open"')
     edited = text, sparse, adapters, among_strangers
-    assert [parse(each).inner.optimizer for each in edited] == ["muon", "adamw", "adamw", "adamw"]
+    assert [parse(each).inner.optimizer for each in edited] == ["muon", "muon", "adamw", "adamw"]
     draft = draft_of_preset(preset)
     chosen = replace(draft, inner=replace(draft.inner, optimizer="adamw"))
     assert '\noptimizer = "adamw"\n' in render(chosen)
