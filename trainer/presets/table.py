@@ -55,6 +55,19 @@ longer outer step as much for no bytes at all:
 
 So it is 1.2, with three seeds 0.7 % behind `diloco` with 8 peers and 0.8 % ahead with 4.
 
+With Muon, the same model, 4 peers, H=20, inner rate 6e-3, one seed (losses_muon_outer.json):
+
+    outer rate  momentum  diloco  sparse
+    AdamW's own            1.501   1.542
+           0.8       0.6   1.460   1.499
+           1.0       0.6   1.460   1.485
+           1.2       0.5           1.488
+           1.0       0.4   1.472   1.510
+        chosen (1.4)       1.465
+
+So it is 1.0/0.6 for `tiny` and `sparse`, with three seeds 2.5 % below AdamW's outer step, and 2.3 %
+below AdamW with `sparse`. A chosen momentum suits both.
+
 Tried here: `1m`, `5m`, `10m`, and the others a little, in short trials
 (tests/benchmarks/presets.py; all numbers are in its results). Held-out nats of one worker alone,
 then of two with outer 1.0/0.8, 0.7/0.9, and with a momentum that each round chooses (`displacement`
