@@ -89,6 +89,10 @@ MIXING_LATENESS_MIN = 0.5
 late by half a round then cost 2.4 % in place of 5.1 %, and by a whole one 3.8 % in place of 12.9 %
 (tests/benchmarks/losses.py). Earlier ones were not measured, and AdamW gains half as much."""
 
+MIXING_MOMENTUM_MIN = 0.8
+"""Outer momentum with which that was measured, and from which mixing is advised. With 0.6 a whole
+round's lateness costs 6.9 %, and 6.0 % with mixing (one seed)."""
+
 MIXING_ADVISED = 0.4
 """`outer.mixing` to advise: 0.25 and 0.6 were worse."""
 
@@ -260,6 +264,7 @@ def plan_round(
     if tokens_per_second is not None:
         training_seconds = tokens / tokens_per_second + offers_seconds
     state_bytes = 8 * model.num_parameters + model.frozen_bytes
+    has_momentum = inner.optimizer == "muon" and outer.momentum >= MIXING_MOMENTUM_MIN
     return RoundPlan(
         peers=peers,
         parameters=model.num_parameters,
@@ -273,7 +278,7 @@ def plan_round(
         training_seconds=training_seconds,
         overlap=outer.overlap,
         fragments_advised=_fragments_advised(draft),
-        may_mix=outer.fragments == 1 and not outer.mixing and inner.optimizer == "muon",
+        may_mix=outer.fragments == 1 and not outer.mixing and has_momentum,
         state_bytes=state_bytes,
         join_seconds=state_bytes / (line.down * MEGA / BITS_PER_BYTE * LINE_SHARE),
     )

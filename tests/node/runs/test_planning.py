@@ -16,6 +16,7 @@ from gossamer.node.runs.planning import (
     HOP_SECONDS,
     LINE_SHARE,
     MIXING_ADVISED,
+    MIXING_MOMENTUM_MIN,
     OFFER_SECONDS,
     PACKED_SHARE,
     TAKE_SECONDS,
@@ -266,6 +267,7 @@ def test_fragments_are_advised_as_the_manifest_allows(
     [
         (1e9, "muon", {}, MIXING_ADVISED),
         (1e9, "adamw", {}, 0.0),
+        (1e9, "muon", {"momentum": 0.6}, 0.0),
         (1e9, "muon", {"mixing": 0.1}, 0.0),
         (1e9, "muon", {"fragments": 2}, 0.0),
         (1e9, "muon", {"overlap": False}, 0.0),
@@ -275,7 +277,7 @@ def test_fragments_are_advised_as_the_manifest_allows(
 def test_mixing_is_advised_where_a_state_in_one_piece_is_late(
     tokens_per_second: float, optimizer: str, changes: dict[str, object], advised: float
 ) -> None:
-    run = draft(**{"overlap": True, **changes})
+    run = draft(**{"overlap": True, "momentum": MIXING_MOMENTUM_MIN, **changes})
     run = replace(run, inner=replace(run.inner, optimizer=optimizer))
     assert plan_round(run, 4, Line(20, 100), tokens_per_second).mixing_advised == advised
 
