@@ -73,8 +73,6 @@ total_steps = 400
 ends = false
 
 [outer]
-# Gentler than the preset's, which wants more rounds than these to pay.
-momentum = 0.6
 inner_steps = 10
 warmup_rounds = 12
 warmup_inner_steps = 4
