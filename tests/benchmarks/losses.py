@@ -184,12 +184,9 @@ def schedule_of(draft: Draft, arm: Arm) -> TokenSchedule:
 
 def draft_of(options: argparse.Namespace) -> Draft:
     """The preset with what the options change. Overlap and the optimiser are the arms' matter."""
-    draft = draft_of_preset(options.preset, name="losses")
+    draft = draft_of_preset(options.preset, name="losses", optimizer="adamw")
     change = msgspec.structs.replace
-    inner = change(draft.inner, optimizer="adamw")
-    step = PRESETS[options.preset].dense_steps.adamw
-    outer = change(draft.outer, overlap=False, **step._asdict())
-    draft = change(draft, inner=inner, outer=outer)
+    draft = change(draft, outer=change(draft.outer, overlap=False))
     if options.small:
         small = change(draft.model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
         draft = change(draft, model=change(small, hidden_width=128))

@@ -297,11 +297,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def draft_of(options: argparse.Namespace) -> Draft:
     """The preset with AdamW in all arms, and without overlap: most arms compare averaging with
     synchronous training."""
-    draft, change = draft_of_preset(options.preset, name="parity"), msgspec.structs.replace
-    inner = change(draft.inner, optimizer="adamw")
-    step = PRESETS[options.preset].dense_steps.adamw
-    outer = change(draft.outer, overlap=False, **step._asdict())
-    return change(draft, inner=inner, outer=outer)
+    draft = draft_of_preset(options.preset, name="parity", optimizer="adamw")
+    outer = msgspec.structs.replace(draft.outer, overlap=False)
+    return msgspec.structs.replace(draft, outer=outer)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
