@@ -198,7 +198,7 @@ class _SharedRound:
         for position, num_left_out in shared.left_out.items():
             if 2 * num_left_out >= num_chunks:
                 log.warning(
-                    "a member signs against most others, and has no part in these steps",
+                    "a member's updates oppose most others: they have no part in these steps",
                     peer=short(ring.members[position]),
                     chunks=num_left_out,
                     of=num_chunks,

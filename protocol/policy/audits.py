@@ -116,8 +116,8 @@ class Audit(NamedTuple):
 
 def has_audits(manifest: Manifest) -> bool:
     """Returns whether members are audited: each one's work can be told apart, and others have the
-    data that it names. A round of shared steps has no update of one member: a member that signs
-    against most others has no part in a step (`state.sign_agreement`)."""
+    data that it names. A round of shared steps has no update of one member: a member whose signs
+    oppose those of most others has no part in a step (`state.sign_agreement`)."""
     if SYNC_MODES[manifest.sync].shares_steps:
         return False
     return manifest.trust == "open" and not manifest.data.own

@@ -17,7 +17,7 @@ Rules
 -----
 - Only members that share a coefficient say anything of each other. With fewer than two of them
   nobody can tell who lies, and the member stays in. If nobody would be left, all stay in.
-- Where the ring does not agree at all, a member is out that signs against most others.
+- Where the ring does not agree at all, a member is out whose signs oppose those of most others.
 - What was counted fades by a half a step (`FADE`), so that a member cannot earn agreement for a lie
   to come. It begins anew with each round, because only the averages of that round are sure to be at
   hand.

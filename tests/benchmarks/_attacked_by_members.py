@@ -196,7 +196,7 @@ def signs_against(folder: Path, local: LocalSwarm) -> str:
     swarm.wait_for_all(4)
     began = swarm.rounds()
     wait_for_round(swarm.honest[-1], began + ACCUSED_ROUNDS)
-    lines = swarm.logged("a member signs against most others")
+    lines = swarm.logged("a member's updates oppose most others")
     name = f"peer={short(peer_id_of(liar))} "
     rounds = swarm.rounds() - began
     return (

@@ -1,5 +1,5 @@
 """Members of a run of shared steps with `trust = "open"`: some replace the parts of others, and one
-signs against all of them."""
+sends updates that oppose all of them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def left_out(root: Path, trust: Trust, step_chunks: int) -> tuple[World, dict[st
         simulate(world, story)
     warned: dict[str, int] = {}
     for line in lines:
-        if line["event"].startswith("a member signs against most others"):
+        if line["event"].startswith("a member's updates oppose most others"):
             warned[line["peer"]] = warned.get(line["peer"], 0) + 1
     return world, warned
 
