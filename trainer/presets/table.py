@@ -16,7 +16,7 @@ rounds of few inner steps and plain averaging, about a fifth of a small run's st
 `_inner` says Muon (decision 125; modes.py: where not). All that is said below of rates, warm-up and
 outer steps was found with AdamW. With Muon only the outer step was looked for again (decision 135);
 that of `150m` and `1.1b` is the one that MuLoCo's authors run with 8 workers. At the presets' rates
-Muon ended below AdamW: with `tiny` at a quarter of its size, `1m` and `10m`
+Muon ended below AdamW: with `tiny`, also at a quarter of its size, `1m` and `10m`
 (docs/benchmarks/training.md, cards.md).
 
 Tuned here: `tiny` only (tests/benchmarks/parity.py). Its settings were picked on a model of a
