@@ -306,7 +306,7 @@ _ALL = (
     _preset(
         "tiny",
         "0.47 million parameters on plain bytes: seconds a round on one CPU core",
-        "were tuned with AdamW on a quarter of its size, where Muon then learnt more",
+        "were tuned on a quarter of its size: with AdamW, and the outer step with Muon too",
         _model((4, 96, 4, 4, 256), vocabulary=BYTES_VOCABULARY, context=64),
         _inner(4e-3, sequences=8, warmup_steps=40, total_steps=800),
         _rounds(20.0, 5.0, 3.0),
