@@ -30,7 +30,12 @@ REST_SECONDS = 5.0
 announcement, which begins a look, or when a peer that announced it is connected."""
 
 ASKED_MAX = 8
-"""Peers that are asked at a time: enough that a few silent ones do not delay an honest one."""
+"""Peers that are asked at a time and may still answer soon: enough that a few silent ones do not
+delay an honest one."""
+
+SLOW_SECONDS = 10.0
+"""A peer that has not led to the head after this long takes no place of `ASKED_MAX` from others. It
+may be honest, and its chain long: the question goes on. There is one question a peer."""
 
 NEXT_SECONDS = 0.5
 """Wait for a head that follows this node's own one. Members of one ring commit it within some round
@@ -117,7 +122,10 @@ class HeadProver:
                 del self._holders[peer]
         heads = {Digest(announce.head) for announce in wanted.values()}
         self._wanted_seconds = {head: self._wanted_seconds.get(head, now) for head in sorted(heads)}
-        num_asked = sum(holder.is_asked for holder in self._holders.values())
+        num_asked = sum(
+            holder.is_asked and now < holder.asked_seconds + SLOW_SECONDS
+            for holder in self._holders.values()
+        )
         for peer in sorted(wanted, key=self._failures_of):
             if num_asked >= ASKED_MAX:
                 return

@@ -33,6 +33,7 @@ from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, check_follows
 from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.wire.chain_messages import ChainRequest
+from gossamer.protocol.wire.checkpoint_messages import SignedCheckpoint
 
 log = structlog.get_logger("sync")
 
@@ -75,38 +76,58 @@ class ChainAdoption:
             BehindError: its checkpoint is none for this node, or the disk does not take it.
             RemoteProtocolError: it sent something malformed or forged.
         """
-        async with self._adopting:
-            try:
-                return await self._adopt(peer)
-            except NoAnswerError as error:
-                log.debug("no checkpoint of the chain", peer=peer, problem=str(error))
-                return False
-            except DiskError as error:
-                raise BehindError(
-                    f"the disk does not take the chain's checkpoint: {error}"
-                ) from error
-
-    async def _adopt(self, peer: PeerId) -> bool:
-        chain = self._committed.chain
         try:
-            path, opened = await self._checkpoints.ask_path(peer)
-            first_round = 0 if chain.start is None else chain.start.round
-            newest = opened[-1].checkpoint if opened else None
-            if newest is None or newest.round <= first_round:
-                return False
-            if chain.is_whole(Digest(newest.head)):
-                return False
-            summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
-            checkpoint = self._proven(opened, summary)
+            return await self._adopt(peer)
+        except NoAnswerError as error:
+            log.debug("no checkpoint of the chain", peer=peer, problem=str(error))
+            return False
         except UnprovenError as error:
             raise BehindError(
                 f"{short(peer)} does not keep old headers, and too few members that this node "
                 "knows have signed what came before. If the others are the run, stop this node "
                 "and join again with a new --state-dir"
             ) from error
+        except DiskError as error:
+            raise BehindError(f"the disk does not take the chain's checkpoint: {error}") from error
+
+    async def _adopt(self, peer: PeerId) -> bool:
+        path, opened = await self._checkpoints.ask_path(peer)
+        if not opened or not self._is_newer(opened[-1].checkpoint):
+            return False
+        newest = opened[-1].checkpoint
+        summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
+        checkpoint = self._proven(opened, summary)
+        commits, headers = await self._fetch_rounds(peer, checkpoint)
+        # Peers are asked side by side, so that one that answers slowly holds up no other.
+        async with self._adopting:
+            if not self._is_newer(checkpoint):
+                return False
+            return await self._begin_after(path, opened, summary, commits, headers)
+
+    def _is_newer(self, checkpoint: ChainCheckpoint) -> bool:
+        """Returns whether this node's chain neither begins there or later nor has that round."""
+        chain = self._committed.chain
+        first_round = 0 if chain.start is None else chain.start.round
+        return checkpoint.round > first_round and not chain.is_whole(Digest(checkpoint.head))
+
+    async def _begin_after(
+        self,
+        path: Sequence[SignedCheckpoint],
+        opened: Sequence[OpenedCheckpoint],
+        summary: ChainSummary,
+        commits: Sequence[Commit],
+        headers: Sequence[Header],
+    ) -> bool:
+        """Begins the chain with these rounds if their checkpoint still wins: this node may have
+        committed rounds, or heard of a rollback, while they came.
+
+        Raises:
+            UnprovenError: it does not win any more.
+            BehindError: the run took back rounds before it.
+        """
+        checkpoint = self._proven(opened, summary)
         if any(rolled_back < checkpoint.round for rolled_back in self.rolled_back()):
             raise BehindError("the run took back rounds before the checkpoint of this chain")
-        commits, headers = await self._fetch_rounds(peer, checkpoint)
         oldest = headers[0]
         before_tokens = oldest.tokens_total - oldest.tokens
         before = Digest(oldest.parent)

@@ -3,8 +3,11 @@
 One `Download` is one list of wanted digests. A worker a peer keeps a few requests on their way on
 one stream; the next digest goes to whichever worker has room, so a fast peer brings more. Then:
 
-- A peer whose stream fails, or that answers nothing for `request_seconds`, is left alone for
-  `return_seconds`, and what it was asked for goes to the others.
+- A peer whose stream fails, or that brings no block for `request_seconds`, is left alone for
+  `return_seconds`, and what it was asked for goes to the others. An answer that a block is not
+  there brings nothing.
+- When all `workers_max` places are taken, the peer that brought least gives its place, once in
+  `trial_seconds`, to one that this download has not asked yet.
 - A peer that does not have a block is not asked for it again, until it has been left alone so long
   because it had nothing more to give.
 - A block that is late (`hedge_seconds`) is also asked of another peer that has nothing else to do,
@@ -61,7 +64,10 @@ class FetchLimits:
     """Peers that are asked for one block at once."""
     open_seconds: float = 15.0
     request_seconds: float = 60.0
-    """Time without an answer after which a peer is given up: 4 MiB at 0.6 Mbit/s."""
+    """Time without a block after which a peer is given up: 4 MiB at 0.6 Mbit/s."""
+    trial_seconds: float = 60.0
+    """Time that each peer has at least to bring blocks. On a home line of 10 Mbit/s, a block that
+    is cut off so often is a twentieth of what comes."""
     hedge_seconds: float = 5.0
     return_seconds: float = 30.0
     passes: int = 3
@@ -84,8 +90,12 @@ class _Worker:
     """One peer that is asked."""
 
     peer_id: PeerId
+    started_at: float
     progress_at: float
-    """Time at which the peer last answered, or was first asked with nothing under way."""
+    """Time at which the peer last brought a block, or was first asked with nothing under way."""
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    num_bytes: int = 0
+    """Of the blocks that it brought."""
     cursor: int = 0
     """Place in the list of wanted blocks up to which the worker has looked."""
     opening: bool = True
@@ -174,16 +184,27 @@ class Download:
             if (worker.opening or worker.under_way) and worker.progress_at > late
         )
         num_useful = min(self._limits.peers_max, len(self.wanted)) - num_active
-        num_useful = min(num_useful, self._limits.workers_max - len(self._workers))
         if num_useful <= 0 or not any(self._may_ask(each, now) for each in self.wanted.values()):
             return
-        for peer_id in self._candidates(now)[:num_useful]:
+        candidates = self._candidates(now)
+        num_places = self._limits.workers_max - len(self._workers)
+        if not num_places and not self.peers_asked.issuperset(candidates):
+            self._free_a_place(now)
+        for peer_id in candidates[: min(num_useful, num_places)]:
             for wanted in self.wanted.values():
                 wanted.refused.discard(peer_id)
             self.peers_asked.add(peer_id)
-            worker = _Worker(peer_id, progress_at=now)
+            worker = _Worker(peer_id, started_at=now, progress_at=now)
             self._workers.append(worker)
             nursery.start_soon(self._work, worker)
+
+    def _free_a_place(self, now: float) -> None:
+        """Ends the worker that brought least, if each had its time."""
+        newest_at = max(worker.started_at for worker in self._workers)
+        if now >= newest_at + self._limits.trial_seconds:
+            least = min(self._workers, key=lambda worker: worker.num_bytes)
+            self._note_problem(least, "it brought less than all others")
+            least.scope.cancel()
 
     def _candidates(self, now: float) -> list[PeerId]:
         working = {worker.peer_id for worker in self._workers}
@@ -197,16 +218,19 @@ class Download:
             key=self._rank,
         )
 
-    def _rank(self, peer_id: PeerId) -> bytes:
-        """Every node and every download asks in another order, so that no peer is first for all."""
+    def _rank(self, peer_id: PeerId) -> tuple[bool, bytes]:
+        """Peers that were not asked yet come first. Every node and every download asks in another
+        order, so that no peer is first for all."""
         first = next(iter(self.wanted))
-        return digest_of(self._transport.peer_id.encode(), first, peer_id.encode())
+        order = digest_of(self._transport.peer_id.encode(), first, peer_id.encode())
+        return peer_id in self.peers_asked, order
 
     async def _work(self, worker: _Worker) -> None:
         try:
-            await self._ask(worker)
+            with worker.scope:
+                await self._ask(worker)
         except trio.TooSlowError:
-            self._note_problem(worker, "no answer in time")
+            self._note_problem(worker, "no block in time")
         except TransportError as error:
             self._note_problem(worker, str(error))
         except RemoteProtocolError as error:
@@ -227,6 +251,7 @@ class Download:
         with trio.fail_after(self._limits.open_seconds):
             stream = await self._transport.open_stream(worker.peer_id, BLOCKS_PROTOCOL)
         worker.opening = False
+        worker.progress_at = trio.current_time()
         try:
             while self.wanted:
                 await self._send_requests(worker, stream)
@@ -236,6 +261,7 @@ class Download:
                     break
                 else:
                     await self._wait_for_change()
+                    worker.progress_at = trio.current_time()
             if worker.under_way:
                 await stream.reset()
             else:
@@ -250,20 +276,16 @@ class Download:
             wanted = self._claim(worker)
             if wanted is None:
                 return
-            now = trio.current_time()
-            if not worker.under_way:
-                worker.progress_at = now
-            wanted.asked[worker.peer_id] = now
+            wanted.asked[worker.peer_id] = trio.current_time()
             worker.under_way.append(wanted)
             with trio.fail_after(self._limits.request_seconds):
                 await send_frame(stream, encode_request(wanted.digest))
 
     async def _receive_reply(self, worker: _Worker, stream: Stream) -> None:
-        with trio.fail_after(self._limits.request_seconds):
+        with trio.fail_at(worker.progress_at + self._limits.request_seconds):
             message, payload = await receive_frame(
                 stream, message_bytes_max=BLOCK_MESSAGE_BYTES_MAX
             )
-        worker.progress_at = trio.current_time()
         wanted = worker.under_way[0]
         digest, found = decode_reply(message)
         if digest != wanted.digest or found != bool(payload):
@@ -272,7 +294,10 @@ class Download:
             await self._keep(digest, payload)
         worker.under_way.popleft()
         del wanted.asked[worker.peer_id]
-        if not found:
+        if found:
+            worker.num_bytes += len(payload)
+            worker.progress_at = trio.current_time()
+        else:
             wanted.refused.add(worker.peer_id)
             if not wanted.asked:
                 self._wake()

@@ -38,6 +38,11 @@ blocks are here, are news."""
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""
 
+PROOF_SECONDS = 120.0
+"""Longest wait of a node without a state for the proofs of announced heads. Some 30,000 commit
+records come in this time on a home line. A peer that proves nothing must not keep a newcomer from
+its first round; a proof that comes later is followed all the same."""
+
 log = structlog.get_logger("node")
 
 
@@ -173,6 +178,8 @@ class Joiner:
         self._head_prover = head_prover
         self._head_fetcher = head_fetcher
         self._has_bootstrap = has_bootstrap
+        self._proven_until = 0.0
+        """Local time until which this node waits for the proofs of announced heads."""
 
     async def join(self) -> None:
         """Returns when the state is loaded and this node's carried work is settled with it."""
@@ -190,6 +197,7 @@ class Joiner:
             with trio.move_on_after(FIRST_CONTACT_SECONDS):
                 while not self._swarm.living():
                     await self._trainings.orders.wait()
+        self._proven_until = trio.current_time() + PROOF_SECONDS
         while not self._committed.is_loaded:
             await self._try_to_load()
         await settlement.settle()
@@ -205,7 +213,9 @@ class Joiner:
         elif self._follower.heads.better() is not None:
             if not await self._follower.catch_up():
                 await self._follower.wait_for_disk()
-        elif self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
+        elif self._head_fetcher.is_at_work or (
+            self._head_prover.has_open_questions and trio.current_time() < self._proven_until
+        ):
             await self._trainings.orders.wait(POLL_SECONDS)
         elif not self._follower.heads.allowed.has_pin(self._committed.head):
             log.info("no peer has the head that the link names yet: this node waits for one")

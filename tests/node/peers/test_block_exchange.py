@@ -395,9 +395,64 @@ def test_a_peer_that_hangs_alone_ends_in_an_error(tmp_path: Path) -> None:
     async def main() -> None:
         async with world(tmp_path) as here:
             await here.stranger("hang", silent)
-            with pytest.raises(FetchError, match="no answer in time"):
+            with pytest.raises(FetchError, match="no block in time"):
                 await here.fetch(make_blocks(2))
             assert trio.current_time() < 600
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_peers_that_refuse_slowly_do_not_hold_up_a_fetch(tmp_path: Path, seed: int) -> None:
+    """Twenty peers say every 4.5 s that they do not have a block. The seed draws in which order all
+    are asked."""
+
+    async def refuse(stream: Stream) -> None:
+        with suppress(TransportError):
+            while True:
+                message, _ = await receive_frame(stream)
+                await trio.sleep(4.5)
+                await send_frame(stream, encode_reply(decode_request(message), found=False))
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            blocks = make_blocks(300)
+            for number in range(20):
+                await here.stranger(f"refuses {seed} {number}", refuse)
+            await here.seed(f"steady {seed}", blocks)
+            await here.fetch(blocks)
+            assert here.has(blocks)
+            assert trio.current_time() < 2 * FetchLimits().request_seconds
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_peers_that_bring_little_give_their_places_to_others(tmp_path: Path, seed: int) -> None:
+    """Twenty peers bring a block every 50 s, so that sixteen of them would need an hour."""
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            blocks = make_blocks(1200)
+            by_digest = dict(zip(digests(blocks), blocks, strict=True))
+
+            async def drip(stream: Stream) -> None:
+                with suppress(TransportError):
+                    while True:
+                        message, _ = await receive_frame(stream)
+                        await trio.sleep(50.0)
+                        digest = decode_request(message)
+                        await send_frame(
+                            stream, encode_reply(digest, found=True), by_digest[digest]
+                        )
+
+            for number in range(20):
+                await here.stranger(f"drips {seed} {number}", drip)
+            await here.seed(f"steady {seed}", blocks)
+            await here.fetch(blocks)
+            assert here.has(blocks)
+            # In the worst case the steady peer is the last of all that are tried.
+            assert trio.current_time() < 6 * FetchLimits().trial_seconds
 
     run(main)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.chain_records import BehindError, UnknownHeadError
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.chain_checkpoint import (
     KEPT_ROUNDS,
     decode_checkpoint,
@@ -150,6 +152,49 @@ def test_rounds_that_lead_elsewhere_are_an_offence(tmp_path: Path) -> None:
         with pytest.raises(RemoteProtocolError):
             await learn(member, newcomer)
         assert_nothing_is_taken(newcomer)
+
+    play(tmp_path, story)
+
+
+def test_a_page_that_comes_again_is_an_offence(tmp_path: Path) -> None:
+    """A peer that answers each question with the same record would be asked for ever."""
+
+    async def story(member: Member, newcomer: Peer) -> None:
+        await learn(member, newcomer)
+        records = member.chain.records_after(member.committed.head, NUM_ROUNDS - 1)
+
+        def same_page(head: Digest, after_round: int) -> list[bytes]:
+            return records
+
+        member.chain.records_after = same_page  # type: ignore[method-assign]
+        with pytest.raises(MalformedError, match="begins at another round"):
+            await newcomer.records.learn(Digest(b"?" * 32), MEMBER.peer_id)
+
+    play(tmp_path, story)
+
+
+def test_a_peer_that_answers_slowly_does_not_hold_up_another_ones_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Each of its answers comes just in time, and there are more than a hundred."""
+
+    async def story(member: Member, newcomer: Peer) -> None:
+        slow = Identity.from_seed(b"s" * 32)
+        ask_path = newcomer.checkpoints.ask_path
+
+        async def ask_slowly(peer: PeerId) -> Any:
+            if peer == slow.peer_id:
+                await trio.sleep(1800.0)
+            return await ask_path(peer)
+
+        newcomer.checkpoints.ask_path = ask_slowly  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(newcomer.adoption.adopt, slow.peer_id)
+            await trio.sleep(1.0)
+            with trio.fail_after(60.0):
+                await learn(member, newcomer)
+            nursery.cancel_scope.cancel()
+        assert newcomer.chain.start is not None
 
     play(tmp_path, story)
 

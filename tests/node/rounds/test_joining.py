@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
+import pytest
 import trio
 
-from gossamer.node.rounds.following import Joiner
+from gossamer.node.rounds.following import PROOF_SECONDS, Joiner
+from tests.support.memory_transport import run_simulated
 
 
 class Trainer:
@@ -25,6 +27,33 @@ class Trainer:
     def base(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         self.readers.add(threading.get_ident())
         return np.arange(3, dtype=np.float32)
+
+
+def test_heads_that_nobody_proves_do_not_keep_a_node_from_its_first_round() -> None:
+    """A peer announces a head, and never ends its answer to the question how it came about."""
+    committed, trainings, follower, prover, fetcher, rest = (MagicMock() for _ in range(6))
+    committed.is_loaded, trainings.feed.carry = False, rest
+    follower.heads.better.return_value = None
+    trainings.orders.pause = None
+    trainings.orders.wait = trio.sleep
+    trainings.run_in_thread = AsyncMock(return_value=False)
+    follower.settlement.settle = AsyncMock()
+    prover.has_open_questions, fetcher.is_at_work = True, False
+    joiner = Joiner(
+        committed, rest, MagicMock(), trainings, follower, prover, fetcher, has_bootstrap=False
+    )
+
+    async def begin() -> None:
+        committed.is_loaded = True
+
+    async def main() -> None:
+        began = trio.current_time()
+        with trio.fail_after(10 * PROOF_SECONDS):
+            await joiner.join()
+        assert trio.current_time() - began == pytest.approx(PROOF_SECONDS, abs=10.0)
+
+    joiner._begin_at_genesis = begin  # type: ignore[method-assign]
+    run_simulated(main)
 
 
 def test_initial_weights_are_copied_in_a_thread() -> None:

@@ -9,7 +9,14 @@ import pytest
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.heads.prover import LOOK_SECONDS, NEXT_SECONDS, REST_SECONDS, HeadProver
+from gossamer.node.heads.prover import (
+    ASKED_MAX,
+    LOOK_SECONDS,
+    NEXT_SECONDS,
+    REST_SECONDS,
+    SLOW_SECONDS,
+    HeadProver,
+)
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Announce
 from tests.support.builders import announce, peer, peers
@@ -61,6 +68,39 @@ def test_the_head_after_the_own_one_is_asked_for_a_little_later(
 
 def test_not_all_ask_the_same_peer() -> None:
     assert len({first_asked(peer(number), ROUND + 2)[1] for number in range(20, 30)}) > 1
+
+
+def test_peers_that_answer_slowly_do_not_keep_an_honest_one_from_being_asked() -> None:
+    """More of them than are asked at a time announced heads of their own before it came."""
+    honest, *slow = peers(ASKED_MAX + 4)[1:]
+    said = {peer: announce(round=100, head=digest_of(peer.encode())) for peer in slow}
+    asked: set[PeerId] = set()
+    is_asked = trio.Event()
+
+    async def learn(_head: Digest, holder: PeerId) -> None:
+        asked.add(holder)
+        if holder == honest:
+            is_asked.set()
+        await trio.sleep_forever()
+
+    chain = SimpleNamespace(is_whole=lambda _head: False)
+    committed: Any = SimpleNamespace(chain=chain, entry=SimpleNamespace(round=ROUND))
+    swarm: Any = SimpleNamespace(me=peer(0), living=lambda: said)
+
+    async def main() -> None:
+        prover = HeadProver(committed, SimpleNamespace(learn=learn), swarm, Orders())  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prover.run)
+            await trio.sleep(5.0)
+            said[honest] = announce(round=100, head=HEAD)
+            prover.wake()
+            with trio.move_on_after(2 * SLOW_SECONDS):
+                await is_asked.wait()
+            nursery.cancel_scope.cancel()
+        assert len(asked) > ASKED_MAX
+        assert honest in asked
+
+    run_simulated(main)
 
 
 @pytest.mark.parametrize(("is_known", "seconds"), [(True, REST_SECONDS), (False, LOOK_SECONDS)])
