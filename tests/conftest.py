@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support import preloaded, reaper
+from tests.support.long_tests import is_asked_for
 
 MEMORY = Path("/dev/shm")
 """File system in memory on Linux; in containers it is often a very small one."""
@@ -70,6 +72,10 @@ settings.load_profile("default")
 _REAPER = pytest.StashKey["subprocess.Popen[bytes]"]()
 """Held, because the reaper begins when its standard input ends."""
 
+_NUM_LEFT_OUT_NAME = "num_left_out"
+_NUM_LEFT_OUT = pytest.StashKey[int]()
+"""Tests that are marked `long` and not asked for."""
+
 LONG = (
     # They start real daemons.
     *("chaos/", "e2e/", "internet/", "rogue/", "browser/"),
@@ -89,6 +95,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="execute every command anew, instead of forking it from a process with all loaded",
     )
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run the tests that are marked `long` too; a file that is named runs whole without it",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,14 +113,43 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files that take longest first, and keeps the order of all others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long` unless it is asked for, and puts the files that take longest
+    first. The order of all others stays."""
     here = Path(__file__).parent
+    left_out = [item for item in items if is_left_out(item, config)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not is_left_out(item, config)]
+    config.stash[_NUM_LEFT_OUT] = len(left_out)
 
     def is_short(item: pytest.Item) -> bool:
         return not item.path.relative_to(here).as_posix().startswith(LONG)
 
     items.sort(key=is_short)
+
+
+def is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    """Returns whether a test is marked `long` and not asked for."""
+    return item.get_closest_marker("long") is not None and not is_asked_for(config, item.path)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_NUM_LEFT_OUT_NAME] = session.config.stash[_NUM_LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process of xdist has collected all tests, so the number of one is the number of all."""
+    node.config.stash[_NUM_LEFT_OUT] = getattr(node, "workeroutput", {}).get(_NUM_LEFT_OUT_NAME, 0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if number := config.stash.get(_NUM_LEFT_OUT, 0):
+        terminalreporter.write_line(f"LEFT OUT {number} tests marked `long`: --long runs them too")
 
 
 def pytest_collection_finish() -> None:

@@ -260,7 +260,11 @@ def test_the_workflow_runs_every_step_and_no_other() -> None:
     assert isinstance(job, dict)
     matrix = set(job["strategy"]["matrix"]["step"])
     steps = {path.name for path in (ROOT / ".ci/steps").iterdir()} - {"common"}
-    assert matrix | {"install", "tools"} == steps
+    # Its three steps with tests run the long ones too.
+    assert matrix | {"install", "tools", "long"} == steps
+    for name in ("rules", "node", "end-to-end"):
+        commands = (ROOT / ".ci/steps" / name).read_text()
+        assert commands.count("bin/pytest") == commands.count("bin/pytest --long")
     for name in re.findall(r"\.ci/steps/([\w-]+)", text):
         assert name in steps
     for name in steps:

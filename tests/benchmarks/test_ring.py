@@ -39,6 +39,7 @@ MESSAGE_BYTES_MAX = 250
 acknowledgement of another one. A plan leaves it out."""
 
 
+@pytest.mark.long
 def test_members_average_and_say_what_it_took() -> None:
     options = argparse.Namespace(
         peers=4, elements=ELEMENTS, repeats=1, mbit=None, chunk_elements=None
@@ -59,6 +60,7 @@ def test_members_average_and_say_what_it_took() -> None:
     assert packed.bytes_sent < 0.9 * plain.bytes_sent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
 def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(codec: str) -> None:
     """Of the same model, in the same chunks, which are not packed."""
@@ -92,6 +94,7 @@ def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(cod
     assert plans["members"].sent_bytes_open == plans["open"].sent_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["sparse", "distro"])
 def test_bytes_are_counted_at_the_interfaces(codec: str) -> None:
     (mode,) = (mode for mode in traffic.MODES if mode.codec == codec)

@@ -36,6 +36,7 @@ QUICK_LINES = 4
 """Factor by which the lines are faster while a swarm that was split comes together."""
 
 
+@pytest.mark.long
 def test_a_slow_line_and_a_slow_processor_do_not_slow_the_others(
     run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_slow_line_and_a_slow_processor_do_not_slow_the_others(
         effort.check_kept()
 
 
+@pytest.mark.long
 def test_a_frozen_machine_is_left_out_and_comes_back(
     run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
@@ -67,6 +69,7 @@ def test_a_frozen_machine_is_left_out_and_comes_back(
     effort.check_kept()
 
 
+@pytest.mark.long
 def test_a_silent_line_is_left_out_and_comes_back(
     run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
@@ -95,6 +98,7 @@ def test_two_neighbours_die_that_are_half_of_the_ring(
     watch.together(machines)
 
 
+@pytest.mark.long
 def test_the_organiser_dies_about_when_it_says_who_is_in_the_ring(
     machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
@@ -107,6 +111,7 @@ def test_the_organiser_dies_about_when_it_says_who_is_in_the_ring(
     organiser.again()
 
 
+@pytest.mark.long
 def test_the_first_seed_dies_for_good(
     machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
@@ -117,6 +122,7 @@ def test_the_first_seed_dies_for_good(
     check_round(watch, others, ring.number, undisturbed + KILL_SECONDS, undisturbed)
 
 
+@pytest.mark.long
 def test_a_newcomer_joins_by_anybodys_address_while_a_ring_is_at_work(
     lab: Lab, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
@@ -143,6 +149,7 @@ def test_a_newcomer_joins_by_anybodys_address_while_a_ring_is_at_work(
     assert first <= ready.round + 2
 
 
+@pytest.mark.long
 def test_two_halves_go_on_and_become_one_again(
     lab: Lab, run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_demo_trains_through_a_death_and_a_birth(tmp_path: Path, mark: str) 
     assert all_ended(mark)
 
 
+@pytest.mark.long
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, mark: str) -> None:
     folder = tmp_path / "demo"
     demo = subprocess.Popen(

@@ -86,6 +86,7 @@ def js_peer(modules: Path, address: str, *topics: str) -> Iterator[list[Event]]:
                 reader.join()
 
 
+@pytest.mark.long
 def test_js_libp2p_connects_identifies_pings_and_hears_the_gossip(
     swarm: LocalSwarm, founded: Path, modules: Path
 ) -> None:

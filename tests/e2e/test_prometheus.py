@@ -81,6 +81,7 @@ def instances(client: httpx.Client, expression: str) -> set[str]:
     return {series["metric"]["instance"] for series in ask(client, expression)}
 
 
+@pytest.mark.long
 def test_prometheus_sees_two_nodes_of_one_run(
     tmp_path: Path, swarm: LocalSwarm, founded: Path
 ) -> None:

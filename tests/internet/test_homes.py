@@ -119,6 +119,7 @@ def test_a_forwarded_port_and_a_cloud_machine_are_announced_by_name(tmp_path: Pa
     assert {peer.path for peer in status.peers} == {"direct"}
 
 
+@pytest.mark.long
 def test_a_forwarded_port_is_found_open_and_a_closed_one_is_not(tmp_path: Path) -> None:
     """Members of other networks dial back; nobody has named an address."""
     machines = [PUBLIC, FORWARDS, CROSSABLE, PUBLIC]
@@ -139,6 +140,7 @@ def test_a_forwarded_port_is_found_open_and_a_closed_one_is_not(tmp_path: Path) 
         pytest.skip(str(reason))
 
 
+@pytest.mark.long
 def test_a_founder_behind_a_router_that_speaks_upnp_can_be_joined(tmp_path: Path) -> None:
     """The router forwards the port, the founder announces it, and gives it back when it leaves."""
     try:
@@ -166,6 +168,7 @@ def test_a_founder_behind_a_router_that_speaks_upnp_can_be_joined(tmp_path: Path
     assert "the router forwards a port" in log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1], ids=["public", "home"])
 def test_a_member_whose_address_changes_is_back_in_the_rounds(number: int, tmp_path: Path) -> None:
     """All its connections break without a word. The others learn the new address from gossip."""
@@ -192,6 +195,7 @@ def test_a_member_whose_address_changes_is_back_in_the_rounds(number: int, tmp_p
     assert seconds < BACK_SECONDS
 
 
+@pytest.mark.long
 def test_a_laptop_that_sleeps_and_wakes_in_another_home_is_back_in_the_rounds(
     tmp_path: Path,
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_laptop_that_sleeps_and_wakes_in_another_home_is_back_in_the_rounds(
     assert seconds < BACK_SECONDS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_hairpin", [False, True], ids=["no hairpin", "hairpin"])
 def test_two_members_of_one_home_meet_inside_it(has_hairpin: bool, tmp_path: Path) -> None:
     """The first one's port is forwarded and announced. Without a hairpin it leads nowhere from
@@ -256,6 +261,7 @@ def test_two_members_of_one_home_meet_inside_it(has_hairpin: bool, tmp_path: Pat
     assert paths[first.peer_id] == "direct"
 
 
+@pytest.mark.long
 def test_members_that_cannot_be_dialled_meet_through_one_that_only_introduces(
     tmp_path: Path,
 ) -> None:
@@ -290,6 +296,7 @@ def test_members_that_cannot_be_dialled_meet_through_one_that_only_introduces(
     assert seen == {"crossed"}
 
 
+@pytest.mark.long
 def test_a_member_finds_the_others_when_its_seed_is_gone(tmp_path: Path) -> None:
     """It restarts while the peer that it joined by is dead, and knows the others from before."""
     machines = [PUBLIC, PUBLIC, CROSSABLE]
@@ -316,6 +323,7 @@ def test_a_member_finds_the_others_when_its_seed_is_gone(tmp_path: Path) -> None
     assert seconds < BACK_SECONDS
 
 
+@pytest.mark.long
 def test_a_member_with_ipv6_alone_is_in_every_round(tmp_path: Path) -> None:
     """The founder has both families. The one without IPv4 and the one without IPv6 need a relay."""
     machines = [PUBLIC, Machine(has_ipv4=False), CROSSABLE]
@@ -337,6 +345,7 @@ def test_a_member_with_ipv6_alone_is_in_every_round(tmp_path: Path) -> None:
     assert rounds.share_of(len(machines)) >= SHARE_MIN, rounds
 
 
+@pytest.mark.long
 def test_a_node_joins_the_run_of_its_own_network_without_an_address(tmp_path: Path) -> None:
     """The bridge is one network, which multicast crosses."""
     try:
@@ -350,6 +359,7 @@ def test_a_node_joins_the_run_of_its_own_network_without_an_address(tmp_path: Pa
         pytest.skip(str(reason))
 
 
+@pytest.mark.long
 def test_of_five_addresses_the_right_one_is_found_at_once(tmp_path: Path) -> None:
     """The founder announces four addresses where no machine is, and its own last."""
     wrong = [f"/ip4/5.77.99.{number}/tcp/{PORT}" for number in range(1, 5)]
@@ -383,6 +393,7 @@ def test_of_five_addresses_the_right_one_is_found_at_once(tmp_path: Path) -> Non
     assert (answered - asked).total_seconds() < CONNECT_SECONDS
 
 
+@pytest.mark.long
 def test_the_doctor_has_a_peer_dial_machines_on_which_no_node_runs(tmp_path: Path) -> None:
     """One home's router forwards the port, the other one's does not."""
     try:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("node", "protocol", "trainer")
 
@@ -48,6 +50,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@pytest.mark.long
 def test_all_modules_load_on_macos() -> None:
     names = [name for name in modules() if not name.endswith("__main__")]
     done = subprocess.run(

@@ -102,6 +102,7 @@ def audits_of(world: World, name: str, verdict: str) -> float:
     return registry.get_sample_value("gossamer_audits_total", {"verdict": verdict}) or 0.0
 
 
+@pytest.mark.long
 def test_honest_members_are_audited_and_found_good(tmp_path: Path) -> None:
     world = lived(tmp_path, overlap=True)
     assert sum(verdicts_on(world, name)[0] for name in NAMES) > 10
@@ -157,6 +158,7 @@ def lying(world: World, name: str = "e") -> None:
     auditing.say = lie  # type: ignore[method-assign]
 
 
+@pytest.mark.long
 def test_three_liars_of_eight_find_honest_members_and_let_none_sit_out(tmp_path: Path) -> None:
     """Two of the three auditors lie in more than a third of the audits of honest members."""
     honest = [name for name in EIGHT if name not in LIARS]

@@ -22,6 +22,7 @@ SOUND = 10.0
 """Honest parameters stay below this."""
 
 
+@pytest.mark.long
 def test_honest_nodes_are_credited_beside_three_of_eight_that_lie(tmp_path: Path) -> None:
     found = credited_under(tmp_path, "int8", MIXED, ROUNDS)
     measured(f"int8, {MIXED}: {found}")

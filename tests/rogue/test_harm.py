@@ -85,6 +85,7 @@ def keeps_half_of_its_rounds(
     return 2 * attacked >= undisturbed
 
 
+@pytest.mark.long
 def test_heads_whose_blocks_nobody_has_do_not_stop_training(tmp_path: Path) -> None:
     assert keeps_half_of_its_rounds(tmp_path, heads_without_blocks)
 
@@ -102,6 +103,7 @@ class BriefTrainer(NumbersTrainer):
     step_seconds = 0.175
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seconds", "trainer"),
     [(600.0, SlowTrainer), (150.0, BriefTrainer), (40.0, BriefTrainer)],
@@ -115,6 +117,7 @@ def test_a_member_that_spoils_every_ring_it_is_in_sits_out(
     assert keeps_half_of_its_rounds(tmp_path, always_back_in_the_ring, seconds, trainer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reason", ["silent", SLOW])
 def test_a_member_that_is_accused_in_every_ring_is_credited_all_the_same(
     tmp_path: Path, reason: str
@@ -165,6 +168,7 @@ class QuickTrainer(NumbersTrainer):
     step_seconds = STEP_SECONDS / 8
 
 
+@pytest.mark.long
 def test_rounds_that_one_member_made_in_secret_undo_none_of_the_others(tmp_path: Path) -> None:
     """A member leaves, makes a heavier chain alone, and comes back with it and with its blocks."""
     world = World(tmp_path, seed=19)

@@ -119,6 +119,7 @@ def test_a_sum_is_carried_away_by_one(tmp_path: Path, trainer: type[NumbersTrain
     assert largest_after(tmp_path, trainer, "fp32", "members") > 2 * SOUND
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_nonsense_of_one_card_in_one_round_is_survived(tmp_path: Path, codec: str) -> None:
     """Among members that trust each other, in a run whose rounds choose their momentum."""

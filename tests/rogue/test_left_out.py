@@ -107,6 +107,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return replace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [InTurn, OutOfTurn, Early])
 @pytest.mark.parametrize(("names", "liars"), [("abcde", "e"), ("abcdef", "ef")])
 def test_a_member_that_an_organiser_leaves_out_is_credited_all_the_same(

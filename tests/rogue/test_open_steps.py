@@ -146,6 +146,7 @@ def left_out(root: Path, trust: Trust, step_chunks: int) -> tuple[World, dict[st
     return world, warned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step_chunks", [1, 3])
 def test_who_signs_against_the_others_has_no_part_in_the_steps(
     tmp_path: Path, step_chunks: int

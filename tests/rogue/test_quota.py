@@ -38,6 +38,7 @@ def bytes_of_own_chain(world: World, name: str) -> int:
     return sum(chain.entry(head).num_bytes + 32 for head in path)
 
 
+@pytest.mark.long
 def test_chains_that_strangers_sign_alone_are_under_a_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_liar_that_opens_its_chunks_is_banned_by_the_auditor(
     lived(tmp_path, is_banned_by_an_auditor, where=where, lies=liar, **MODES[mode])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["sets", "shared steps"])
 def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path, mode: str) -> None:
     def is_over(world: World) -> bool:
@@ -165,6 +166,7 @@ def test_honest_members_are_looked_at_and_nobody_is_blamed(tmp_path: Path, mode:
     assert audits["poor"] == audits["undecided"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_members_that_crash_and_come_back_are_not_blamed(tmp_path: Path, mode: str) -> None:
     world = World(tmp_path, seed=31, **MODES[mode])

@@ -43,6 +43,7 @@ def largest_after(root: Path, probation: int) -> float:
     return largest
 
 
+@pytest.mark.long
 def test_fresh_identities_carry_no_average_away_before_they_have_worked(tmp_path: Path) -> None:
     assert largest_after(tmp_path / "with", PROBATION) < SOUND
     assert largest_after(tmp_path / "without", 0) > 2 * SOUND, "the attack did not take place"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 from msgspec.structs import replace
 
@@ -57,6 +58,7 @@ async def say(world: World, name: str, *votes: ExpulsionVote) -> None:
     await trio.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
     world = World(tmp_path, seed=95, is_by_invitation=True)
 

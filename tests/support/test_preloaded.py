@@ -109,6 +109,7 @@ def test_a_copy_that_ends_with_its_parent_lives_as_long_as_this_process() -> Non
             assert process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_a_command_that_needs_more_is_executed(tmp_path: Path) -> None:
     """What is read when Python and libraries are loaded must be there from the start."""
     for environment, expected in (({}, True), ({"OMP_NUM_THREADS": "7"}, False)):

@@ -180,6 +180,7 @@ def test_micro_batches_give_the_same_step(
         np.testing.assert_allclose(gradient, results[0][1], atol=2e-4)
 
 
+@pytest.mark.long
 def test_out_of_memory_halves_the_micro_batch(
     make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.e2e
 DISK_BYTES = 24 * 2**20
 
 
+@pytest.mark.long
 def test_damaged_blocks_are_fetched_from_peers_again(swarm: LocalSwarm, founded: Path) -> None:
     seed = start_founder(swarm, founded)
     node = swarm.join(seed.address())
@@ -108,6 +109,7 @@ def fill(path: Path) -> None:
                 pass
 
 
+@pytest.mark.long
 def test_a_full_disk_while_it_commits(small_disk: Path, founded: Path) -> None:
     with LocalSwarm(small_disk, ("--threads", "1")) as swarm:
         node = add_founder(swarm, founded)

@@ -61,6 +61,7 @@ def protect(tmp_path: Path) -> Iterator[Callable[[Path], Callable[[], None]]]:
         undo(folder)
 
 
+@pytest.mark.long
 def test_a_disk_that_becomes_read_only(
     swarm: LocalSwarm, founded: Path, protect: Callable[[Path], Callable[[], None]]
 ) -> None:

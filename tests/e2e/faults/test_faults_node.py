@@ -113,6 +113,7 @@ def trio(started: Trio) -> Trio:
     return started
 
 
+@pytest.mark.long
 def test_a_trainer_that_does_not_stay_up(trio: Trio) -> None:
     node, seed = trio.faulty, trio.seed
     trio.broken.touch()
@@ -151,6 +152,7 @@ def test_a_trainer_that_does_not_stay_up(trio: Trio) -> None:
     trio.agree()
 
 
+@pytest.mark.long
 def test_a_wall_clock_that_jumps_by_a_day(trio: Trio) -> None:
     node, seed = trio.faulty, trio.seed
 
@@ -175,6 +177,7 @@ def test_a_wall_clock_that_jumps_by_a_day(trio: Trio) -> None:
     trio.agree()
 
 
+@pytest.mark.long
 def test_a_stopped_daemon_and_a_stopped_trainer(trio: Trio) -> None:
     frozen, hung, seed = trio.faulty, trio.other, trio.seed
     before, restarts = seed.status(), restarts_of(frozen)

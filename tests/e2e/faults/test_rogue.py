@@ -82,6 +82,7 @@ class Watch:
             await trio.sleep(0.5)
 
 
+@pytest.mark.long
 def test_the_rounds_go_on_whatever_a_rogue_does(swarm: LocalSwarm, founded: Path) -> None:
     seed = start_founder(swarm, founded)
     address = seed.address()

@@ -33,6 +33,7 @@ def limit(node: LocalNode, name: str) -> LimitStatus:
     return next(each for each in status.limits if each.name == name)
 
 
+@pytest.mark.long
 def test_limits_act_at_once_and_hold_after_a_restart(swarm: LocalSwarm, founded: Path) -> None:
     node = start_founder(swarm, founded)
     node.wait_for(takes_part, PATIENCE_SECONDS, "training")
@@ -71,6 +72,7 @@ def test_limits_act_at_once_and_hold_after_a_restart(swarm: LocalSwarm, founded:
     assert node.leave() == 0, node.tail()
 
 
+@pytest.mark.long
 def test_an_impossible_limit_is_refused_with_the_least_that_the_run_needs(
     swarm: LocalSwarm, founded: Path
 ) -> None:
@@ -128,6 +130,7 @@ def in_new_round(num_members: int, known: Sequence[LastRound]) -> Callable[[Stat
     return condition
 
 
+@pytest.mark.long
 def test_a_member_with_a_quarter_of_the_upload_is_credited_and_never_accused(
     swarm: LocalSwarm, tmp_path: Path, corpus: Path
 ) -> None:

@@ -62,6 +62,7 @@ def is_started_again_after(systemd: LiveSystemd, signal: str, number: int) -> No
     poll(lambda: num_rounds(systemd) >= before + 2, f"round after {signal}")
 
 
+@pytest.mark.long
 def test_a_service_trains_is_started_again_and_leaves_in_order(
     systemd: LiveSystemd, founder: LocalNode
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_service_trains_is_started_again_and_leaves_in_order(
     wait_for_round(founder, founder.wait_for(lambda _: True, 10.0, "status").round + 2)
 
 
+@pytest.mark.long
 def test_a_service_with_a_mistake_is_not_started_again(
     systemd: LiveSystemd, founder: LocalNode
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_service_with_a_mistake_is_not_started_again(
     assert systemd.show("NRestarts") == "0"
 
 
+@pytest.mark.long
 def test_the_service_of_one_user_trains_is_started_again_and_shows_its_log(
     systemd: LiveSystemd, founder: LocalNode
 ) -> None:

@@ -36,6 +36,7 @@ from tests.support.daemons import (
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_pause_and_curve_survive_a_restart(swarm: LocalSwarm, founded: Path) -> None:
     node = start_founder(swarm, founded)
     before = wait_for_round(node, 6)
@@ -99,6 +100,7 @@ def test_the_link_of_the_page_steers(swarm: LocalSwarm, founded: Path) -> None:
     assert node.leave() == 0, node.tail()
 
 
+@pytest.mark.long
 def test_top_shows_and_steers(swarm: LocalSwarm, founded: Path) -> None:
     node = start_founder(swarm, founded)
     wait_for_round(node, 3)
@@ -157,6 +159,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.long
 def test_a_closed_terminal_makes_the_node_leave_in_order(swarm: LocalSwarm, founded: Path) -> None:
     node = add_founder(swarm, founded)
     terminal = in_terminal(node, "start")
@@ -167,6 +170,7 @@ def test_a_closed_terminal_makes_the_node_leave_in_order(swarm: LocalSwarm, foun
     assert said(node, "left in order")
 
 
+@pytest.mark.long
 def test_a_node_under_nohup_outlives_its_terminal(swarm: LocalSwarm, founded: Path) -> None:
     node = add_founder(swarm, founded)
     terminal = in_terminal(node, "start", prefix=("nohup",))

@@ -33,6 +33,7 @@ def heard(channel: socket.socket, seconds: float) -> list[str]:
     return words
 
 
+@pytest.mark.long
 def test_a_daemon_tells_its_manager_how_it_is(swarm: LocalSwarm, founded: Path) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -96,6 +96,7 @@ def paused(home: Home, node: LocalNode, reason: str, text: str) -> None:
     assert f"{reason} ({text})" in " ".join(shown_by(home).split())
 
 
+@pytest.mark.long
 def test_a_first_join_and_leaving_for_good(swarm: LocalSwarm, founded: Path, home: Home) -> None:
     founder = start_founder(swarm, founded)
     status = founder.wait_for(takes_part, PATIENCE_SECONDS, "training")
@@ -114,6 +115,7 @@ def test_a_first_join_and_leaving_for_good(swarm: LocalSwarm, founded: Path, hom
     assert left == [home.root / "thesis.txt"]
 
 
+@pytest.mark.long
 def test_a_gamers_machine(founded: Path, home: Home, tmp_path: Path) -> None:
     settings = home.root / ".config" / "gossamer" / "config.toml"
     settings.parent.mkdir(parents=True)
@@ -133,6 +135,7 @@ def test_a_gamers_machine(founded: Path, home: Home, tmp_path: Path) -> None:
         node.wait_for(takes_part, PATIENCE_SECONDS, "training after the game")
 
 
+@pytest.mark.long
 def test_a_laptop_whose_plug_is_pulled(founded: Path, home: Home, tmp_path: Path) -> None:
     """The kernel's files of mains and battery are others in the node's own view of the disk."""
     if os.geteuid() or not Path("/sys/class/power_supply").is_dir():
@@ -160,6 +163,7 @@ def test_a_laptop_whose_plug_is_pulled(founded: Path, home: Home, tmp_path: Path
         node.wait_for(takes_part, PATIENCE_SECONDS, "training at the plug")
 
 
+@pytest.mark.long
 def test_a_line_that_becomes_metered(founded: Path, home: Home, tmp_path: Path) -> None:
     """A program named `busctl` answers for NetworkManager, as the real one would."""
     programs, says = tmp_path / "bin", tmp_path / "metered"
@@ -200,6 +204,7 @@ def test_an_upgrade_goes_on_with_the_directory_of_the_release_before(
     assert not (home.state / "optimizer").exists()
 
 
+@pytest.mark.long
 def test_two_nodes_on_one_machine(founded: Path, home: Home) -> None:
     shutil.copytree(founded, home.state)
     first = home.node()

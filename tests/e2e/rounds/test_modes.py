@@ -90,6 +90,7 @@ def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer
         assert "Traceback" not in "".join(node.tail(10_000) for node in nodes)
 
 
+@pytest.mark.long
 def test_a_momentum_outlives_its_daemon(tmp_path: Path, corpus: Path) -> None:
     manifest = write_manifest(tmp_path, 'sync = "distro"', "inner_steps = 20\nwarmup_rounds = 0")
     # Of these short rounds the seed makes many before the other is back.

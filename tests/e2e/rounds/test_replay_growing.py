@@ -113,6 +113,7 @@ def grown_swarm(swarm: LocalSwarm, manifest: Path, corpus: Path) -> Sequence[Loc
     return nodes
 
 
+@pytest.mark.long
 def test_one_process_reaches_the_states_of_a_swarm_whose_data_grow(
     tmp_path: Path, growing_corpus: Path
 ) -> None:

@@ -196,6 +196,7 @@ def span_after(span: Span) -> Span:
     return Span(span.partition, span.stop, 2 * span.stop - span.start)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_peers", "lookahead", "step_chunks", "trust", "loses_one"),
     [

@@ -42,6 +42,7 @@ def peers_of(node: LocalNode) -> list[str]:
     return [] if status is None else [peer.device for peer in status.peers if peer.device]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("top", "outer"),
     [

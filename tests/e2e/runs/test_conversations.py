@@ -68,6 +68,7 @@ def knows_the_answer(status: Status) -> bool:
     return status.heldout_loss is not None and status.heldout_loss < 0.6
 
 
+@pytest.mark.long
 def test_answers_are_learnt_and_conversations_stay_at_home(
     swarm: LocalSwarm, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ cooldown_tokens = {4 * ROUND_TOKENS}
 """
 
 
+@pytest.mark.long
 def test_a_founder_extends_a_run_that_is_finished(
     swarm: LocalSwarm, tmp_path: Path, corpus: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.support.daemons import (
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_invited_nodes_come_in_while_the_founder_is_away_and_go_when_revoked(
     swarm: LocalSwarm, tmp_path: Path, corpus: Path
 ) -> None:

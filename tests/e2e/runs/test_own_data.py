@@ -126,6 +126,7 @@ def unpacked(data: bytes) -> bytes:
         return data
 
 
+@pytest.mark.long
 def test_nothing_private_is_sent(own: Own) -> None:
     sent = [tap.read_bytes() for tap in own.taps]
     # The tap hears what is sent: the founder served the text that all are compared on.
@@ -176,6 +177,7 @@ def test_what_is_agreed_on_names_no_data(own: Own) -> None:
         assert secret not in node.log_path.read_text()
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_in_the_text(own: Own) -> None:
     node, state_dir = own.nodes[1], StateDir(own.nodes[1].root)
 
@@ -215,6 +217,7 @@ def test_a_run_of_own_texts_wants_one(own: Own, tmp_path: Path) -> None:
     assert "none: no such file or directory" in missing
 
 
+@pytest.mark.long
 def test_text_that_cannot_be_read_can_be_replaced(own: Own, tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts", "good")
     (texts / "picture.png").write_bytes(b"\x89PNG\0")

@@ -21,6 +21,7 @@ from tests.support.daemons import (
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_the_founder_takes_rounds_back_and_both_nodes_go_on_from_there(
     swarm: LocalSwarm, tmp_path: Path, corpus: Path
 ) -> None:

@@ -51,6 +51,7 @@ def is_whole(status: Status) -> bool:
     return not data.cutting and data.num_tokens == data.expected_tokens
 
 
+@pytest.mark.long
 def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
     swarm: LocalSwarm, tmp_path: Path, large_corpus: Path
 ) -> None:

@@ -58,6 +58,7 @@ def are_voted_out(node: LocalNode, *peers: str) -> bool:
     return all("out by vote" in lines.get(peer, "") for peer in peers)
 
 
+@pytest.mark.long
 def test_two_of_three_branches_put_the_third_one_out_and_newcomers_count_the_votes(
     swarm: LocalSwarm, tmp_path: Path, corpus: Path
 ) -> None:

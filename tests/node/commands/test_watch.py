@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.ports import free_ports
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -91,6 +93,7 @@ def test_it_says_what_it_does_before_it_loads_anything_large() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_peer_that_accepts_and_is_silent_is_waited_for_in_words() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -111,6 +114,7 @@ def test_a_peer_that_accepts_and_is_silent_is_waited_for_in_words() -> None:
         assert (process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.long
 def test_an_interrupt_inside_the_network_ends_it_too() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         link = watching(silent.getsockname()[1], "--json", program=("-c", INSIDE_THE_NETWORK))
@@ -128,6 +132,7 @@ def test_nobody_there_is_one_sentence_with_the_address() -> None:
     assert "cannot join" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_terminal_shows_that_it_connects(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with socket.create_server(("127.0.0.1", 0)) as silent:

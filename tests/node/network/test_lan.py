@@ -56,6 +56,7 @@ def test_a_record_that_is_not_one_of_a_node_leads_nowhere(
     assert neighbour_of(info) is None
 
 
+@pytest.mark.long
 def test_nodes_of_one_run_find_each_other_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lan, "LOOK_SECONDS", 0.1)
     opened = lan._zeroconf

@@ -161,6 +161,7 @@ def _measure(network: Network | Internet, taker_limits: Limits, sender_limits: L
     return Moved(received_mbit=taker.mbit()[0], sent_mbit=sender.mbit()[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("mbit", [2.0, 20.0])
 def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
@@ -189,6 +190,7 @@ NUM_BURSTS = 4
 """Enough for a window of megabytes to open, or to be used up."""
 
 
+@pytest.mark.long
 def test_a_burst_comes_in_at_a_limit_that_was_set_while_the_line_was_free(
     network: Network,
 ) -> None:
@@ -242,6 +244,7 @@ def long_line() -> Iterator[Internet]:
         network.__exit__(None, None, None)
 
 
+@pytest.mark.long
 def test_a_long_line_is_no_slower_than_its_limit(long_line: Internet) -> None:
     limited, none = (
         Limits(RateLimit(), RateLimit([Period(LONG_MBIT)])),

@@ -100,6 +100,7 @@ def test_a_peer_that_names_a_topic_later_gets_its_messages_once(
     trio.run(main)
 
 
+@pytest.mark.long
 def test_a_message_over_libp2p_comes_with_nothing_around_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -169,6 +169,7 @@ def test_both_directions_at_once_with_more_than_any_window(run: Run) -> None:
     run(case)
 
 
+@pytest.mark.long
 def test_sender_waits_for_a_reader_that_pauses(run: Run) -> None:
     async def case(open_transport: Open) -> None:
         async with pair(open_transport) as (client, server):

@@ -117,6 +117,7 @@ async def circuits_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *, answers:
     return len(asked)
 
 
+@pytest.mark.long
 def test_no_circuit_is_begun_to_a_machine_that_answers_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_circuit_is_begun_where_nothing_answers(
     assert trio.run(lambda: circuits_to(tmp_path, monkeypatch, answers=False)) == 1
 
 
+@pytest.mark.long
 def test_a_peer_behind_a_circuit_is_dialled_directly_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
 from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, MARKS_MAX
 from tests.benchmarks.long_chain import measure
@@ -16,6 +18,7 @@ MARK_BYTES = 32
 """A checkpoint adds so much to the summary: the head that links name."""
 
 
+@pytest.mark.long
 def test_disk_and_join_are_flat(tmp_path: Path) -> None:
     early, late = measure(tmp_path, 4, [EARLY, LATE])
     num_marks = (LATE - EARLY) // CHECKPOINT_PERIOD

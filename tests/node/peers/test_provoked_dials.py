@@ -150,6 +150,7 @@ def test_a_third_partys_network_is_not_flooded_through_its_many_hosts(
     assert 1 <= len(hosts) <= DIALS_TO_NETWORK_MAX
 
 
+@pytest.mark.long
 def test_many_networks_together_have_a_bound(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_peer_that_claims_this_nodes_outer_address_opens_no_other_network(
     assert set(_dials_of(monkeypatch, tmp_path, announced, 15.0)) == {VICTIM}
 
 
+@pytest.mark.long
 def test_an_address_that_the_owner_typed_is_dialled_whatever_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -241,6 +243,7 @@ def test_an_address_that_the_owner_typed_is_dialled_whatever_it_is(
     trio.run(main)
 
 
+@pytest.mark.long
 def test_a_peer_that_crosses_routers_again_and_again_floods_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -150,6 +150,7 @@ def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_nodes_without_a_connection_live_by_what_is_published_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +303,7 @@ def test_an_identity_in_use_twice_makes_neither_announce_without_end(
     assert_no_flood(announced)
 
 
+@pytest.mark.long
 def test_rounds_of_a_fraction_of_a_second_stay_under_the_rate_of_an_author(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support.node_world import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "codec", "overlap", "fragments"),
     [
@@ -205,6 +206,7 @@ def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Pat
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_an_epoch_is_consumed_once_although_a_peer_dies_and_another_joins(
     tmp_path: Path,
 ) -> None:

@@ -379,6 +379,7 @@ def histories(draw: st.DrawFn) -> list[tuple[int, RollPage]]:
     return history
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
 def test_members_that_saw_different_newcomers_agree_after_comparing(

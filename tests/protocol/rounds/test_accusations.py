@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def conversations(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], int]:
     return num, pairs, draw(st.integers(0, 2**32))
 
 
+@pytest.mark.long
 @settings(max_examples=10 * settings().max_examples)  # a tenth finds no lost repetition
 @given(conversations())
 def test_members_that_hold_each_other_in_hold_the_same_members_out(

@@ -323,6 +323,7 @@ def test_a_small_ring_sends_the_same_bytes_with_and_without_wider_codes(
     assert [b for wide, b in sent if wide] == [b for wide, b in sent if not wide]
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     order=st.permutations(range(40)),

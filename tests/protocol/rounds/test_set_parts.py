@@ -55,6 +55,7 @@ def walked(parts: Sequence[SetPart], order: Sequence[int], payloads: SetPayloads
     return sent
 
 
+@pytest.mark.long
 @given(num_members=st.integers(1, 24), seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=30)
 def test_a_small_ring_sends_the_same_bytes_as_one_of_sets(num_members: int, seed: int) -> None:

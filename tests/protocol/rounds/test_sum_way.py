@@ -369,6 +369,7 @@ def digest_with(disabled: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_sums_have_the_same_bytes_whatever_the_processor_can() -> None:
     """numpy has a loop of its own for each generation of processors."""
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])

@@ -303,6 +303,7 @@ print(counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_mi
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     bool(missing_tools("cpu")), reason=f"nothing compiles here: {missing_tools('cpu')} missing"
 )

@@ -177,6 +177,7 @@ def test_the_rate_is_the_schedules(inner_config: InnerConfig) -> None:
         )
 
 
+@pytest.mark.long
 def test_it_learns_a_sign_pattern(dct: ModelDct) -> None:
     """Four peers with noisy gradients of one quadratic reach its minimum within the rate."""
     target = 0.02 * vector_of(9, dct).numpy()

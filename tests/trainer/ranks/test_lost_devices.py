@@ -62,6 +62,7 @@ def test_a_killed_process_is_told_of_also_while_nobody_asks(
         assert "was killed (SIGKILL)" in reasons.get(timeout=60)
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_noticed_within_a_bound(
     make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def hear(worker: Worker) -> m.FromWorker:
             return said
 
 
+@pytest.mark.long
 def test_a_worker_of_two_is_confined_and_ends_when_one_is_killed(tmp_path: Path) -> None:
     with worker_of_two(tmp_path / "own") as (worker, configured, other):
         assert configured.device == "cpu,cpu"
@@ -153,6 +155,7 @@ if "gossamer.trainer.ranks.follower" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the filter")
 def test_the_worker_says_that_another_process_keeps_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +168,7 @@ def test_the_worker_says_that_another_process_keeps_the_network(
         assert "does not know Linux on toaster" in configured.confinement
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_no_process_outlives_a_worker_that_is_killed(tmp_path: Path, is_stopped: bool) -> None:
     if is_stopped and sys.platform != "linux":

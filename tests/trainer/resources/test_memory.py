@@ -114,6 +114,7 @@ def _fits(preset: Preset, capacity_bytes: int, size: Pass) -> bool:
     return _peak_bytes(preset, size) <= capacity_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [Pass(4), Pass(8, checkpointing=True)])
 def test_a_card_has_what_a_pass_needs_or_fails(size: Pass) -> None:
     """So the trials of `largest_that_fits` need no card of each size."""
@@ -285,6 +286,7 @@ def test_a_process_that_is_killed_over_an_attempt_goes_on_with_less(tmp_path: Pa
             assert live(preset, capacity, tmp_path) == best
 
 
+@pytest.mark.long
 def test_more_free_memory_is_used_after_a_restart(tmp_path: Path) -> None:
     preset = PRESETS["150m"]
     small, large = (largest_that_fits(preset, size * GB) for size in (12, 40))

@@ -62,6 +62,7 @@ print(len(kept))
     assert run(story) == str(200 * MB // 4)
 
 
+@pytest.mark.long
 def test_memory_of_a_card_is_bounded_and_told() -> None:
     """The calls of torch that set and read it are simulated: this machine may have no card."""
     story = """

@@ -91,6 +91,7 @@ def test_a_corpus_of_little_more_is_one_part_and_a_limit_counts(files: list[Path
     assert 4 * START_BYTES <= limited.num_bytes() < 5 * START_BYTES
 
 
+@pytest.mark.long
 def test_a_huge_corpus_has_fewer_parts_than_a_list_may_name(tmp_path: Path) -> None:
     path = tmp_path / "huge.txt"
     with path.open("wb") as file:

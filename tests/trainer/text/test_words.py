@@ -123,6 +123,7 @@ def test_a_process_that_dies_is_named_and_none_is_left(tokenizer: BpeTokenizer) 
     assert all(process._process.poll() is not None for process in encoders._processes)
 
 
+@pytest.mark.long
 def test_shards_do_not_depend_on_the_number_of_processes(
     tokenizer: BpeTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

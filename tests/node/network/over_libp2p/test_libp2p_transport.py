@@ -355,6 +355,7 @@ def namespace() -> Any:
         _ip("netns", "del", name)
 
 
+@pytest.mark.long
 def test_silent_link_is_noticed_by_reader_and_writer(namespace: str) -> None:
     process, address = start_peer(f"/ip4/{SUBNET}.2/tcp/0", "ip", "netns", "exec", namespace)
 

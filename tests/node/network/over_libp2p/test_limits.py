@@ -187,6 +187,7 @@ async def _stall() -> None:
         time.sleep(0.2)  # noqa: ASYNC251 - the event loop is to stand still
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_stalled", [False, True])
 def test_a_limit_that_is_set_holds_at_once_for_a_connection_in_use(is_stalled: bool) -> None:
     moved: list[float] = []

@@ -80,6 +80,7 @@ def test_newcomers_come_together_although_the_others_rounds_could_not_be_had_bef
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_node_whose_history_is_too_long_to_undo_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

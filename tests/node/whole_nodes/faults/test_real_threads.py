@@ -195,6 +195,7 @@ async def assert_at_rest(world: World, names: str) -> None:
         assert_account_is_true(world, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["int8", "distro"])
 def test_rounds_go_on_and_digests_agree(tmp_path: Path, codec: str) -> None:
     world = world_with_threads(tmp_path, 51, codec=codec, overlap=codec == "int8")
@@ -224,6 +225,7 @@ def test_a_peer_dies_in_mid_ring(tmp_path: Path) -> None:
     live(world, story)
 
 
+@pytest.mark.long
 def test_a_newcomer_catches_up(tmp_path: Path) -> None:
     world = world_with_threads(tmp_path, 53, fragments=2)
 
@@ -237,6 +239,7 @@ def test_a_newcomer_catches_up(tmp_path: Path) -> None:
     live(world, story)
 
 
+@pytest.mark.long
 def test_a_peer_that_is_overtaken_in_its_outer_step_replays_the_round(
     tmp_path: Path, outer_steps: OuterSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +270,7 @@ def test_a_peer_that_is_overtaken_in_its_outer_step_replays_the_round(
     live(world, story)
 
 
+@pytest.mark.long
 def test_a_split_heals(tmp_path: Path) -> None:
     """One half leaves its rounds, in the middle of a ring or not, and replays the others'."""
     world = world_with_threads(tmp_path, 54)

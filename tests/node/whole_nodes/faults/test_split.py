@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.support.node_world import World, headers_of, simulate, start, tokens_of
@@ -43,6 +44,7 @@ def test_a_branch_that_wins_need_not_be_longer(tmp_path: Path) -> None:
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_one_that_is_ahead_waits_for_the_many_that_lost_to_it(tmp_path: Path) -> None:
     """They leave their branch and fetch its rounds over its line. Else it would run away from them
     for as long as they follow. Its first rounds end before they are connected again. The many have
@@ -102,6 +104,7 @@ async def split_and_heal(world: World, nursery: trio.Nursery) -> tuple[int, int]
     return healed, max(map(world.round, names))
 
 
+@pytest.mark.long
 def test_two_halves_have_one_head_within_two_rounds_of_healing(tmp_path: Path) -> None:
     world = World(tmp_path, seed=31, inner_steps=100)
 
@@ -112,6 +115,7 @@ def test_two_halves_have_one_head_within_two_rounds_of_healing(tmp_path: Path) -
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_the_half_that_is_behind_yields_in_the_middle_of_its_ring(tmp_path: Path) -> None:
     """Each half of a run with shared steps is in a ring all the time, which would make it the
     heavier one: if it waited for that, they would be together a round later at best."""

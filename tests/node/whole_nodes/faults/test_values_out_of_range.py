@@ -224,6 +224,7 @@ def test_such_a_value_that_comes_after_the_last_look_costs_the_part_in_the_ring(
     assert offences == []
 
 
+@pytest.mark.long
 def test_a_shared_step_of_which_a_trainer_has_nothing_goes_on_without_it(
     tmp_path: Path, offences: NotedOffences
 ) -> None:

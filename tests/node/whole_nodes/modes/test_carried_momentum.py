@@ -242,6 +242,7 @@ async def go_on(world: World, names: str) -> None:
         assert_nothing_counts_twice(world, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds_missed", [0, STALE_ROUNDS - 1])
 def test_a_node_that_leaves_goes_on_from_its_momentum(tmp_path: Path, rounds_missed: int) -> None:
     world = world_of(tmp_path, 1, wait_for_peers=1)
@@ -263,6 +264,7 @@ def test_a_node_that_leaves_goes_on_from_its_momentum(tmp_path: Path, rounds_mis
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_node_that_leaves_before_its_ring_is_committed_keeps_what_that_did_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +289,7 @@ def test_a_node_that_leaves_before_its_ring_is_committed_keeps_what_that_did_not
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_stale_momentum_is_dropped(tmp_path: Path) -> None:
     world = world_of(tmp_path, 3, wait_for_peers=1)
 
@@ -302,6 +305,7 @@ def test_a_stale_momentum_is_dropped(tmp_path: Path) -> None:
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_node_that_is_killed_in_a_ring_does_not_send_again_what_that_takes(
     tmp_path: Path,
 ) -> None:
@@ -418,6 +422,7 @@ def test_a_damaged_file_costs_the_momentum_and_nothing_else(tmp_path: Path, dama
     simulate(world, story)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step_chunks", [1, 2])
 @pytest.mark.parametrize("seed", range(20, 22))
 def test_nothing_counts_twice_under_churn(tmp_path: Path, seed: int, step_chunks: int) -> None:

@@ -13,6 +13,7 @@ from gossamer.protocol.state.chain import credits_of
 from tests.support.node_world import NumbersTrainer, World, headers_of, simulate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("codec", "settings"),
     [
@@ -45,6 +46,7 @@ def test_all_members_reach_the_same_states(
     simulate(world, story)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["int8", "distro"])
 def test_a_member_that_dies_and_a_newcomer_that_replays(tmp_path: Path, codec: str) -> None:
     """The newcomer computes the averages of earlier rounds from their records."""
@@ -71,6 +73,7 @@ class Slow(NumbersTrainer):
     step_seconds = 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step_chunks", [1, 3])
 def test_a_newcomer_replays_steps_in_which_a_member_abstains(
     tmp_path: Path, step_chunks: int
@@ -112,6 +115,7 @@ def test_a_newcomer_replays_steps_in_which_a_member_abstains(
     simulate(world, story)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["int8", "distro"])
 def test_a_fresh_run_with_a_probation_goes_on_and_a_newcomer_computes_the_same(
     tmp_path: Path, codec: str

@@ -69,6 +69,7 @@ def round_seconds(folder: Path, *, overlap: bool) -> float:
     return seconds[0]
 
 
+@pytest.mark.long
 def test_a_round_takes_as_long_as_its_training_not_as_both(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -79,6 +80,7 @@ def test_a_round_takes_as_long_as_its_training_not_as_both(tmp_path: Path) -> No
     assert overlapped < 0.75 * apart
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["fp32", "int4", "sparse"])
 def test_a_member_that_dies_costs_the_others_nothing_but_its_part(
     tmp_path: Path, codec: str

@@ -83,6 +83,7 @@ def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path, step_chunk
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_an_organiser_that_restarts_does_not_begin_another_ring(
     tmp_path: Path, step_chunks: int
 ) -> None:
@@ -122,6 +123,7 @@ def test_an_organiser_that_restarts_does_not_begin_another_ring(
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(
     tmp_path: Path, step_chunks: int
 ) -> None:
@@ -247,6 +249,7 @@ def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(
     simulate(world, story)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30, 32))
 def test_states_and_accounts_under_churn(tmp_path: Path, step_chunks: int, seed: int) -> None:
     world = World(tmp_path, seed=seed, codec="distro", step_chunks=step_chunks)
@@ -360,6 +363,7 @@ def test_a_trainer_that_dies_in_its_rounds(tmp_path: Path, step_chunks: int) -> 
     simulate(world, story)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
 def test_a_slow_line_costs_its_neighbours_at_most_one_round(
     tmp_path: Path, direction: str, capsys: pytest.CaptureFixture[str]

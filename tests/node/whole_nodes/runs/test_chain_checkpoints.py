@@ -67,6 +67,7 @@ def assert_old_headers_are_gone(world: World, name: str) -> None:
     assert min(rounds) == first + 1
 
 
+@pytest.mark.long
 def test_nodes_join_come_back_and_start_again_without_the_old_headers(tmp_path: Path) -> None:
     world = World(tmp_path, seed=86)
 

@@ -75,6 +75,7 @@ def num_known_votes(world: World, name: str, target: str) -> int:
     return sum(keeper.expulsions.vote_of(each, key) is not None for each in ids)
 
 
+@pytest.mark.long
 def test_two_thirds_put_out_a_member_and_its_branch_while_the_founder_is_away(
     tmp_path: Path,
 ) -> None:
@@ -141,6 +142,7 @@ def test_two_thirds_put_out_a_member_and_its_branch_while_the_founder_is_away(
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_members_confirm_a_vote_at_newer_heads(tmp_path: Path) -> None:
     """So newcomers that have no old headers can count it."""
     world = World(tmp_path, seed=92, is_by_invitation=True, allowed=("b", "c"))

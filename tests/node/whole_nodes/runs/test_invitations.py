@@ -300,6 +300,7 @@ def test_a_ban_holds_for_those_that_a_peer_has_let_in(tmp_path: Path) -> None:
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_new_key_of_a_banned_members_invitation_is_banned_though_another_lets_it_in(
     tmp_path: Path,
 ) -> None:
@@ -417,6 +418,7 @@ def received(world: World, name: str) -> dict[str, int]:
     return {protocol: each for protocol, (_, each) in transport.traffic().items()}
 
 
+@pytest.mark.long
 def test_the_many_identities_of_one_member_do_not_outvote_the_others_after_a_split(
     tmp_path: Path,
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_rollback_goes_deeper_than_a_fork_and_outlives_its_founder(tmp_path: P
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(tmp_path: Path) -> None:
     world = World(tmp_path, seed=92)
 
