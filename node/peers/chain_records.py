@@ -121,9 +121,6 @@ class ChainRecords:
             for commit in commits:
                 headers.append(self._open_commit(commit))
                 await trio.lowlevel.checkpoint()  # up to 256 signatures each
-            if headers[0].round != after_round + 1:
-                # A page that was asked for before would come again without an end.
-                raise MalformedError("a page of the chain that begins at another round")
             if not chain.may_follow(Digest(headers[0].parent)):
                 if after_round == 0:
                     raise MalformedError("chain that does not begin at the run")
@@ -136,6 +133,9 @@ class ChainRecords:
                 after_round = max(first_round, after_round - step)
                 step *= 2
                 continue
+            if headers[0].round != after_round + 1:
+                # A page that was asked for before would come again without an end.
+                raise MalformedError("a page of the chain that begins at another round")
             self._take(peer, commits, headers, head)
             after_round = headers[-1].round
         raise BehindError("the chain is too long")
