@@ -24,7 +24,7 @@ This module does no I/O and has no clock.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from gossamer.node.network.dial_rules import address_of
@@ -55,8 +55,9 @@ NETWORK_UNDER_WAY_MAX = UNDER_WAY_MAX // 2
 """Handshakes under way of one network."""
 
 BUCKETS_MAX = 1024
-"""Hosts and networks whose buckets are kept. A full bucket says nothing and goes. The bucket of all
-leaves some 500 others that are not full."""
+"""Hosts whose buckets are kept, and networks, as many. Beyond that the one goes from which nobody
+has come for the longest: after some 80 s its bucket is full and says nothing. The many hosts of one
+network take no network's bucket away, so it stays spent."""
 
 KNOWN_MAX = 1024
 """Networks of members that are remembered: as many as a run may have members."""
@@ -84,7 +85,8 @@ class Doorstep:
         self._total = Throttle(TOTAL)
         self._of_fresh = Throttle(TOTAL)
         """For networks that have spent less than half of their tokens."""
-        self._buckets: dict[str, Throttle] = {}
+        self._hosts: OrderedDict[str, Throttle] = OrderedDict()
+        self._networks: OrderedDict[str, Throttle] = OrderedDict()
         self._known: dict[str, None] = {}
         self._under_way: dict[Arrival, None] = {}
         """In the order in which they began."""
@@ -184,14 +186,23 @@ class Doorstep:
         return Arrival(host, network, now, self._buckets_of(now, host, network))
 
     def _buckets_of(self, now: float, host: str, network: str) -> tuple[Throttle, ...]:
-        if len(self._buckets) >= BUCKETS_MAX:
-            self._buckets = {key: b for key, b in self._buckets.items() if not b.is_full(now)}
         address = address_of(host)
         is_near = address is not None and not address.is_global
-        rates = (NEAR, NEAR) if is_near else (HOST, NETWORK)
-        of_host = self._buckets.setdefault(f"host {host}", Throttle(rates[0]))
-        of_network = self._buckets.setdefault(f"network {network}", Throttle(rates[1]))
+        host_rate, network_rate = (NEAR, NEAR) if is_near else (HOST, NETWORK)
+        of_host = _bucket_of(self._hosts, host, host_rate)
+        of_network = _bucket_of(self._networks, network, network_rate)
         if network in self._known:
             return (of_host, of_network)
-        is_fresh = of_network.holds(now, rates[1].burst / 2)
+        is_fresh = of_network.holds(now, network_rate.burst / 2)
         return (of_host, of_network, self._of_fresh if is_fresh else self._total)
+
+
+def _bucket_of(kept: OrderedDict[str, Throttle], key: str, rate: Rate) -> Throttle:
+    """The bucket of a host or a network. The one that was asked for least lately makes room."""
+    bucket = kept.get(key)
+    if bucket is None:
+        bucket = kept[key] = Throttle(rate)
+        if len(kept) > BUCKETS_MAX:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    return bucket

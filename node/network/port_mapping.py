@@ -16,6 +16,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from gossamer.node.base.awake_clock import suspended_seconds
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.network.dial_rules import is_private
 from gossamer.node.network.reachability import Endpoint
@@ -34,8 +35,12 @@ RETRY_SECONDS = 600.0
 """Pause between two searches where no router forwards a port: its owner may switch UPnP on."""
 
 LOOK_SECONDS = 10.0
-"""Interval of the looks at the machine's addresses: those that change are of another network, which
-has another router or none."""
+"""Interval of the looks at the machine's addresses and at its sleep. Addresses that change are of
+another network, which has another router or none."""
+
+ASLEEP_SECONDS_MIN = 1.0
+"""Sleep of the machine after which the router is asked again. The two clocks of the system that say
+how long it slept are read one after the other."""
 
 PORTS_TRIED = 8
 """Outer ports that are asked for, from the inner one on: another node of the home may have it."""
@@ -140,17 +145,21 @@ class PortMapper:
         gateway: Gateway,
         interfaces: Callable[[], list[Endpoint]],
         on_change: Callable[[Mapping | None], None],
+        *,
+        suspended: Callable[[], float] = suspended_seconds,
     ) -> None:
         """
         Args:
             port: that this node listens on.
             interfaces: addresses of this machine's interfaces on which the node listens now.
             on_change: gets the present mapping, or None when there is none any more.
+            suspended: how long this machine has slept since it started.
         """
         self._port = port
         self._gateway = gateway
         self._interfaces = interfaces
         self._on_change = on_change
+        self._suspended = suspended
         self._mapping: Mapping | None = None
         self._problem: str | None = None
 
@@ -158,24 +167,29 @@ class PortMapper:
         """Maps and renews until cancelled; then removes the mapping."""
         try:
             while True:
-                interfaces = self._interfaces()
+                interfaces, suspended = self._interfaces(), self._suspended()
                 if needs_mapping([each.host for each in interfaces]):
                     await self._map()
                     pause = RENEW_SECONDS if self._mapping else RETRY_SECONDS
                 else:
                     self._note(None)
                     pause = math.inf
-                await self._sleep(pause, interfaces)
+                await self._sleep(pause, interfaces, suspended)
         finally:
             if self._mapping is not None:
                 with trio.move_on_after(TALK_SECONDS_MAX) as scope:
                     scope.shield = True
                     await self._unmap(self._mapping.port)
 
-    async def _sleep(self, seconds: float, interfaces: list[Endpoint]) -> None:
-        """Returns after this time, or when the machine has other addresses."""
+    async def _sleep(self, seconds: float, interfaces: list[Endpoint], suspended: float) -> None:
+        """Returns after this time, or when the machine has other addresses, or has slept.
+
+        The local clock stands still while the machine sleeps, and the lease does not.
+        """
         with trio.move_on_after(seconds):
-            while self._interfaces() == interfaces:  # noqa: ASYNC110 - no event tells of it
+            while self._interfaces() == interfaces:
+                if self._suspended() - suspended >= ASLEEP_SECONDS_MIN:
+                    return
                 await trio.sleep(LOOK_SECONDS)
             self._problem = None  # that of the other network
 

@@ -8,7 +8,7 @@ see follows the class of the router (RFC 4787, section 4.1):
     open       a peer of another network has dialled this node
     crossable  peers of two networks see one address and port: both sides have to dial at once
     strict     peers of two networks see different ports: no port is known before the dial
-    unknown    fewer than two observers
+    unknown    fewer than two networks see it
 
 One observer alone is not believed: it could make this node announce a stranger's address.
 """
@@ -27,6 +27,7 @@ from gossamer.node.network.dial_rules import (
     is_private,
     why_not_dialled,
 )
+from gossamer.node.network.places import network_of
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.statements import Reach
 
@@ -156,13 +157,13 @@ class Reachability:
         if self.addresses():
             return "crossable"
         ports: dict[str, set[int]] = {}
-        for _, seen in self._newest_of_each_host():
+        for seen in self._newest_of_each_network():
             ports.setdefault(seen.host, set()).add(seen.port)
         return "strict" if any(len(each) > 1 for each in ports.values()) else "unknown"
 
     def addresses(self) -> list[Endpoint]:
         """The addresses that at least `OBSERVERS_MIN` networks see alike, the most seen first."""
-        counts = Counter(seen for _, seen in self._newest_of_each_host())
+        counts = Counter(self._newest_of_each_network())
         believed = [seen for seen, count in counts.most_common() if count >= OBSERVERS_MIN]
         return sorted(believed, key=lambda seen: (-counts[seen], seen.host, seen.port))
 
@@ -171,8 +172,7 @@ class Reachability:
         router."""
         return list(dict.fromkeys(seen for _, seen in reversed(self._seen.values())))
 
-    def _newest_of_each_host(self) -> list[tuple[str, Endpoint]]:
-        """Returns the newest observation from each host, so that peers of one network count
-        once."""
-        by_host = {host: (host, seen) for host, seen in self._seen.values()}
-        return list(by_host.values())
+    def _newest_of_each_network(self) -> list[Endpoint]:
+        """Returns what each network has seen last: a machine has as many hosts as it likes in its
+        own."""
+        return list({network_of(host): seen for host, seen in self._seen.values()}.values())

@@ -15,7 +15,9 @@ from typing import Protocol
 import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
+from gossamer.node.network.circuit_places import CIRCUITS_MAX, Circuit, CircuitPlaces
 from gossamer.node.network.frames import receive_frame, receive_message, send_frame
+from gossamer.node.network.places import NoPlaceError
 from gossamer.node.network.transport import (
     ORDINARY_ENDS,
     ConnectError,
@@ -30,6 +32,7 @@ from gossamer.node.network.transport import (
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.framing import PREFIX_BYTES
 from gossamer.protocol.wire.relay_messages import (
     PIECE_BYTES_MAX,
     RELAY_MESSAGE_BYTES_MAX,
@@ -45,9 +48,6 @@ from gossamer.protocol.wire.relay_messages import (
 
 ANSWER_SECONDS_MAX = 10.0
 """The relay asks the target, which answers at once: three round trips."""
-
-CIRCUITS_MAX = 32
-"""Circuits that this node carries at a time: two for each of 16 members without another way."""
 
 CIRCUITS_PER_PEER_MAX = 8
 """Circuits that one peer may ask for: to the members that it cannot reach."""
@@ -88,21 +88,31 @@ class Circuits:
     """Carries circuits for others, and makes and accepts this node's own."""
 
     def __init__(
-        self, doors: Doors, accept: Callable[[Path, trio.SocketStream], Awaitable[None]]
+        self,
+        doors: Doors,
+        accept: Callable[[Path, trio.SocketStream], Awaitable[None]],
+        network_of_peer: Callable[[PeerId], str],
     ) -> None:
-        """`accept` gets the path and the end of a circuit that a peer has opened to this node. It
-        returns when the connection over it has ended."""
+        """
+        Args:
+            accept: gets the path and the end of a circuit that a peer has opened to this node. It
+                returns when the connection over it has ended.
+            network_of_peer: the network from which a connected peer comes.
+        """
         self._doors = doors
         self._accept_end = accept
+        self._network_of_peer = network_of_peer
         self.terms = RelayTerms()
-        self.num_carried = 0
-        """Circuits of others that this node carries now."""
-        self._num_opening = 0
-        """Circuits of others whose target has yet to answer."""
+        self._places = CircuitPlaces()
         self.carried_bytes = 0
         """Payload bytes that this node has carried for others."""
         doors.handle(RELAY_PROTOCOL, self._serve, streams_per_peer_max=CIRCUITS_PER_PEER_MAX)
         doors.handle(RELAYED_PROTOCOL, self._accept, streams_per_peer_max=CIRCUITS_MAX)
+
+    @property
+    def num_carried(self) -> int:
+        """Circuits of others that this node carries now."""
+        return self._places.num_open
 
     # The caller
 
@@ -146,16 +156,32 @@ class Circuits:
     # The relay
 
     async def _serve(self, stream: Stream) -> None:
-        with trio.fail_after(ANSWER_SECONDS_MAX):
+        deadline = trio.current_time() + ANSWER_SECONDS_MAX
+        with trio.fail_at(deadline):
             request = await _hear(stream)
             if not isinstance(request, RelayRequest):
                 raise MalformedError("a circuit that does not name its target")
             caller, target = stream.peer_id, PeerId(request.target)
-            onward, problem = await self._onward(caller, target)
-            if onward is None:
-                await _say(stream, RelayAnswer(problem[: limits.TEXT_CHARACTERS_MAX]))
+            now, scope = trio.current_time(), trio.CancelScope()
+            circuit = Circuit(caller, target, self._network_of_peer(caller), now, scope.cancel)
+            problem = self._why_not(caller, target) or self._why_no_place(circuit)
+            if problem:
+                await _refuse(stream, problem)
                 return
-        self.num_carried += 1
+        try:
+            with scope:  # ends where its place is given to another one
+                with trio.fail_at(deadline):
+                    onward, problem = await self._reach(caller, target)
+                    if onward is None:
+                        await _refuse(stream, problem)
+                        return
+                await self._connect(circuit, stream, onward)
+        finally:
+            self._places.leave(circuit)
+
+    async def _connect(self, circuit: Circuit, stream: Stream, onward: Stream) -> None:
+        """Tells the caller that its circuit stands, and carries it until it ends."""
+        circuit.is_open = True
         introduces = self.terms.introduces
         room = _Room(INTRODUCTION_BYTES_MAX if introduces else math.inf)
         try:
@@ -164,32 +190,36 @@ class Circuits:
                 if introduces:
                     nursery.cancel_scope.deadline = trio.current_time() + INTRODUCTION_SECONDS_MAX
                 for one, other in ((stream, onward), (onward, stream)):
-                    nursery.start_soon(self._pass_on, one, other, room, nursery.cancel_scope)
+                    nursery.start_soon(
+                        self._pass_on, circuit, one, other, room, nursery.cancel_scope
+                    )
         finally:
-            self.num_carried -= 1
+            self._places.leave(circuit)
             with trio.CancelScope(shield=True):
                 await onward.reset()
                 await stream.reset()
 
-    async def _onward(self, caller: PeerId, target: PeerId) -> tuple[Stream | None, str]:
-        """The stream to the target, or the reason why there is none."""
+    def _why_not(self, caller: PeerId, target: PeerId) -> str:
+        """Why this node carries nothing between two peers; empty if it does."""
         problem = self.terms.may_relay(caller, target)
         if problem:
-            return None, problem
-        if self.num_carried + self._num_opening >= CIRCUITS_MAX:
-            return None, f"this peer carries {CIRCUITS_MAX} circuits already"
+            return problem
         for peer in (caller, target):
             path = self._doors.path(peer)
             if path is None or path.kind == "relayed":
-                return None, "this peer has no direct connection with both ends"
-        self._num_opening += 1
+                return "this peer has no direct connection with both ends"
+        return ""
+
+    def _why_no_place(self, circuit: Circuit) -> str:
+        """Takes a place, or says why there is none."""
         try:
-            return await self._reach(caller, target)
-        finally:
-            self._num_opening -= 1
+            self._places.take(trio.current_time(), circuit)
+        except NoPlaceError as error:
+            return str(error)
+        return ""
 
     async def _reach(self, caller: PeerId, target: PeerId) -> tuple[Stream | None, str]:
-        """See `_onward`; without the rules."""
+        """The stream to the target, or the reason why there is none."""
         try:
             onward = await self._doors.open_stream(target, RELAYED_PROTOCOL)
         except TransportError as error:
@@ -209,18 +239,25 @@ class Circuits:
         return onward, ""
 
     async def _pass_on(
-        self, source: Stream, sink: Stream, room: _Room, scope: trio.CancelScope
+        self,
+        circuit: Circuit,
+        source: Stream,
+        sink: Stream,
+        room: _Room,
+        scope: trio.CancelScope,
     ) -> None:
         try:
             while True:
                 piece = await _receive_piece(source)
+                circuit.moved_seconds = trio.current_time()
                 room.num_bytes -= len(piece)
                 if room.num_bytes < 0:
                     scope.cancel()
                     return
-                await self.terms.rate.take(len(piece))
+                await self.terms.rate.take(PREFIX_BYTES + len(piece))
                 self.carried_bytes += len(piece)
                 await send_frame(sink, b"", piece)
+                circuit.moved_seconds = trio.current_time()
         except (StreamClosed, RemoteProtocolError):
             scope.cancel()
 
@@ -280,7 +317,14 @@ async def carry(stream: Stream, end: trio.SocketStream) -> None:
 
 
 async def _receive_piece(stream: Stream) -> bytearray:
+    """The next bytes of a circuit.
+
+    Raises:
+        MalformedError: there are none in the frame. No end sends that, and no limit would count it.
+    """
     _, piece = await receive_frame(stream, message_bytes_max=0, payload_bytes_max=PIECE_BYTES_MAX)
+    if not piece:
+        raise MalformedError("a circuit's frame without bytes")
     return piece
 
 
@@ -290,3 +334,7 @@ async def _say(stream: Stream, message: RelayMessage) -> None:
 
 async def _hear(stream: Stream) -> RelayMessage:
     return decode_relay_message(await receive_message(stream, RELAY_MESSAGE_BYTES_MAX))
+
+
+async def _refuse(stream: Stream, problem: str) -> None:
+    await _say(stream, RelayAnswer(problem[: limits.TEXT_CHARACTERS_MAX]))

@@ -39,8 +39,8 @@ TOTAL_RATE = Rate(per_second=1000, burst=4 * MEMBERS_MAX)
 half a processor."""
 
 TOTAL_BYTES_RATE = Rate(per_second=4 * MIB, burst=16 * MIB)
-"""Rate of the bytes of all forwarders. Gossipsub keeps messages for five seconds, so the rate
-bounds its memory."""
+"""Rate of the bytes of all forwarders: those of a line of 34 Mbit/s. It does not bound what is kept
+of them, for which the node's message cache has a bound of its own."""
 
 AUTHOR_RATE = Rate(per_second=60, burst=600)
 """Rate of one connected author's messages. A round has some five from each member (its `Ready`, a
@@ -65,7 +65,8 @@ FLOOD_MESSAGES = 100
 """Messages over a rate that make one offence."""
 
 THROTTLES_MAX = 1024
-"""Throttles that are kept; when there are more, those that are full again are forgotten."""
+"""Throttles of each kind that are kept. When there are more, those that are full again are
+forgotten, and else the oldest one."""
 
 
 class GossipQuota:
@@ -133,5 +134,7 @@ def _get(kept: dict[PeerId, Throttle], peer: PeerId, rate: Rate, now: float) -> 
         if len(kept) >= THROTTLES_MAX:
             for idle in [each for each, one in kept.items() if one.is_full(now)]:
                 del kept[idle]
+        if len(kept) >= THROTTLES_MAX:
+            del kept[next(iter(kept))]
         throttle = kept[peer] = Throttle(rate)
     return throttle

@@ -159,9 +159,9 @@ class Internet:
         return ["ip", "netns", "exec", self._machine(machine)]
 
     def public_host(self, machine: int) -> str:
-        """The address that others see."""
+        """The address that others see, in a network (/24) of its home."""
         home = self._home[machine]
-        return f"5.77.{self._moves[home]}.{home + 1}"
+        return f"5.77.{home + 1}.{self._moves[home] + 1}"
 
     def public_ipv6_host(self, machine: int) -> str:
         """The IPv6 address of a machine without a router."""

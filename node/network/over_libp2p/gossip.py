@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -16,10 +16,20 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
-from libp2p.pubsub.validators import signature_validator
+from libp2p.pubsub.rpc_queue import RpcQueue
+from libp2p.pubsub.utils import safe_bytes_from_hex
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of
+from gossamer.node.network.over_libp2p.gossip_checks import (
+    MESSAGES_PER_RPC_MAX,
+    RPC_BYTES_MAX,
+    check_shape,
+    clean_control,
+    is_signed,
+    num_questions,
+)
+from gossamer.node.network.over_libp2p.message_cache import BoundedMessageCache
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.spreading import num_passed_on
@@ -30,7 +40,6 @@ from gossamer.protocol.errors import (
     RemoteProtocolError,
 )
 from gossamer.protocol.ids import public_key_of
-from gossamer.protocol.limits import GOSSIP_BYTES_MAX, MIB
 from gossamer.protocol.policy.gossip_quota import GossipQuota
 
 logger = logging.getLogger(__name__)
@@ -46,23 +55,16 @@ GOSSIP_HEARTBEAT_SECONDS = 10
 GOSSIP_PREFIX = "/meshsub/"
 GOSSIP_PROTOCOLS = ("/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0")
 
-# Of one RPC: py-libp2p cuts what it sends at this size.
-RPC_BYTES_MAX = MIB
-MESSAGES_PER_RPC_MAX = 1024
 # Each connection has one in use; the old ones of a peer that dialled again linger a little.
 STREAMS_PER_PEER_MAX = 4
 # A run has four topics at most, of some 90 characters.
 TOPICS_PER_PEER_MAX = 16
 TOPIC_CHARACTERS_MAX = 256
-# An author's id and a counter, in hexadecimal by some. py-libp2p keeps the ids of two minutes.
-MESSAGE_ID_BYTES_MAX = 128
-AUTHOR_BYTES_MAX = 64
-SEQUENCE_BYTES_MAX = 16
-# Bounds on a heartbeat's announcements of missed messages, in a mesh that hardly misses any.
-CONTROL_ENTRIES_MAX = 16
-MESSAGE_IDS_MAX = 1024
 # Our own ones that a new peer is sent: those of some rounds. Comparisons of statements bring more.
 RECENT_MESSAGES_MAX = 64
+# Of what a peer asks for between two heartbeats: one RPC. Where next to nothing is missed, hardly
+# anything is asked for, and a comparison of statements brings what is left out.
+ANSWER_BYTES_MAX = RPC_BYTES_MAX
 # Of a message that is known already, or of an entry that is no message, beside a new one.
 CHEAP = 0.05
 
@@ -202,7 +204,7 @@ class GuardedPubsub(Pubsub):
         for message in rpc.publish:
             if not self._is_subscribed_to_msg(message):
                 continue
-            _check_shape(message)
+            check_shape(message)
             if self._is_msg_seen(message):
                 continue
             await self._wait_for_forwarder(peer, 1.0, 0)
@@ -211,34 +213,13 @@ class GuardedPubsub(Pubsub):
                 await trio.sleep(self._gate.total_wait_seconds(now, 1.0, message.ByteSize()))
                 await self.push_msg(peer, message)
         if rpc.HasField("control"):
-            clean = self._clean_control(rpc.control)
-            num_entries = len(clean.control.ihave) + len(clean.control.iwant)
-            await self._wait_for_forwarder(peer, 1.0 + num_entries, 0)
-            await self.router.handle_rpc(clean, peer)
+            await self._wait_for_forwarder(peer, 1.0 + num_questions(rpc.control), 0)
+            await self.router.handle_rpc(clean_control(rpc.control, self.topic_ids), peer)
 
     async def _wait_for_forwarder(self, peer: ID, num_messages: float, num_bytes: int) -> None:
         now = trio.current_time()
         seconds = self._gate.forwarder_wait_seconds(now, peer_id_of(peer), num_messages, num_bytes)
         await trio.sleep(seconds)
-
-    def _clean_control(self, control: rpc_pb2.ControlMessage) -> rpc_pb2.RPC:
-        """Returns the part of a control message that concerns our topics, without peers to dial."""
-        clean = rpc_pb2.RPC()
-        ours = set(self.topic_ids)
-        for ihave in control.ihave[:CONTROL_ENTRIES_MAX]:
-            if ihave.topicID in ours:
-                clean.control.ihave.add(topicID=ihave.topicID, messageIDs=_ids(ihave.messageIDs))
-        for iwant in control.iwant[:CONTROL_ENTRIES_MAX]:
-            clean.control.iwant.add(messageIDs=_ids(iwant.messageIDs))
-        for graft in control.graft[:CONTROL_ENTRIES_MAX]:
-            if graft.topicID in ours:
-                clean.control.graft.add(topicID=graft.topicID)
-        for prune in control.prune[:CONTROL_ENTRIES_MAX]:
-            if prune.topicID in ours:
-                clean.control.prune.add(topicID=prune.topicID, backoff=prune.backoff)
-        for idontwant in control.idontwant[:CONTROL_ENTRIES_MAX]:
-            clean.control.idontwant.add(messageIDs=_ids(idontwant.messageIDs))
-        return clean
 
     # -- messages
 
@@ -260,7 +241,7 @@ class GuardedPubsub(Pubsub):
         if author == self.my_id or (self.is_banned is not None and self.is_banned(author)):
             return
         public_key_of(peer_id_of(author))  # of another kind than ours: no node passes it on
-        if not _is_signed(msg):
+        if not is_signed(msg):
             raise ForgedError(f"gossip message that {author} did not sign")
         self._mark_msg_seen(msg)
         is_taken, blamed = self._gate.admits(
@@ -298,27 +279,6 @@ class GuardedPubsub(Pubsub):
             super()._forget_all_subscriptions(peer_id)
 
 
-def _check_shape(message: rpc_pb2.Message) -> None:
-    """Raises RemoteProtocolError for what no node publishes or passes on."""
-    if len(message.data) > GOSSIP_BYTES_MAX:
-        raise OversizedError(f"gossip message of {len(message.data)} bytes")
-    if len(message.topicIDs) != 1 or len(message.seqno) > SEQUENCE_BYTES_MAX:
-        raise MalformedError("gossip message with other topics or another counter than ours")
-    if len(message.from_id) > AUTHOR_BYTES_MAX:
-        raise MalformedError("gossip message of an author that is none")
-
-
-def _is_signed(message: rpc_pb2.Message) -> bool:
-    try:
-        return signature_validator(message)
-    except Exception:  # of its key's or signature's parser: there is no list
-        return False
-
-
-def _ids(ids: Iterable[bytes]) -> list[bytes]:
-    return [one for one in list(ids)[:MESSAGE_IDS_MAX] if len(one) <= MESSAGE_ID_BYTES_MAX]
-
-
 class GuardedGossipSub(GossipSub):
     """Sends no more than it has to, and keeps up the maintenance of the mesh after an exception,
     and after jumps of the wall clock.
@@ -328,7 +288,8 @@ class GuardedGossipSub(GossipSub):
     signed record of addresses that nobody here reads; and a new peer is sent what all authors have
     said for some seconds, which it has from them. An exception in one heartbeat (peers come and
     go while it iterates) ends the program. When the wall clock is set back by a day, a peer that
-    was pruned a minute ago is kept out of the mesh for that day.
+    was pruned a minute ago is kept out of the mesh for that day. A message goes to a peer as often
+    as one question names it: thousands of copies, made in one turn of a task.
     """
 
     _random = random.Random()
@@ -336,6 +297,9 @@ class GuardedGossipSub(GossipSub):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See `GossipSub`."""
         super().__init__(*args, **kwargs)
+        self.mcache = BoundedMessageCache(self.mcache.window_size, self.mcache.history_size)
+        self._answered_bytes: Counter[ID] = Counter()
+        """Bytes of messages that each peer has asked for and been sent since the last heartbeat."""
         self.retained: dict[str, rpc_pb2.Message | None] = {}
         """Our newest message on each topic that new peers are sent it of; None before the first."""
 
@@ -383,6 +347,28 @@ class GuardedGossipSub(GossipSub):
             own = [retained]
         if own:
             self.send_rpc(peer_id, rpc_pb2.RPC(publish=own[:RECENT_MESSAGES_MAX]))
+
+    async def handle_iwant(self, iwant_msg: rpc_pb2.ControlIWant, sender_peer_id: ID) -> None:
+        """Send a peer the messages that it asks for, each once, and not more than one RPC between
+        two heartbeats. This holds across its connections."""
+        await trio.lowlevel.checkpoint()
+        answer = rpc_pb2.RPC()
+        for message_id in dict.fromkeys(map(safe_bytes_from_hex, iwant_msg.messageIDs)):
+            message = None if message_id is None else self.mcache.get(message_id)
+            if message is None:
+                continue
+            num_bytes = RpcQueue.size_of_embedded_msg(message)
+            if self._answered_bytes[sender_peer_id] + num_bytes > ANSWER_BYTES_MAX:
+                break
+            self._answered_bytes[sender_peer_id] += num_bytes
+            answer.publish.append(message)
+        if answer.publish:
+            self.send_rpc(sender_peer_id, answer)
+
+    def _prune_idontwant_entries(self) -> None:
+        """Forget, with each heartbeat, what peers do not want, and what they have been sent."""
+        super()._prune_idontwant_entries()
+        self._answered_bytes.clear()
 
     def _add_back_off(
         self, peer: ID, topic: str, is_unsubscribe: bool, backoff_duration: int = 0

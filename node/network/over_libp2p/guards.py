@@ -1,10 +1,11 @@
 """py-libp2p 0.8.1 made fit for a daemon: each guard, and the symptom it cures.
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
-nothing is patched from outside. The guards of gossip are in `over_libp2p.gossip`, those of the data
-path in `over_libp2p.yamux` and `over_libp2p.noise`, those of reaching agreement on protocols in
-`over_libp2p.negotiation`. `tests/node/network/over_libp2p/test_libp2p_guards.py` has a test for
-each that fails without it, so that a guard can go when upstream has mended the defect.
+nothing is patched from outside. The guards of gossip are in `over_libp2p.gossip` and
+`over_libp2p.message_cache`, those of the data path in `over_libp2p.yamux` and `over_libp2p.noise`,
+those of reaching agreement on protocols in `over_libp2p.negotiation`.
+`tests/node/network/over_libp2p/test_libp2p_guards.py` and its neighbours have a test for each that
+fails without it, so that a guard can go when upstream has mended the defect.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ waits for the other end; a host that is closing may have no listener any more.""
 
 
 class _NoAutoConnector(AutoConnector):
-    """Dials no peer.
+    """Dials no peer, and remembers none.
 
     Symptom: py-libp2p dials, on its own, whatever addresses peers have told it, towards a target
-    between its watermarks that cannot be set to zero.
+    between its watermarks that cannot be set to zero. Each peer that leaves is remembered, and only
+    the task that dials forgets any.
     """
 
     async def start(self) -> None:
@@ -67,6 +69,12 @@ class _NoAutoConnector(AutoConnector):
 
     async def maybe_connect(self) -> None:
         """Never."""
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Nothing: this says how soon a peer may be dialled again."""
+
+    def record_failed_connection(self, peer_id: ID) -> None:
+        """Nothing, likewise."""
 
 
 class GuardedSwarm(Swarm):

@@ -299,7 +299,9 @@ class GuardedHost(BasicHost):
         """Negotiate and handle one inbound stream.
 
         Symptom: any exception here, a time-out or a protocol name that is not UTF-8 or garbage on
-        ``/meshsub`` included, ends the host with all its connections: any remote can do it.
+        ``/meshsub`` included, ends the host with all its connections: any remote can do it. And a
+        handler that answers and leaves, as that of identify does, leaves a stream to which the peer
+        can send until its window is full, and which it never has to end.
         """
         try:
             await super()._swarm_stream_handler(net_stream)
@@ -312,6 +314,9 @@ class GuardedHost(BasicHost):
             )
             with trio.CancelScope(shield=True):
                 await net_stream.reset()
+        muxed_stream = getattr(net_stream, "muxed_stream", None)
+        if isinstance(muxed_stream, YamuxStream):
+            muxed_stream.discard()
 
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         """Asks no peer; this node answers the peers that ask it.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A handshake is four round trips; a newcomer that needs longer can dial again.
 HANDSHAKE_SECONDS_MAX = 10.0
-# Bans of peers that are kept; beyond that those that have ended go.
+# Bans of peers that are kept; beyond that those that have ended go, or else the next one to end.
 BANS_KEPT = 1024
 # Peers whose network is remembered after their connection is gone: an offence may be found later.
 NETWORKS_KEPT = 1024
@@ -135,6 +135,8 @@ class Refusals:
         now = trio.current_time()
         if len(self._banned) >= BANS_KEPT:
             self._banned = {peer: until for peer, until in self._banned.items() if until > now}
+        if len(self._banned) >= BANS_KEPT and peer_id not in self._banned:
+            del self._banned[min(self._banned, key=self._banned.__getitem__)]
         self._banned[peer_id] = max(now + seconds, self._banned.get(peer_id, now))
         network = self._network_of.get(peer_id)
         if not is_offender or network is None:

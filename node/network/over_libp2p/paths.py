@@ -21,6 +21,7 @@ from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.places import network_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.relay import Circuits, Doors, carry, ends
@@ -79,7 +80,7 @@ class Paths:
         self._guard = guard
         self._nursery = nursery
         self._open_on = open_on
-        self.circuits = Circuits(doors, self._serve_end)
+        self.circuits = Circuits(doors, self._serve_end, self._network_of)
         self._crossings = Counter[PeerId]()
         """Crossings under way with each peer: its connections show no open port of this node."""
         swarm.is_crossing = lambda peer: peer_id_of(peer) in self._crossings
@@ -102,6 +103,12 @@ class Paths:
         """See `Transport.path`."""
         connections = self.connections(libp2p_id(peer))
         return connections[-1][1].path if connections else None
+
+    def _network_of(self, peer: PeerId) -> str:
+        """The network from which a connected peer comes; empty for one that is not connected."""
+        connections = self.connections(libp2p_id(peer))
+        remote = connections[-1][1].get_remote_address() if connections else None
+        return network_of(remote[0]) if remote else ""
 
     def connected(self, connection: INetConn) -> None:
         """A connection has come about: what it shows, and what has to follow."""

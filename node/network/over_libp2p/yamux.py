@@ -54,8 +54,8 @@ from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
 
-# Upper bound on the bytes that one peer can make us hold: its streams' windows stop growing at this
-# sum.
+# Upper bound on the unread bytes that one peer can make us hold, in at most twice the memory: its
+# streams' windows stop growing at this sum.
 CONNECTION_WINDOW_BYTES_MAX = 32 * 1024 * 1024
 # A node uses some ten streams with a peer, and its protocols allow it some forty in all.
 INBOUND_STREAMS_MAX = 64

@@ -33,8 +33,9 @@ SPEC_WINDOW_BYTES = 256 * 1024  # what both sides may send before any update (ya
 FIRST_WINDOW_BYTES = 1024 * 1024
 # 100 Mbit/s at 640 ms or 1 Gbit/s at 64 ms: the long fat links of home machines.
 STREAM_WINDOW_BYTES_MAX = 8 * 1024 * 1024
-# Smaller pieces are copied together: one frame may not pin the 64 KiB message it came in.
-_PIECE_BYTES_MIN = 4096
+# A piece is a view into the message that it came in, which it keeps in memory. One that is a
+# smaller part of its message is copied, together with others.
+_PIECE_PARTS_MAX = 2
 
 
 class PeerViolation(ConnectionClosedError):
@@ -258,7 +259,7 @@ class YamuxStream(IMuxedStream):
         self.conn.control(WINDOW_UPDATE, 0, self.stream_id, increment)
 
     def feed(self, piece: memoryview) -> None:
-        """Take bytes from the connection's reader.
+        """Take bytes from the connection's reader: a view into a message of bytes.
 
         Raises:
             PeerViolation: the peer sent more than its window.
@@ -273,7 +274,7 @@ class YamuxStream(IMuxedStream):
         if self.discarded_at is not None:
             self.abort()  # no task will read this: the peer should stop sending
             return
-        if size >= _PIECE_BYTES_MIN:
+        if _PIECE_PARTS_MAX * size >= len(piece.obj):  # type: ignore[arg-type]  # bytes
             self._pieces.append(piece)
         elif (
             self._pieces
@@ -299,7 +300,8 @@ class YamuxStream(IMuxedStream):
 
     def discard(self) -> None:
         """No task will read here any more: drop what is buffered and what still comes."""
-        self.discarded_at = trio.current_time()
+        if self.discarded_at is None:
+            self.discarded_at = trio.current_time()
         self._pieces.clear()
         self._offset = self._buffered = 0
 

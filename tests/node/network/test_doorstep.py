@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 import trio
+import trio.testing
 from libp2p.peer.id import ID
 
 from gossamer.node.network.doorstep import (
@@ -163,8 +164,55 @@ def test_what_is_remembered_is_bounded() -> None:
         door.know(network_of(host))
         with suppress(TurnedAwayError):
             door.broke_off(door.arrive(0.01 * number, host)[0])
-    assert len(door._buckets) <= BUCKETS_MAX + 2
+    assert len(door._hosts) <= BUCKETS_MAX
+    assert len(door._networks) <= BUCKETS_MAX
     assert len(door._known) == KNOWN_MAX
+
+
+def come_and_go(door: Doorstep, now: float, host: str) -> bool:
+    """A newcomer that breaks off or is turned away; says whether it was let in."""
+    try:
+        door.broke_off(door.arrive(now, host)[0])
+    except TurnedAwayError:
+        door.turned_away(now, host)
+        return False
+    return True
+
+
+def test_hosts_of_one_network_that_are_turned_away_are_forgotten_and_the_network_is_not() -> None:
+    door = Doorstep()
+    let_in = [
+        come_and_go(door, 0.0004 * number, f"2a00:1:2:3::{number:x}") for number in range(5000)
+    ]
+    assert sum(let_in) <= NETWORK.burst + 2 * NETWORK.per_second
+    assert len(door._hosts) <= BUCKETS_MAX
+    assert not door.may_come(2.0, "2a00:1:2:3:ffff::1")
+    assert door.may_come(2.0, ELSEWHERE)
+
+
+def test_many_hosts_of_one_network_do_not_make_another_one_fresh() -> None:
+    door = Doorstep()
+    for host in range(100):
+        come_and_go(door, 0.0, f"203.0.114.{host}")
+    for number in range(3 * BUCKETS_MAX):
+        come_and_go(door, 0.0, f"2a00:1:2:3::{number:x}")
+    assert not door.may_come(0.0, STRANGER)
+
+
+def test_bans_of_peers_are_bounded_and_the_longest_stay() -> None:
+    async def case() -> None:
+        refusals = newcomers.Refusals()
+        for number in range(2 * newcomers.BANS_KEPT):
+            seconds = 3600.0 if number == 5 else 60.0
+            refusals.ban(ID(b"peer %d" % number), seconds, is_offender=True)
+        assert len(refusals._banned) == newcomers.BANS_KEPT
+        assert refusals.is_banned(ID(b"peer 5"))
+        assert not refusals.is_banned(ID(b"peer 6"))
+        await trio.sleep(61.0)
+        refusals.ban(ID(b"another"), 60.0, is_offender=True)
+        assert len(refusals._banned) == 2
+
+    trio.run(case, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 # Real connections

@@ -49,6 +49,7 @@ def _run(
     seconds: float,
     monkeypatch: pytest.MonkeyPatch,
     hosts: Callable[[], list[str]] = lambda: ["192.168.1.10"],
+    suspended: Callable[[], float] = lambda: 0.0,
 ) -> list[Mapping | None]:
     """Returns the mappings that a mapper reports in this time."""
     told: list[Mapping | None] = []
@@ -64,7 +65,8 @@ def _run(
 
     async def main() -> None:
         with trio.move_on_after(seconds):
-            await PortMapper(PORT, router, interfaces, told.append).run()
+            mapper = PortMapper(PORT, router, interfaces, told.append, suspended=suspended)
+            await mapper.run()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     return told
@@ -125,6 +127,26 @@ def test_the_router_of_another_network_is_asked_at_once(monkeypatch: pytest.Monk
         0 <= seconds - since <= LOOK_SECONDS
         for seconds, since in zip(asked, (0, 50, 150), strict=True)
     )
+
+
+def test_the_router_is_asked_again_when_the_machine_has_slept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A laptop's lid is closed for two hours: the lease has ended, and the local clock stood."""
+    asked: list[float] = []
+
+    class Timed(Router):
+        def map(self, port: int) -> Mapping:
+            asked.append(trio.current_time())
+            return super().map(port)
+
+    def suspended() -> float:
+        return 100.0 + 1e-4 * trio.current_time() + (7200.0 if trio.current_time() >= 65 else 0.0)
+
+    router = Timed(OUTER, MappingError("switched off meanwhile"))
+    assert _run(router, 400.0, monkeypatch, suspended=suspended) == [OUTER, None]
+    first, second = asked
+    assert 65 <= second - first <= 65 + LOOK_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,27 @@ def test_one_observer_alone_is_not_believed() -> None:
     assert reachability.candidates() == [MINE]
     reachability.saw(PeerId("b"), "198.51.100.1", MINE)  # of the same network
     assert reachability.reach == "unknown"
-    reachability.saw(PeerId("c"), "198.51.100.2", MINE)
+    reachability.saw(PeerId("c"), "198.51.101.1", MINE)
     assert (reachability.reach, reachability.addresses()) == ("crossable", [MINE])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("2a00:1:2:3::1", "2a00:1:2:3::2"), ("198.51.101.1", "198.51.101.2")],
+)
+def test_addresses_of_one_network_are_one_observer(one: str, other: str) -> None:
+    reachability = Reachability()
+    victim = Endpoint("203.0.113.200", 443)
+    reachability.saw(PeerId("rogue 1"), one, victim)
+    reachability.saw(PeerId("rogue 2"), other, victim)
+    assert (reachability.reach, reachability.addresses()) == ("unknown", [])
 
 
 def test_a_liar_changes_nothing_and_is_outnumbered() -> None:
     reachability = Reachability()
     reachability.saw(PeerId("liar"), "198.51.100.9", Endpoint("192.0.2.1", 80))
     for number in (1, 2):
-        reachability.saw(PeerId(f"peer {number}"), f"198.51.100.{number}", MINE)
+        reachability.saw(PeerId(f"peer {number}"), f"198.51.{number}.1", MINE)
     assert reachability.addresses() == [MINE]
 
 
@@ -41,7 +53,7 @@ def test_a_router_that_gives_each_connection_another_port_is_strict() -> None:
     reachability = Reachability()
     for number in (1, 2, 3):
         seen = Endpoint(MINE.host, 5000 + number)
-        reachability.saw(PeerId(f"peer {number}"), f"198.51.100.{number}", seen)
+        reachability.saw(PeerId(f"peer {number}"), f"198.51.{number}.1", seen)
     assert (reachability.reach, reachability.addresses()) == ("strict", [])
 
 
@@ -60,8 +72,8 @@ def test_what_was_seen_in_another_network_is_forgotten() -> None:
     changes: list[int] = []
     reachability = Reachability(lambda: changes.append(len(changes)))
     for number in (1, 2):
-        reachability.saw(PeerId(f"peer {number}"), f"198.51.100.{number}", MINE)
-        reachability.saw(PeerId(f"peer {number}"), f"198.51.100.{number}", MINE)
+        reachability.saw(PeerId(f"peer {number}"), f"198.51.{number}.1", MINE)
+        reachability.saw(PeerId(f"peer {number}"), f"198.51.{number}.1", MINE)
     reachability.dialled_in(PeerId("stranger"), "198.51.100.1")
     reachability.moved()
     assert (reachability.reach, reachability.addresses()) == ("unknown", [])

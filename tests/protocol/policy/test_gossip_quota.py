@@ -6,8 +6,10 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import (
     AUTHOR_RATE,
     FLOOD_MESSAGES,
+    FORWARDER_RATE,
     FORWARDER_STRANGERS_RATE,
     STRANGERS_RATE,
+    THROTTLES_MAX,
     GossipQuota,
 )
 
@@ -66,3 +68,12 @@ def test_many_peers_at_the_rate_of_an_author_do_not_make_their_forwarder_look_li
     assert blamed == {None}
     assert num_passed_on > 120 * 45
     assert num_taken >= 0.9 * STRANGERS_RATE.per_second * 120
+
+
+def test_throttles_are_bounded_also_where_none_is_full_again() -> None:
+    quota = GossipQuota()
+    for number in range(3 * THROTTLES_MAX):
+        quota.forwarder_wait_seconds(0.0, PeerId(f"peer {number}"), 100.0, 1000)
+    assert len(quota._forwarders) == THROTTLES_MAX
+    assert quota.forwarder_wait_seconds(0.0, FORWARDER, 2 * FORWARDER_RATE.burst, 0) > 0
+    assert quota.forwarder_wait_seconds(0.0, FORWARDER, 0.0, 0) > 0  # the newest stay

@@ -39,7 +39,7 @@ from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSes
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
-from gossamer.node.network.transport import ConnectError, ListenError, Stream
+from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
 from gossamer.protocol.ids import PeerId
 
 ECHO = "/gossamer-test/echo/1"
@@ -594,6 +594,72 @@ def test_tiny_frames_do_not_pin_their_messages() -> None:
     run(case)
 
 
+def _bytes_held(stream: YamuxStream) -> int:
+    """Bytes that the unread pieces of a stream keep in memory."""
+    messages: list[Any] = [memoryview(each).obj for each in stream._pieces]
+    return sum({id(message): len(message) for message in messages}.values())
+
+
+@pytest.mark.parametrize("num_bytes", [1, 100, 4096, 20_000, 32_499, 32_500, 65_000])
+def test_frames_of_any_size_hold_at_most_twice_their_bytes(num_bytes: int) -> None:
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            stream = await ours.open_stream()
+            accepted = await theirs.accept_stream()
+            sent = bytearray()
+            for number in range(10):
+                body = bytes([number]) * num_bytes
+                message = memoryview(body + bytes(65_000 - num_bytes))
+                accepted.feed(message[:num_bytes])
+                sent += body
+            assert _bytes_held(accepted) <= 2 * accepted._buffered
+            assert await accepted.receive_exactly(len(sent)) == sent
+            await stream.reset()
+
+    run(case)
+
+
+async def _served_identify(client: Libp2pTransport, server: Libp2pTransport) -> tuple[Any, Any]:
+    """A stream of identify that the client keeps, and the other end of it, whose handler is
+    done."""
+    [connection] = server._swarm.get_connections(ID.from_base58(client.peer_id))
+    muxed: Any = connection.muxed_conn
+    stream: Any = await client.open_stream(server.peer_id, "/ipfs/id/1.0.0")
+    await stream.receive_exactly(1)
+    served = muxed.streams[stream._muxed.stream_id]
+    with trio.fail_after(5):
+        await eventually(lambda: served.send_closed and served.discarded_at is not None)
+    return stream, served
+
+
+def test_a_stream_whose_handler_is_done_is_not_kept_by_a_peer_that_leaves_it_open() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            _, served = await _served_identify(client, server)
+            muxed = served.conn
+            muxed.look(served.discarded_at + yamux.LINGER_SECONDS_MAX - 1, after_stall=True)
+            assert served.stream_id in muxed.streams
+            muxed.look(served.discarded_at + yamux.LINGER_SECONDS_MAX + 1, after_stall=True)
+            assert served.stream_id not in muxed.streams
+            await assert_serves(server)
+
+    run(case)
+
+
+def test_what_comes_for_a_stream_whose_handler_is_done_is_not_kept() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            stream, served = await _served_identify(client, server)
+            with suppress(StreamClosed):
+                await stream.send(bytes(10_000))
+            await eventually(lambda: served.was_reset)
+            assert served._buffered == 0
+            assert served.stream_id not in served.conn.streams
+            await assert_serves(server)
+
+    run(case)
+
+
 # -- the rest of LIBP2P.md's traps
 
 
@@ -694,6 +760,23 @@ def test_no_peer_is_dialled_unasked() -> None:
             await trio.sleep(0.5)
             assert client.peers() == []
             assert other.peers() == []
+
+    run(case)
+
+
+def test_peers_that_have_left_are_not_remembered() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
+            connector: Any = server._swarm.auto_connector
+            for _ in range(3):
+                async with open_libp2p_transport(Identity.generate(), []) as client:
+                    await client.connect(server.addresses()[0])
+                    await eventually(lambda: bool(server.peers()))
+                await eventually(lambda: not server._swarm.get_connections())
+            connector.record_failed_connection(ID(b"peer"))
+            assert not connector._recent_disconnects
+            assert not connector._last_connect_attempt
+            assert not connector._failure_counts
 
     run(case)
 

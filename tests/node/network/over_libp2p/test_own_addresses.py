@@ -35,7 +35,7 @@ def test_what_the_operator_names_comes_first_then_global_seen_and_private_addres
             for number in (1, 2):
                 seen = Endpoint("198.51.100.7", 4610)
                 observer = PeerId(f"peer {number}")
-                transport.own.reachability.saw(observer, f"198.18.0.{number}", seen)
+                transport.own.reachability.saw(observer, f"198.18.{number}.1", seen)
             found = [each.partition("/p2p/")[0] for each in transport.addresses()]
             port = transport.port
         assert found == [

@@ -13,7 +13,7 @@ import trio.testing
 
 from gossamer.node.base.limit_periods import Period
 from gossamer.node.base.rate_limit import BURST_SECONDS, RateLimit
-from gossamer.node.network import relay
+from gossamer.node.network import circuit_places, relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import parse_address
@@ -23,6 +23,7 @@ from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import ConnectError, Path, Stream, StreamClosed
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.relay_messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
@@ -345,6 +346,34 @@ def test_an_introduction_ends_after_what_a_crossing_takes(monkeypatch: pytest.Mo
     _run(story)
 
 
+def test_a_frame_without_bytes_ends_its_circuit() -> None:
+    """Of such frames neither an introduction nor a limit would count anything."""
+
+    async def story(three: Three) -> None:
+        three.relay.relay_for(lambda _caller, _target: "", introduces=True)
+        received: list[bytearray] = []
+
+        async def sink(stream: Stream) -> None:
+            await relay._hear(stream)
+            await relay._say(stream, RelayAnswer())
+            while True:
+                received.append(await stream.receive_exactly(1))
+
+        three.target.handle(RELAYED_PROTOCOL, sink)
+        stream = await three.caller.open_stream(three.relay.peer_id, RELAY_PROTOCOL)
+        await relay._say(stream, RelayRequest(three.target.peer_id))
+        assert await relay._hear(stream) == RelayAnswer(introduces=True)
+        await send_frame(stream, b"", b"x")
+        await _until(lambda: bool(received))
+        await send_frame(stream, b"", b"")
+        with pytest.raises(StreamClosed), trio.fail_after(5):
+            await stream.receive_exactly(1)
+        assert three.relay.paths.circuits.num_carried == 0
+        assert three.relay.paths.circuits.carried_bytes == 1
+
+    _run(story)
+
+
 def test_what_a_relay_carries_keeps_to_its_limit() -> None:
     async def story(three: Three) -> None:
         caller, middle, target = three.caller, three.relay, three.target
@@ -361,7 +390,7 @@ def test_what_a_relay_carries_keeps_to_its_limit() -> None:
 
 
 def test_a_relay_carries_a_bounded_number_of_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "CIRCUITS_MAX", 0)
+    monkeypatch.setattr(circuit_places, "CIRCUITS_MAX", 0)
 
     async def story(three: Three) -> None:
         with pytest.raises(ConnectError, match="carries 0 circuits already"):
@@ -371,7 +400,7 @@ def test_a_relay_carries_a_bounded_number_of_circuits(monkeypatch: pytest.Monkey
 
 
 def test_circuits_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "CIRCUITS_MAX", 1)
+    monkeypatch.setattr(circuit_places, "CIRCUITS_MAX", 1)
 
     async def story(three: Three) -> None:
         refusals: list[str] = []
@@ -390,6 +419,70 @@ def test_circuits_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -
         assert three.relay.paths.circuits.num_carried == 1
 
     _run(story)
+
+
+async def _ask_for_circuit(end: Libp2pTransport, middle: PeerId, target: PeerId) -> Stream:
+    stream = await end.open_stream(middle, RELAY_PROTOCOL)
+    await relay._say(stream, RelayRequest(target))
+    return stream
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_few_identities_keep_nobody_from_a_relay(
+    accepts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their circuits carry nothing, or their accomplice never answers. All are on one machine."""
+    monkeypatch.setattr(circuit_places, "CIRCUITS_MAX", 8)
+    monkeypatch.setattr(circuit_places, "CIRCUITS_PER_PAIR_MAX", 4)
+    asked = 0
+
+    async def sink(stream: Stream) -> None:
+        nonlocal asked
+        await relay._hear(stream)
+        asked += 1
+        if accepts:
+            await relay._say(stream, RelayAnswer())
+        await trio.sleep_forever()
+
+    async def story(three: Three) -> None:
+        middle = three.relay
+        async with (
+            open_libp2p_transport(Identity.generate(), []) as accomplice,
+            open_libp2p_transport(Identity.generate(), []) as one,
+            open_libp2p_transport(Identity.generate(), []) as other,
+        ):
+            accomplice.handle(RELAYED_PROTOCOL, sink, streams_per_peer_max=64)
+            for end in (accomplice, one, other):
+                await end.connect(middle.addresses()[0])
+            for end in (one, other):
+                for _ in range(4):
+                    await _ask_for_circuit(end, middle.peer_id, accomplice.peer_id)
+            await _until(lambda: asked == 8)
+            await three.caller.connect_through(middle.peer_id, three.target.peer_id)
+            assert await _sends_back(three.caller, three.target, b"here")
+
+    _run(story)
+
+
+def test_a_further_circuit_of_two_peers_ends_their_oldest() -> None:
+    async def story(three: Three) -> None:
+        middle, target = three.relay, three.target
+        target.handle(RELAYED_PROTOCOL, _accept_and_wait, streams_per_peer_max=64)
+        streams = []
+        for _ in range(circuit_places.CIRCUITS_PER_PAIR_MAX + 1):
+            streams.append(await _ask_for_circuit(three.caller, middle.peer_id, target.peer_id))
+            assert await relay._hear(streams[-1]) == RelayAnswer()
+        with pytest.raises(StreamClosed), trio.fail_after(5):
+            await streams[0].receive_exactly(1)
+        assert middle.paths.circuits.num_carried == circuit_places.CIRCUITS_PER_PAIR_MAX
+
+    _run(story)
+
+
+async def _accept_and_wait(stream: Stream) -> None:
+    await relay._hear(stream)
+    await relay._say(stream, RelayAnswer())
+    await trio.sleep_forever()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""The places for circuits that this node carries: few for a pair of peers, and shared out.
+
+Identities cost nothing, and an idle circuit costs its ends next to nothing. Addresses of many
+networks are dear. A circuit counts for the network of its caller.
+
+Rules
+-----
+- Two peers have `CIRCUITS_PER_PAIR_MAX` circuits. A further one takes the place of their oldest:
+  one of both has lost its connection, and this node has not noticed.
+- While a place is free, no other circuit ends.
+- When all are taken, the circuit ends that has carried nothing for the longest, if that is longer
+  than `IDLE_SECONDS`.
+- Else the oldest one of the network that has the most ends, if the newcomer's has fewer by two. The
+  oldest and not the idlest: a byte now and then makes an attacker's circuit look busy.
+- Else, within the newcomer's network, the oldest one of the caller that has the most ends, if the
+  newcomer has fewer by two.
+- Otherwise the newcomer is refused.
+
+Circuits that are being opened count. This module does no I/O and has no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from gossamer.node.network.places import CROWDED_BY, NoPlaceError
+from gossamer.protocol.ids import PeerId
+
+CIRCUITS_MAX = 32
+"""Circuits that this node carries at a time: two for each of 16 members without another way."""
+
+CIRCUITS_PER_PAIR_MAX = 2
+"""Circuits of the same two peers: each may ask for one at the same time."""
+
+IDLE_SECONDS = 60.0
+"""Time without a byte after which a circuit is of no use. On a connection that lives, its peer is
+asked for a sign of life every 20 s or more often."""
+
+
+@dataclass(eq=False)
+class Circuit:
+    """One circuit of others."""
+
+    caller: PeerId
+    target: PeerId
+    network: str
+    """The caller's network."""
+    moved_seconds: float
+    """Local time at which it began, or last carried something."""
+    end: Callable[[], None] = field(repr=False)
+    """Ends it."""
+    is_open: bool = False
+    """Whether the target has accepted it."""
+
+    @property
+    def pair(self) -> frozenset[PeerId]:
+        """Both ends."""
+        return frozenset((self.caller, self.target))
+
+
+class CircuitPlaces:
+    """The circuits that this node carries. Times are the local clock in seconds."""
+
+    def __init__(self) -> None:
+        self._taken: dict[Circuit, None] = {}
+        """In the order in which they began."""
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    @property
+    def num_open(self) -> int:
+        """Circuits whose target has accepted them."""
+        return sum(circuit.is_open for circuit in self._taken)
+
+    def take(self, now: float, newcomer: Circuit) -> None:
+        """A circuit begins. Another one ends for it if need be.
+
+        Raises:
+            NoPlaceError: none gives way.
+        """
+        own = [circuit for circuit in self._taken if circuit.pair == newcomer.pair]
+        if len(own) >= CIRCUITS_PER_PAIR_MAX:
+            self._end(own[0])
+        elif len(self._taken) >= CIRCUITS_MAX:
+            giving = self._giving_way(now, newcomer)
+            if giving is None:
+                raise NoPlaceError(f"this peer carries {CIRCUITS_MAX} circuits already")
+            self._end(giving)
+        self._taken[newcomer] = None
+
+    def leave(self, circuit: Circuit) -> None:
+        """A circuit has ended."""
+        self._taken.pop(circuit, None)
+
+    def _end(self, circuit: Circuit) -> None:
+        self.leave(circuit)  # its place is free at once
+        circuit.end()
+
+    def _giving_way(self, now: float, newcomer: Circuit) -> Circuit | None:
+        idlest = min(self._taken, key=lambda each: each.moved_seconds, default=None)
+        if idlest is not None and now - idlest.moved_seconds > IDLE_SECONDS:
+            return idlest
+        neighbours = [each for each in self._taken if each.network == newcomer.network]
+        return _oldest_of_most(self._taken, newcomer, lambda each: each.network) or _oldest_of_most(
+            neighbours, newcomer, lambda each: each.caller
+        )
+
+
+def _oldest_of_most(
+    circuits: Iterable[Circuit], newcomer: Circuit, owner: Callable[[Circuit], Hashable]
+) -> Circuit | None:
+    """The oldest circuit of the owner that has the most; None where the newcomer's has hardly
+    fewer."""
+    held = Counter(map(owner, circuits))
+    most = max(held.values(), default=0)
+    if most < held[owner(newcomer)] + CROWDED_BY:
+        return None
+    return next(each for each in circuits if held[owner(each)] == most)

@@ -1,0 +1,73 @@
+"""What a peer may put into an RPC of gossip: bounds on its messages and on its control entries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.validators import signature_validator
+
+from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX, MIB
+
+# Of one RPC: py-libp2p cuts what it sends at this size.
+RPC_BYTES_MAX = MIB
+MESSAGES_PER_RPC_MAX = 1024
+# An author's id and a counter, in hexadecimal by some. py-libp2p keeps the ids of two minutes.
+MESSAGE_ID_BYTES_MAX = 128
+AUTHOR_BYTES_MAX = 64
+SEQUENCE_BYTES_MAX = 16
+# Bounds on a heartbeat's announcements of missed messages, in a mesh that hardly misses any.
+CONTROL_ENTRIES_MAX = 16
+MESSAGE_IDS_MAX = 1024
+
+
+def check_shape(message: rpc_pb2.Message) -> None:
+    """Raises RemoteProtocolError for what no node publishes or passes on."""
+    if len(message.data) > GOSSIP_BYTES_MAX:
+        raise OversizedError(f"gossip message of {len(message.data)} bytes")
+    if len(message.topicIDs) != 1 or len(message.seqno) > SEQUENCE_BYTES_MAX:
+        raise MalformedError("gossip message with other topics or another counter than ours")
+    if len(message.from_id) > AUTHOR_BYTES_MAX:
+        raise MalformedError("gossip message of an author that is none")
+
+
+def is_signed(message: rpc_pb2.Message) -> bool:
+    """Returns whether a message's author has signed it."""
+    try:
+        return signature_validator(message)
+    except Exception:  # of its key's or signature's parser: there is no list
+        return False
+
+
+def clean_control(control: rpc_pb2.ControlMessage, ours: Collection[str]) -> rpc_pb2.RPC:
+    """Returns the part of a control message that concerns our topics, without peers to dial.
+
+    All that is asked for stands in one entry, so that it is answered once. Nothing is named twice.
+    """
+    clean = rpc_pb2.RPC()
+    for ihave in control.ihave[:CONTROL_ENTRIES_MAX]:
+        if ihave.topicID in ours:
+            clean.control.ihave.add(topicID=ihave.topicID, messageIDs=_ids(ihave.messageIDs))
+    wanted = [each for iwant in control.iwant[:CONTROL_ENTRIES_MAX] for each in iwant.messageIDs]
+    if wanted:
+        clean.control.iwant.add(messageIDs=_ids(wanted))
+    for graft in control.graft[:CONTROL_ENTRIES_MAX]:
+        if graft.topicID in ours:
+            clean.control.graft.add(topicID=graft.topicID)
+    for prune in control.prune[:CONTROL_ENTRIES_MAX]:
+        if prune.topicID in ours:
+            clean.control.prune.add(topicID=prune.topicID, backoff=prune.backoff)
+    for idontwant in control.idontwant[:CONTROL_ENTRIES_MAX]:
+        clean.control.idontwant.add(messageIDs=_ids(idontwant.messageIDs))
+    return clean
+
+
+def num_questions(control: rpc_pb2.ControlMessage) -> int:
+    """Returns the number of entries in which a peer offers messages or asks for some."""
+    return sum(min(len(each), CONTROL_ENTRIES_MAX) for each in (control.ihave, control.iwant))
+
+
+def _ids(ids: Iterable[bytes]) -> list[bytes]:
+    known = dict.fromkeys(one for one in ids if len(one) <= MESSAGE_ID_BYTES_MAX)
+    return list(known)[:MESSAGE_IDS_MAX]
