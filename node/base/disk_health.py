@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,26 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_files(paths: Iterable[Path]) -> None:
+    """Makes files durable that were written without it, and their entries in their folders: they
+    survive a power cut from now on. Blocks for as long as the disk needs. Raises DiskError."""
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        num_bytes = 0
+        try:
+            with open(path, "rb", buffering=0) as file:
+                num_bytes = os.fstat(file.fileno()).st_size
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise disk_error(path, num_bytes, error) from error
+        folders[path.parent] = path
+    for folder, path in folders.items():
+        try:
+            sync_directory(folder)
+        except OSError as error:
+            raise disk_error(path, 0, error) from error
 
 
 def remove_quietly(path: Path | str) -> None:

@@ -257,11 +257,15 @@ class Heads:
 
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
         """Returns whether the branch of a head begins with the round that this ring commits."""
-        return self.first_of(head).ring_id == ring_id
+        return ring_id is not None and self._rounds.ring_id_of(self._branch_of(head)) == ring_id
 
-    def first_of(self, head: Digest) -> Header:
-        """The header with which the branch of a head begins."""
-        return self._committed.chain.header(self._branch_of(head))
+    def first_of(self, head: Digest) -> Header | None:
+        """The header with which the branch of a head begins; None if it cannot be read now."""
+        try:
+            return self._committed.chain.header(self._branch_of(head))
+        except (KeyError, OSError, RemoteProtocolError) as error:
+            log.warning("a header cannot be read", head=short(head), error=str(error))
+            return None
 
     def is_on_mine(self, head: Digest) -> bool:
         """Returns whether a known head descends from the committed head."""

@@ -44,6 +44,7 @@ class RunBlocks:
         self, manifest: Manifest, store: BlockStore, blocks: BlockService, transport: Transport
     ) -> None:
         self._data, self._model = manifest.data, manifest.model
+        self._founder = manifest.founder
         self._store = store
         self._blocks = blocks
         self._transport = transport
@@ -138,12 +139,17 @@ class RunBlocks:
 
     async def _fetch(self, digests: Sequence[Digest], what: str) -> None:
         """Gets blocks from connected peers, however long it takes."""
-        say = log.warning
+        say, advice = log.warning, ""
+        if self._transport.peer_id == self._founder:
+            advice = (
+                ": this node founded the run, and its disk has lost a part of the data. If no "
+                "other node has it, found the run anew in another --state-dir"
+            )
         while True:
             try:
                 await self._blocks.fetch_checked(digests, self._transport.peers)
                 return
             except (FetchError, DiskError) as error:
-                say(f"{what} cannot be had yet", error=str(error))
+                say(f"{what} cannot be had yet{advice}", error=str(error))
                 say = log.debug
                 await trio.sleep(RETRY_SECONDS)

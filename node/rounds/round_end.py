@@ -327,7 +327,9 @@ class RoundEnd:
         opened.driver.leave()
         better = self._heads.better()
         if self._sums is not None and better is not None:
-            await self._sums.opened_chunks.keep(opened, self._heads.first_of(better.head))
+            first = self._heads.first_of(better.head)
+            if first is not None:
+                await self._sums.opened_chunks.keep(opened, first)
         await opened.work.missed()
         if opened.driver.is_spoilt:
             await self._settlement.drop_out_of_range()

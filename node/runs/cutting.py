@@ -190,14 +190,18 @@ class CorpusCutter:
         part = DataPart(digest_of(index_bytes), len(index.shards), tokens)
         parts = PartList(parts=(*before, part))
         list_bytes = encode_parts(parts)
-        shards = (Digest(shard.digest) for shard in index.shards)
-        store.pin(_PIN, [*shards, digest_of(index_bytes), digest_of(list_bytes)])
+        shards = [Digest(shard.digest) for shard in index.shards]
+        blocks = [*shards, digest_of(index_bytes), digest_of(list_bytes)]
+        store.pin(_PIN, blocks)
         store.put(index_bytes)
+        store.put(list_bytes)
+        # What is signed is data of the run for good, and at first only this disk has it.
+        await self._run_in_thread(lambda: store.sync(blocks))
         is_last = len(parts.parts) + 1 == rest.plan.num_parts
         expected = expected_tokens(rest.plan, self._manifest) - self._manifest.data.num_tokens
         statement = MoreData(
             len(parts.parts),
-            store.put(list_bytes),
+            digest_of(list_bytes),
             parts.num_tokens,
             parts.num_tokens if is_last else max(expected, parts.num_tokens),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +36,7 @@ from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.sampling import sample_texts
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
 from gossamer.trainer.text.sources.corpus import Progress, no_progress, scan_corpus
-from gossamer.trainer.text.sources.corpus_errors import CorpusError, Skipped
+from gossamer.trainer.text.sources.corpus_errors import CorpusError, NoTextError, Skipped
 from gossamer.trainer.text.sources.corpus_files import default_files, find_files
 from gossamer.trainer.text.tokenizers.tokens import (
     BPE_TRAINING_BYTES_MAX,
@@ -94,7 +95,8 @@ def prepare_data(
             system's own.
         skip_bad: whether files and lines that cannot be used are left out.
         start_bytes: a corpus of twice as many bytes or more is planned in parts, and only the first
-            one, of so many bytes, is prepared. None: all of it. So is held-out text.
+            one, of so many bytes, is prepared; all of it if that has no text, because lines are
+            too long. None: all of it. So is held-out text.
 
     Raises:
         ManifestError: values of the draft are not allowed.
@@ -112,7 +114,7 @@ def prepare_data(
     else:
         files, mixture = files_of(draft.corpus, corpus, skipped)
     max_bytes = draft.corpus.max_bytes or None
-    plan = None
+    plan, part_mixture = None, mixture
     if start_bytes is not None and not is_own:
         plan = plan_parts(
             files,
@@ -122,9 +124,9 @@ def prepare_data(
             text_field=draft.corpus.text_field,
             mixture=mixture,
         )
-        mixture = mixture if plan is None else plan.mixture(0)
-    text = scan_corpus(
-        files if plan is None else plan.part(0),
+        part_mixture = mixture if plan is None else plan.mixture(0)
+    scan = partial(
+        scan_corpus,
         seed=draft.seed,
         text_field=draft.corpus.text_field,
         scratch=scratch,
@@ -132,6 +134,14 @@ def prepare_data(
         chat=imported.chat() if imported is not None and has_messages else None,
         progress=progress,
     )
+    try:
+        text = scan(files if plan is None else plan.part(0))
+    except NoTextError:
+        if plan is None or (skipped is not None and skipped.summary()):
+            raise
+        # No line begins in the sections of the first part: lines are too long for parts.
+        plan, part_mixture = None, mixture
+        text = scan(files)
     tokenizer: Tokenizer | None = imported
     if plan is not None and imported is None and draft.tokenizer.kind == "bpe":
         # As many bytes as the first part has, or as many as are learnt from, but of all parts.
@@ -147,7 +157,7 @@ def prepare_data(
         put=put,
         tokenizer=tokenizer,
         max_bytes=max_bytes if plan is None and not is_own else None,
-        mixture=mixture,
+        mixture=part_mixture,
         use="heldout" if is_own else "split",
         progress=progress,
     )

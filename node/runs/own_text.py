@@ -14,6 +14,7 @@ import msgspec
 
 from gossamer.node.base.printable import printable
 from gossamer.node.runs.draft import CorpusDraft, SourceDraft
+from gossamer.node.runs.file_names import pack
 from gossamer.node.runs.founding import files_of, said_of
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
@@ -118,7 +119,7 @@ def key_of(text: OwnText, manifest: Manifest, me: PeerId) -> bytes:
         (data.tokenizer, data.tokenizer_digest, bool(data.messages), manifest.model.vocabulary),
         (manifest.model.context, own_seed(manifest, me)),
     )
-    return digest_of(_KEY_CONTEXT, msgspec.msgpack.encode(parts))
+    return digest_of(_KEY_CONTEXT, pack(parts))
 
 
 def own_seed(manifest: Manifest, me: PeerId) -> int:

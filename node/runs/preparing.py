@@ -19,6 +19,7 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.runs.draft import Draft
+from gossamer.node.runs.file_names import pack
 from gossamer.node.runs.founding import PreparedData
 from gossamer.node.runs.own_text import OwnText
 from gossamer.node.storage.blocks import BlockStore
@@ -216,7 +217,7 @@ async def _do_elsewhere(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_errors, process, errors)
-            await process.stdin.send_all(msgspec.msgpack.encode(task))
+            await process.stdin.send_all(pack(task))
             await process.stdin.aclose()
             buffer = bytearray()
             async for data in process.stdout:

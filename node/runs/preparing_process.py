@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from gossamer.node.base.disk_health import DiskError, disk_error
 from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.replication import CACHE_SHARE
+from gossamer.node.runs.file_names import json_for_people, unpack
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.own_text import cut_own_text
 from gossamer.node.runs.preparing import (
@@ -191,11 +190,11 @@ def _advice_of(task: Task) -> tuple[str, ...]:
 
 def main() -> int:
     """Does the task on stdin. This is the entry point of the other process."""
-    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
+    task: Task = unpack(sys.stdin.buffer.read(), Task)
     thinned = Thinned()
 
     def say(message: Done | Outcome) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+        sys.stdout.buffer.write(json_for_people(message) + b"\n")
         sys.stdout.buffer.flush()
 
     def progress(stage: str, done: int, total: int) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.runs.file_names import pack, unpack
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import OversizedError
@@ -52,7 +53,7 @@ class RestFile:
 
     def write(self, rest: RestOfCorpus) -> None:
         """Raises DiskError."""
-        write_atomically(self._path, msgspec.msgpack.encode(rest))
+        write_atomically(self._path, pack(rest))
 
     def read(self) -> RestOfCorpus | None:
         """Returns the plan; None if there is nothing left to cut.
@@ -62,12 +63,13 @@ class RestFile:
         """
         try:
             data = read_bounded(self._path, _FILE_BYTES_MAX)
-            return None if data is None else msgspec.msgpack.decode(data, type=RestOfCorpus)
-        except (OSError, OversizedError, msgspec.DecodeError) as error:
+            rest: RestOfCorpus | None = None if data is None else unpack(data, RestOfCorpus)
+        except (OSError, OversizedError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateDirError(
                 f"the plan of the corpus in {self._path} is damaged ({error}): the run goes on "
                 "with the data that it has. To end this message, remove the file"
             ) from error
+        return rest
 
     def remove(self) -> None:
         """All parts are cut, or there are none."""

@@ -32,6 +32,7 @@ from gossamer.node.runs.needs import needs_of, require_disk, require_memory
 from gossamer.node.runs.own_text import OwnText, founders_text
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.node.runs.progress import ProgressBars
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
@@ -57,7 +58,8 @@ async def found_here(
     Where every peer trains on its own text, the founder's is returned, and is not read here.
 
     Weights that were read lie in `blocks` as the run's first state when this returns; drawn ones do
-    not, because every peer can draw them.
+    not, because every peer can draw them. All blocks of the run survive a power cut from then on:
+    at first nobody else has them.
 
     Args:
         tell: is told how far the founding is.
@@ -67,7 +69,18 @@ async def found_here(
             mistake.
         TooLargeError: the model does not fit into this machine.
         TrainerFailedError: the trainer could not draw the initial weights.
+        DiskError: the disk does not take the blocks.
     """
+    founded = await _founded(role, identity, blocks, settings, tell)
+    tell("waiting for the disk")
+    await run_abandonable(lambda: BlockStore(blocks, settings.cache_bytes, read_only=True).sync())
+    return founded
+
+
+async def _founded(
+    role: Found, identity: Identity, blocks: Path, settings: Settings, tell: Tell
+) -> tuple[SignedManifest, OwnText | None]:
+    """Does what `found_here` says. What it has written need not be durable."""
     pretrained = None
     if role.init_from is not None:
         pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)

@@ -34,6 +34,11 @@ def path_of(root: Path, digest: Digest) -> Path:
     return root / f"{name[:2]}/{name}"
 
 
+def is_folder_of_blocks(name: str) -> bool:
+    """Returns whether a folder in the folder of a store may hold files of blocks."""
+    return len(name) == 2 and set(name) <= set("0123456789abcdef")
+
+
 def digest_from_name(name: str) -> Digest | None:
     """The digest that a file's name says; None for another file."""
     try:

@@ -28,12 +28,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from gossamer.node.base.disk_health import DiskFullError, disk_error, remove_quietly
+from gossamer.node.base.disk_health import (
+    DiskFullError,
+    disk_error,
+    remove_quietly,
+    sync_directory,
+    sync_files,
+)
 from gossamer.node.storage.block_files import (
     CorruptBlockError,
     MissingBlockError,
     digest_from_name,
     digest_of_file,
+    is_folder_of_blocks,
     path_of,
     pieces_of,
 )
@@ -139,7 +146,7 @@ class BlockStore:
         """Stores a block, and evicts others if the quota is passed. A block that is here stays.
 
         A block survives the process, and not every power cut: what a power cut damages is found
-        when it is read.
+        when it is read. `sync` makes a block durable that no other node has.
 
         Raises:
             ForgedError: the content does not have the `expected` digest; nothing was written.
@@ -165,6 +172,22 @@ class BlockStore:
             self._write(digest, data)
         self._evict_to_quota(keep=digest)
         return digest
+
+    def sync(self, digests: Iterable[Digest] | None = None) -> None:
+        """Makes blocks durable: they survive a power cut from now on.
+
+        Args:
+            digests: of blocks that are here; None: all of them.
+
+        Raises:
+            DiskError: the disk does not do it, or has lost one of them.
+        """
+        wanted = self._index.digests() if digests is None else digests
+        sync_files(self.path(digest) for digest in wanted)
+        try:
+            sync_directory(self.root)
+        except OSError as error:
+            raise disk_error(self._tmp, 0, error) from error
 
     def get(self, digest: Digest) -> bytes:
         """Returns the block's content, checked.
@@ -244,7 +267,8 @@ class BlockStore:
                 leftover.unlink()
         found: list[tuple[int, Digest, int]] = []
         for folder in self.root.iterdir() if self.root.exists() else ():
-            if folder == self._tmp or not folder.is_dir():
+            # The root of a disk has folders that only root may read.
+            if not is_folder_of_blocks(folder.name) or not folder.is_dir():
                 continue
             for entry in os.scandir(folder):
                 digest = digest_from_name(entry.name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +144,12 @@ class CommittedState:
     @property
     def entry(self) -> Entry:
         return self.chain.entry(self.head)
+
+    @property
+    def newest_credits(self) -> Mapping[PeerId, int]:
+        """The tokens of each contributor of the committed round; none at the run's first state, and
+        where the record of the round cannot be read."""
+        return self._rounds.credits_of(self.head) if self.entry.round else {}
 
     @property
     def parent(self) -> Parent:

@@ -57,6 +57,10 @@ class KnownRounds:
         """See `Rounds`. A record that is damaged, or forgotten meanwhile, has no signers."""
         return self._read(head).signers
 
+    def ring_id_of(self, head: Digest) -> bytes:
+        """Returns the id of the ring of a known round; empty if its record cannot be read now."""
+        return self._read(head).ring_id
+
     def is_by_most_of(self, rings: Collection[bytes], head: Digest) -> bool:
         """Returns whether a round is one of these rings', signed by most members (`is_most_of`)."""
         record = self._read(head)
@@ -74,7 +78,7 @@ class KnownRounds:
         """Returns the id of the ring of a round on the chain of a known head; empty if that round
         is not among the newest or cannot be read now."""
         rounds = (each for each in self.newest(head) if self.round_of(each) == number)
-        return next((self._read(each).ring_id for each in rounds), b"")
+        return next((self.ring_id_of(each) for each in rounds), b"")
 
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""

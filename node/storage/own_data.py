@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.disk_health import sync_files, write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol import limits
@@ -79,10 +79,13 @@ class OwnData:
     def begin(self, key: bytes) -> None:
         """Goes over to the shards that were made for `key`, at their beginning; others are gone.
 
+        The new ones survive a power cut before the others go.
+
         Raises:
             DiskError: the disk does not take it.
             StateDirError: as `open`.
         """
+        sync_files(path for path in self._folder_of(key).glob("*") if path.is_file())
         self._write(_Place(key, 0))
         for folder in self._root.iterdir():
             if folder.is_dir() and folder != self._folder_of(key):

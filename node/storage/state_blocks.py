@@ -20,7 +20,7 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.chain_tree import Entry
 from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
-from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.state.chain import (
@@ -153,7 +153,10 @@ class StateBlocks:
             for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
                 for chunk, digest in enumerate(digests):
                     values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
-                    vector[self._plan.range_of(chunk)] = values
+                    part = vector[self._plan.range_of(chunk)]
+                    if values.size != part.size:  # one value would fill the chunk
+                        raise MalformedError(f"a chunk of {values.size} values, not {part.size}")
+                    part[:] = values
         except (BlockError, RemoteProtocolError, ValueError) as error:
             raise _cannot_rebuild(f"state of round {entry.round}", error) from error
         return index, ledger

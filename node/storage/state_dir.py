@@ -20,6 +20,9 @@
     chain/             committed headers
     blocks/            what is addressed by its digest        (`blocks`)
     own/               this node's own text, where all train on theirs (`own_data`)
+    work/              work that no round has taken          (`work_files`)
+    rollbacks/, revoked/, voted/    orders of the owner       (`heads.rollbacks`, `roll_file`,
+                                                             `expulsion_file`)
     trainer/           the only folder that the trainer writes to: temporary files, caches, and
         optimizer      the moments of AdamW or Muon, or with shared steps the momentum
 
@@ -63,6 +66,10 @@ _SMALL_FILE_BYTES_MAX = 256
 FORMAT = 1
 """The format that this version writes. It reads the one before, too: format 0 is that of release
 0.2, which has no such file. A change of the format adds a step to `_migrate`."""
+
+_FOLDERS = ("work", "own", "rollbacks", "revoked", "voted")
+"""Folders in which files are replaced atomically. The chain clears its own; other folders may be
+the owner's."""
 
 SEEDS_MAX = 64
 """Addresses of the owner that are kept: the links of several joins."""
@@ -219,8 +226,9 @@ class StateDir:
         self.api_path.unlink(missing_ok=True)
         self.token_path.unlink(missing_ok=True)
         self.starting_path.unlink(missing_ok=True)
-        for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+        for folder in (self.root, *(self.root / name for name in _FOLDERS)):
+            for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+                leftover.unlink(missing_ok=True)
 
     def _read_format(self) -> int:
         """Returns the format of the directory.

@@ -373,8 +373,13 @@ class Work:
         self._clear(~restart.chunks)
         numbers = set(restart.offers)
         newest = self.account.state.offers[-1:]
-        # The process was killed before the vector of its last offer was written.
-        numbers |= {o.number for o in newest if not self._files.has_offer(o.number)}
+        # The process was killed before the vector of its last offer was written, or the disk was
+        # full. What a header took is not in `pending` any more.
+        numbers |= {
+            offer.number
+            for offer in newest
+            if offer.taking is None and not self._files.has_offer(offer.number)
+        }
         for number in sorted(numbers):
             self._write_offer(number, (self._pending,))
         if self.account.state.lost > lost:

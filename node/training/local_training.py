@@ -24,9 +24,8 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.feed import Feed
 from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.codecs.chunk_values import is_usable
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Finished, Ranges, Start
@@ -47,7 +46,7 @@ class RoundPlaces:
         committed = self._committed
         if committed.end.schedule is None:
             return None
-        entry, newest = committed.entry, self._newest_tokens()
+        entry, newest = committed.entry, committed.newest_credits
         rounds_ahead = max(0, number - 1 - entry.round)
         return committed.end.place_of(
             entry.tokens_total, len(newest), rounds_ahead * sum(newest.values())
@@ -58,13 +57,8 @@ class RoundPlaces:
         committed = self._committed
         entry, tokens = committed.entry, committed.entry.tokens_total
         if committed.end.final_tokens is not None and number > entry.round:
-            tokens += (number - entry.round) * sum(self._newest_tokens().values())
+            tokens += (number - entry.round) * sum(committed.newest_credits.values())
         return committed.end.is_over_after(number, tokens)
-
-    def _newest_tokens(self) -> dict[PeerId, int]:
-        """Returns the tokens of each contributor of the newest committed round."""
-        entry = self._committed.entry
-        return credits_of(self._committed.chain.header(entry.head)) if entry.round else {}
 
 
 log = structlog.get_logger("node")
@@ -110,10 +104,12 @@ class LocalTrainings:
             still_carried: data whose work this node still carries. None: its claims stay as they
                 are.
         """
-        await self.trainer.forget()
+        # The feed first: what it queues from now on comes behind the message to the trainer. The
+        # other way round, what it queues in between stays with the trainer, and is queued twice.
         self.feed.forget_progress()
         if still_carried is not None:
             self.feed.carry(still_carried)
+        await self.trainer.forget()
 
     async def drop_out_of_range(self) -> None:
         """Drops all work that is carried, because a value of it is out of range.
@@ -160,8 +156,8 @@ class LocalTraining:
         # A sequence uses up one token more than the context has.
         feed.want(steps * inner.sequences_per_step * (self._of.manifest.model.context + 1))
         if feed.give_up_lost_claims():
+            feed.requeue()  # first, as in `return_data`
             await trainer.forget()
-            feed.requeue()
         self._finished = await trainer.train(
             self.number,
             outer.first_inner_step_of(self.number),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -9,18 +10,21 @@ from typing import cast
 import msgspec
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.block_exchange import BlockService
-from gossamer.node.peers.run_blocks import READS_MAX, RunBlocks
+from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.run_blocks import READS_MAX, RETRY_SECONDS, RunBlocks
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
-from tests.support.builders import manifest
+from tests.support.builders import manifest, peer
 from tests.support.damage import damage
 
+OTHER = peer(7)
+"""No founder."""
 INDEX = ShardIndex(shards=(ShardInfo(digest_of(b"shard"), 16, 64),), heldout=())
 
 
@@ -46,12 +50,12 @@ def store(tmp_path: Path) -> BlockStore:
     return BlockStore(tmp_path, 64 * MIB)
 
 
-def blocks_of(store: BlockStore, disk: DamagingDisk) -> RunBlocks:
+def blocks_of(store: BlockStore, disk: DamagingDisk, me: PeerId = OTHER) -> RunBlocks:
     example = manifest()
     data = msgspec.structs.replace(
         example.data, index_digest=digest_of(encode_index(INDEX)), num_shards=1
     )
-    transport = cast(Transport, SimpleNamespace(peers=list))
+    transport = cast(Transport, SimpleNamespace(peers=list, peer_id=me))
     run = msgspec.structs.replace(example, data=data)
     return RunBlocks(run, store, cast(BlockService, disk), transport)
 
@@ -67,3 +71,29 @@ def test_a_disk_that_damages_the_index_each_time_is_named(store: BlockStore) -> 
     with pytest.raises(BlockError, match="damaged"):
         trio.run(blocks_of(store, disk).fetch_index)
     assert disk.num_fetched == READS_MAX
+
+
+class Nobody(DamagingDisk):
+    """No peer has the blocks, until somebody comes with them after a while."""
+
+    until_seconds = math.inf
+
+    async def fetch_checked(self, digests: list[Digest], sources: object) -> None:
+        if trio.current_time() < self.until_seconds:
+            raise FetchError(digests[:1], 1, "nobody has it")
+        await super().fetch_checked(digests, sources)
+
+
+@pytest.mark.parametrize("is_founder", [True, False])
+def test_a_founder_that_lost_its_blocks_hears_what_to_do(
+    store: BlockStore, capsys: pytest.CaptureFixture[str], is_founder: bool
+) -> None:
+    me = PeerId(manifest().founder) if is_founder else OTHER
+    nobody = Nobody(store, 0)
+
+    async def main() -> None:
+        nobody.until_seconds = trio.current_time() + 10 * RETRY_SECONDS
+        assert await blocks_of(store, nobody, me).fetch_index() == INDEX
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.0))
+    assert ("another --state-dir" in capsys.readouterr().out) is is_founder

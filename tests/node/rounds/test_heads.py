@@ -284,6 +284,8 @@ def test_a_record_that_cannot_be_read_says_nothing_of_my_ring(chain: Chain) -> N
         path.write_bytes(b"damaged")
     chain.heads.followed(MY_RING)
     assert not chain.heads._is_of_my_ring(head)
+    assert not chain.heads.is_by_way_of(MY_RING, head)
+    assert chain.heads.first_of(head) is None
 
 
 def take_back(chain: Chain, undone: Digest) -> None:

@@ -3,6 +3,7 @@ that cannot be used, and with a full cache."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,9 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import decode_index
+from gossamer.protocol.wire.statements import MoreData, Signed
 from gossamer.trainer.text.sources.corpus import no_progress
+from tests.support.synced import Synced
 
 FOUNDER, OTHER = (Identity.from_seed(digest_of(name)) for name in (b"founder", b"other"))
 DRAFT = draft_of_preset("tiny")
@@ -281,11 +284,50 @@ def test_only_the_founder_cuts_and_a_damaged_plan_is_named(tmp_path: Path, corpu
         other = Founder(tmp_path / "a", manifest, OTHER)
         await other.run()
         assert other.num_parts == 0
-        (tmp_path / "a" / "corpus_rest").write_bytes(b"nonsense")
-        with pytest.raises(StateDirError):
-            RestFile(tmp_path / "a").read()
+        for damage in (b"nonsense", b"\x81\xaatext_field\xa2\xff\xfe"):
+            (tmp_path / "a" / "corpus_rest").write_bytes(damage)
+            with pytest.raises(StateDirError):
+                RestFile(tmp_path / "a").read()
         founder = Founder(tmp_path / "a", manifest)
         await founder.run()
         assert "corpus_rest" in founder.cutter.status
+
+    live(story)
+
+
+def test_files_whose_names_are_not_utf8_are_cut_in_parts(tmp_path: Path, corpus: Path) -> None:
+    for path in list(corpus.iterdir()):
+        path.rename(path.with_name(path.stem + os.fsdecode(b"\xe9.txt")))
+
+    async def story() -> None:
+        manifest = await found(tmp_path / "a", corpus)
+        founder = Founder(tmp_path / "a", manifest)
+        await founder.run()
+        assert founder.cutter.status == ""
+        assert founder.num_parts == NUM_PARTS - 1
+
+    live(story)
+
+
+def test_a_part_is_on_the_disk_for_good_before_it_is_signed(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = Synced(monkeypatch)
+    blocks = tmp_path / "a" / "blocks"
+
+    async def story() -> None:
+        manifest = await found(tmp_path / "a", corpus)
+        first = set(blocks.glob("??/*"))
+        founder = Founder(tmp_path / "a", manifest)
+        heard, parts = founder.added.heard, list[int]()
+
+        def hear(signed: Signed, statement: MoreData) -> bool:
+            parts.append(statement.number)
+            assert not synced.missing(set(blocks.glob("??/*")) - first)
+            return heard(signed, statement)
+
+        monkeypatch.setattr(founder.added, "heard", hear)
+        await founder.run()
+        assert parts == [1, 2, 3]
 
     live(story)

@@ -10,11 +10,13 @@ import pytest
 import trio
 import zstandard
 
-from gossamer.node.base.settings import Found
+from gossamer.node.base.settings import Found, Settings
 from gossamer.node.network.identity import Identity, verify
+from gossamer.node.runs import starting
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import FoundedRun, risk_of
-from gossamer.node.runs.starting import _draft_of
+from gossamer.node.runs.starting import _draft_of, found_here
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import decode_manifest, signing_bytes
@@ -29,6 +31,7 @@ from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from tests.support.founded_runs import found_run
 from tests.support.model_folders import config_of_family, make_folder
+from tests.support.synced import Synced
 
 IDENTITY = Identity.from_seed(bytes(32))
 replace = msgspec.structs.replace
@@ -261,3 +264,34 @@ def test_published_weights_go_on_with_adamw_unless_somebody_says_otherwise(tmp_p
 def test_an_unknown_preset_is_named_with_those_that_there_are() -> None:
     with pytest.raises(ManifestError, match="nope"):
         trio.run(_draft_of, Found(preset="nope"), None)
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_a_founded_run_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_weights: bool
+) -> None:
+    """At first nobody else could give its founder the blocks that the manifest names."""
+    (tmp_path / "text.txt").write_text("\n".join(f"line {n} of it" for n in range(3_000)))
+    make_folder(tmp_path / "model", config_of_family("llama"))
+
+    async def drawn(draft: Draft, _settings: Settings) -> FloatVector:
+        return init_genesis(draft.model, draft.seed)
+
+    monkeypatch.setattr(starting, "initial_parameters", drawn)
+    synced = Synced(monkeypatch)
+    blocks = tmp_path / "state" / "blocks"
+    blocks.parent.mkdir()
+    role = Found(
+        corpus=(tmp_path / "text.txt",),
+        preset="tiny",
+        init_from=tmp_path / "model" if with_weights else None,
+    )
+
+    async def main() -> None:
+        settings = Settings(state_dir=blocks.parent)
+        signed, _ = await found_here(role, IDENTITY, blocks, settings, lambda _: None)
+        data = decode_manifest(signed.manifest).data
+        assert BlockStore(blocks, 0, read_only=True).has(Digest(data.index_digest))
+
+    trio.run(main)
+    assert not synced.missing({*blocks.glob("??/*"), *blocks.glob("??")})

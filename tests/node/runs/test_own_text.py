@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,13 @@ from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_p
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.importing import with_pretrained
 from gossamer.node.runs.manifest_file import parse_manifest_file, render
-from gossamer.node.runs.own_text import founders_text, key_of, own_text_of, require_fitting
+from gossamer.node.runs.own_text import (
+    founders_text,
+    key_of,
+    own_seed,
+    own_text_of,
+    require_fitting,
+)
 from gossamer.node.storage.own_data import OwnData
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ManifestError
@@ -30,6 +37,7 @@ from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from tests.support.builders import manifest, peer
 from tests.support.model_folders import config_of_family, make_folder
+from tests.support.synced import Synced
 
 replace = msgspec.structs.replace
 CHATML = (
@@ -280,3 +288,39 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     draft = replace(chat_draft(tmp_path, None), data="shared")
     with pytest.raises(FolderError, match="no chat template"):
         prepare_data(draft, [talks(tmp_path / "c.jsonl", "yes")], put=Store().put)
+
+
+def test_text_in_a_file_whose_name_is_not_utf8_is_cut(run: Manifest, tmp_path: Path) -> None:
+    """The key of other names stays what it was, or each node would cut its text anew."""
+    plain = cut(run, [text_file(tmp_path / "p.txt", "mine")], tmp_path / "a")
+    latin = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    own = cut(run, [text_file(latin, "mine")], tmp_path / "b")
+    assert np.array_equal(tokens_of(own, run), tokens_of(plain, run))
+
+    text = own_text_of([tmp_path / "p.txt"])
+    assert text is not None
+    stat, data = (tmp_path / "p.txt").stat(), run.data
+    parts = (
+        text,
+        [(str(tmp_path / "p.txt"), stat.st_size, stat.st_mtime_ns)],
+        (data.tokenizer, data.tokenizer_digest, bool(data.messages), run.model.vocabulary),
+        (run.model.context, own_seed(run, peer(0))),
+    )
+    before = digest_of(b"gossamer own text 1:", msgspec.msgpack.encode(parts))
+    assert key_of(text, run, peer(0)) == before
+
+
+def test_shards_are_on_the_disk_for_good_before_their_place(
+    run: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = Synced(monkeypatch)
+    begin = OwnData._write
+
+    def write(data: OwnData, place: Any) -> None:
+        shards = set((tmp_path / "own").glob("*/*"))
+        assert shards
+        assert not synced.missing(shards)
+        begin(data, place)
+
+    monkeypatch.setattr(OwnData, "_write", write)
+    assert cut(run, [text_file(tmp_path / "p.txt", "mine")], tmp_path).shards

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gossamer.trainer.text.sources.corpus_errors import PROBLEMS_MAX, CorpusErro
 
 replace = msgspec.structs.replace
 DRAFT = draft_of_preset("tiny")
+LATIN = os.fsdecode(b"caf\xe9")
+"""A name of a file that is not UTF-8."""
 
 
 class Store(dict[bytes, bytes]):
@@ -91,6 +94,27 @@ def test_bad_files_stop_the_founding_unless_they_may_be_left_out(
     assert "files 15, lines 1; the first of them:" in count
     assert len(first) == PROBLEMS_MAX
     assert "00.png is binary" in first[0]
+
+
+def test_text_in_files_with_names_that_are_not_utf8_is_cut(tmp_path: Path) -> None:
+    (tmp_path / LATIN).mkdir()
+    file = tmp_path / LATIN / f"{LATIN}.txt"
+    file.write_text("\n".join(f"line {n} of it" for n in range(2_000)))
+    expected = prepare_data(DRAFT, [file], put=Store().put).config
+    state = tmp_path / LATIN / "state"
+    assert prepare(file, state).config == expected
+    named = replace(DRAFT, corpus=CorpusDraft(paths=(str(file),)))
+    assert prepare(None, state, named).config == expected
+
+
+def test_a_bad_file_with_a_name_that_is_not_utf8_is_named(corpus: Path, tmp_path: Path) -> None:
+    good = prepare(corpus.parent, tmp_path / "good")
+    (corpus.parent / f"{LATIN}.png").write_bytes(b"\x89PNG\0")
+    with pytest.raises(CorpusError, match=r"caf\\udce9\.png is binary"):
+        prepare(corpus.parent, tmp_path / "state")
+    data = prepare(corpus.parent, tmp_path / "state", skip_bad=True)
+    assert data.config == good.config
+    assert r"caf\udce9.png is binary" in data.warnings[1]
 
 
 def with_sources(folder: Path, max_bytes: int) -> Draft:

@@ -24,7 +24,7 @@ from gossamer.protocol.limits import KIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import PROMPT_BIT, ShardInfo
 from gossamer.trainer.pretrained.folder import open_pretrained
-from gossamer.trainer.text.sources.corpus_errors import BadFilesError
+from gossamer.trainer.text.sources.corpus_errors import BadFilesError, NoTextError
 from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from tests.support.builders import manifest
 from tests.support.model_folders import config_of_family, make_folder
@@ -240,3 +240,30 @@ def test_a_limit_of_bytes_holds_for_all_parts(tmp_path: Path) -> None:
     there += [shards for shards, _ in parts_of(limited, data, store, tmp_path)]
     num_tokens = sum(shard.num_tokens for shards in there for shard in shards)
     assert 2.9 * START_BYTES < num_tokens < 3.2 * START_BYTES
+
+
+def test_a_corpus_of_one_long_line_is_cut_as_a_whole(tmp_path: Path) -> None:
+    """Sections begin at lines, so nearly all of its sections have no text."""
+    (tmp_path / "a.txt").write_text(" ".join(lines_of(12_000)))
+    data = prepared(BYTES, [tmp_path / "a.txt"], Store())
+    assert data.rest is None
+    assert not data.config.grows
+    assert data.config == prepare_data(BYTES, [tmp_path / "a.txt"], put=Store().put).config
+
+
+def test_a_first_part_of_lines_that_cannot_be_used_is_the_end(tmp_path: Path) -> None:
+    """Who named a wrong field need not wait until all of the corpus is read."""
+    rows = [json.dumps({"text": line}) for line in lines_of(6_000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    wrong = replace(BYTES, corpus=CorpusDraft(text_field="body"))
+    read = list[int]()
+    with pytest.raises(NoTextError):
+        prepare_data(
+            wrong,
+            [tmp_path / "a.jsonl"],
+            put=Store().put,
+            start_bytes=START_BYTES,
+            skip_bad=True,
+            progress=lambda _stage, _done, total: read.append(total),
+        )
+    assert max(read) < 2 * START_BYTES

@@ -199,6 +199,23 @@ def test_restart_finds_the_blocks_and_removes_what_a_crash_left(tmp_path: Path) 
     assert foreign.exists()
 
 
+def test_a_folder_that_is_no_ones_block_is_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of blocks may be a disk of its own, whose `lost+found` only root may read."""
+    digest = BlockStore(tmp_path, QUOTA_BYTES).put(b"some bytes")
+    (tmp_path / "lost+found").mkdir()
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert BlockStore(tmp_path, QUOTA_BYTES).has(digest)
+
+
 def test_the_least_recently_used_blocks_make_room(store: BlockStore) -> None:
     digests = [store.put(block(number)) for number in range(10)]
     store.get(digests[0])

@@ -215,6 +215,31 @@ def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     assert DaemonFiles(state_dir).read_api() is None
 
 
+@pytest.mark.parametrize("folder", ["work", "own", "rollbacks", "revoked", "voted"])
+def test_locking_removes_what_a_crash_left_in_the_folders(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    write_atomically(tmp_path / folder / "whole", b"whole")
+
+    def killed(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        patch.setattr(os, "unlink", lambda _path: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_atomically(tmp_path / folder / "whole", b"half")
+    assert len(names(tmp_path / folder)) == 2
+    with StateDir(tmp_path).locked():
+        assert names(tmp_path / folder) == ["whole"]
+
+
+def test_files_in_a_folder_of_the_owner_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / ".a.tmp").write_bytes(b"")
+    with StateDir(tmp_path).locked():
+        assert names(tmp_path / "notes") == [".a.tmp"]
+
+
 def test_the_secret_for_orders_is_its_users_alone_and_ends_with_the_daemon(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     state_dir.token_path.write_text("of a daemon that was killed")

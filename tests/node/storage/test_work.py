@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from gossamer.node.base import threads
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.storage import work_files
 from gossamer.node.storage.work import VECTORS_MAX, Work
 from gossamer.node.storage.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
@@ -400,6 +402,44 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     life.train(H1, 2, 1.0)
     life.work.save()
     assert fates(Life(tmp_path)) == (200, 0, 0, 0, 100)
+
+
+def _full(*_arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_and_a_restart_make_no_tokens_without_work(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.work.moved_to(H0)
+    life.train(H0, 1, 1.0)
+    life.work.save()
+    life.work.offer(H0, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work_files, "write_with_digest", _full)
+        life.take(H1, H0, 100, ALL)
+    new = Life(tmp_path)
+    new.work.abandoned(H1, H0, 100, 2)
+    new.work.moved_to(H0)
+    assert new.holds(0.0)
+    assert fates(new) == (0, 0, 0, 100, 0)
+
+
+def test_an_open_offer_that_a_full_disk_did_not_take_is_written_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    life = Life(tmp_path)
+    life.work.moved_to(H0)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work_files, "write_with_digest", _full)
+        life.work.close_offer()
+    life.work.save()
+    new = Life(tmp_path)
+    new.train(H0, 1, 10.0)
+    new.take(H1, H0, 100, ALL)
+    assert new.holds(10.0)
+    assert fates(new) == (100, 0, 0, 0, 100)
 
 
 def test_quick_steps_do_not_wear_out_the_disk(

@@ -21,12 +21,14 @@ from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
 from gossamer.protocol.state.chain import signers_of
 from gossamer.protocol.wire.statements import Phase
 from tests.support.apart import REUNION_SECONDS
 from tests.support.balance import is_balanced
 from tests.support.node_world import (
+    MODEL,
     NumbersTrainer,
     SlowTrainer,
     World,
@@ -38,6 +40,8 @@ from tests.support.node_world import (
 
 SLOW_LINE = 80_000.0
 """Bytes a second: a ring of four takes some half a second."""
+
+COUNTS_TOKENS = TokenSchedule(warmup_tokens=MODEL.context, total_tokens=10**9, cooldown_tokens=0)
 
 
 @contextmanager
@@ -196,6 +200,7 @@ def test_a_member_that_all_others_had_trouble_with_keeps_its_place(tmp_path: Pat
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_a_node_whose_disk_keeps_it_from_following_waits_for_it(tmp_path: Path) -> None:
     world = World(tmp_path, seed=21)
 
@@ -228,8 +233,11 @@ def test_a_node_whose_disk_keeps_it_from_following_waits_for_it(tmp_path: Path) 
     simulate(world, story)
 
 
-def test_a_state_directory_that_is_deleted_under_the_node(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=22)
+@pytest.mark.parametrize("schedule", [None, COUNTS_TOKENS])
+def test_a_state_directory_that_is_deleted_under_the_node(
+    tmp_path: Path, schedule: TokenSchedule | None
+) -> None:
+    world = World(tmp_path, seed=22, schedule=schedule)
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
@@ -250,6 +258,26 @@ def test_a_state_directory_that_is_deleted_under_the_node(tmp_path: Path) -> Non
         world.nodes["b"].leave()
         await world.until(lambda: phase(node) == "leaving", seconds=10)
         await world.reach(world.round("a") + 2, "a", seconds=30)
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("schedule", [None, COUNTS_TOKENS])
+def test_a_node_whose_newest_commit_record_is_damaged_on_disk_goes_on(
+    tmp_path: Path, schedule: TokenSchedule | None
+) -> None:
+    world = World(tmp_path, seed=22, schedule=schedule)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(5, "a", "b")
+        record = max((tmp_path / "b" / "chain").glob("0*"))
+        content = bytearray(record.read_bytes())
+        content[40] ^= 1
+        record.write_bytes(content)
+        await world.reach(world.round("a") + 3, "a", "b", seconds=60)
+        world.assert_one_chain("a", "b")
 
     simulate(world, story)
 
@@ -359,6 +387,7 @@ def test_a_node_that_was_cut_off_for_minutes_is_back_in_seconds(
     simulate(world, story)
 
 
+@pytest.mark.long
 def test_all_are_restarted_and_the_newest_known_addresses_are_dead(tmp_path: Path) -> None:
     """More dead ones than are dialled at once must not keep a node from who lives."""
     world = World(tmp_path, seed=25)
