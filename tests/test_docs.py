@@ -16,6 +16,7 @@ import yaml
 from gossamer.node.app import http
 from gossamer.node.base.settings import Settings
 from gossamer.node.command_table import app
+from gossamer.node.commands.views import status_view
 from gossamer.node.runs.manifest_keys import HINTS
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.rounds.states import TABLES
@@ -207,6 +208,14 @@ def test_reference_has_every_route() -> None:
         assert re.search(rf"^\| (GET|POST) \| `{route}` \| .+ \|$", page, re.M), route
 
 
+def test_the_sample_of_the_status_has_the_columns_of_the_command() -> None:
+    text = (DOCS / "guides/volunteer.md").read_text()
+    (head,) = re.findall(r"^peer +phase .*$", text, re.M)
+    assert head.split() == [name for name, _ in status_view._COLUMNS]
+    below = text.partition(head)[2].strip().splitlines()[:2]
+    assert all(line.split()[-1] in ("direct", "crossed") for line in below)
+
+
 def test_reference_has_every_transition_of_every_machine() -> None:
     page = generated_pages()["reference/machines.md"]
     for table in TABLES:
@@ -280,3 +289,11 @@ def test_every_folder_of_tests_is_in_exactly_one_step() -> None:
     assert sorted(named) == sorted(left_out)
     for folder in named:
         assert (ROOT / folder).is_dir()
+
+
+def test_the_numbers_in_capitals_of_the_specification_are_constants_of_the_protocol() -> None:
+    text = (ROOT / "protocol/SPEC.md").read_text()
+    named = set(re.findall(r"\b[A-Z]+(?:_[A-Z0-9]+)+\b", text))
+    assert len(named) > 30
+    code = "\n".join(path.read_text() for path in sorted((ROOT / "protocol").rglob("*.py")))
+    assert not [name for name in sorted(named) if not re.search(rf"^{name}\b", code, re.MULTILINE)]

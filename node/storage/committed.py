@@ -89,6 +89,8 @@ class CommittedState:
         self.end = RunEnd(manifest.model, manifest.inner, manifest.outer)
         self.chain = chain
         self._rounds = KnownRounds(chain)
+        """Has the newest rounds in memory: with a probation, a state follows from their records
+        too, and a record that the disk does not give just now would lead to another state."""
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         """The chunks of the state's blocks."""
         self._next = NextState(manifest, self.plan, base)
@@ -268,6 +270,7 @@ class CommittedState:
         assert index is not None
         assert index.digest == header.state_digest
         head = digest_of(commit.header)
+        self._rounds.remember(head, commit, header)
         if self._read_only:
             self._become_next(head, ledger)
             return
@@ -333,6 +336,9 @@ class CommittedState:
         self.index, self.ledger, self.head = index, ledger, entry.head
         self.tuned = None
         self.is_loaded = True
+        if self._manifest.rounds.probation:
+            for head in self._rounds.newest(self.head):
+                self._rounds.credits_of(head)
 
     def load_checkpoint(self, head: Digest) -> None:
         """Reads the state of a head from its blocks and makes it the present one.

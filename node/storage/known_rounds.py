@@ -11,7 +11,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import is_most_of
 from gossamer.protocol.standing import STANDING_ROUNDS
-from gossamer.protocol.state.chain import credits_of, decode_header, signers_of
+from gossamer.protocol.state.chain import Commit, Header, credits_of, decode_header, signers_of
 
 RECORDS_KEPT = 4 * STANDING_ROUNDS
 """Records whose members are remembered, so that the disk is not asked again at every look."""
@@ -89,9 +89,17 @@ class KnownRounds:
                 header = decode_header(commit.header)
             except (KeyError, OSError, RemoteProtocolError):
                 return _NOTHING
-            members, credits = len(header.members), credits_of(header)
-            found = _Record(header.ring_id, members, credits, signers_of(commit))
-            self._records[head] = found
-            if len(self._records) > RECORDS_KEPT:
-                self._records.popitem(last=False)
+            found = self._keep(head, commit, header)
         return found
+
+    def remember(self, head: Digest, commit: Commit, header: Header) -> None:
+        """Keeps what is known of a round, so that the disk is not asked for it."""
+        self._keep(head, commit, header)
+
+    def _keep(self, head: Digest, commit: Commit, header: Header) -> _Record:
+        members, credits = len(header.members), credits_of(header)
+        record = _Record(header.ring_id, members, credits, signers_of(commit))
+        self._records[head] = record
+        if len(self._records) > RECORDS_KEPT:
+            self._records.popitem(last=False)
+        return record

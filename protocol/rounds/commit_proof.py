@@ -20,7 +20,8 @@ record weighs in the choice of a head is another question: `policy.head_choice`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol.codecs.chunk_values import Buffer
@@ -34,7 +35,7 @@ from gossamer.protocol.rounds.roster import Ring, open_roster
 from gossamer.protocol.state.chain import Commit, Header, decode_header, quorum_reached
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import Verify, open_signed
-from gossamer.protocol.wire.statements import Roster, Vote
+from gossamer.protocol.wire.statements import Roster, Span, Vote
 
 
 class RingRules(NamedTuple):
@@ -98,13 +99,30 @@ def check_roster(header: Header, ring: Ring) -> None:
     for member, ready in zip(header.members, ring.ready, strict=True):
         if member.tokens > ready.tokens or member.norm != ready.norm:
             raise ForgedError("header with work that its members did not offer")
-    offered = [span for ready in ring.ready for span in ready.spans]
-    for span in header.spans:
-        if not any(
-            each.partition == span.partition and each.start <= span.start and span.stop <= each.stop
-            for each in offered
-        ):
-            raise ForgedError("header that consumes data which no member trained on")
+    offered = _Offered(span for ready in ring.ready for span in ready.spans)
+    if not all(map(offered.has, header.spans)):
+        raise ForgedError("header that consumes data which no member trained on")
+
+
+class _Offered:
+    """The spans that members offer. A question takes a time that hardly grows with their number:
+    a stranger may send a record with 60,000 spans, each of which is asked for."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._starts: dict[int, list[int]] = {}
+        """Of each partition the starts of its spans, ascending."""
+        self._stops: dict[int, list[int]] = {}
+        """The furthest stop of the spans up to that one."""
+        for span in sorted(spans, key=lambda span: (span.partition, span.start)):
+            starts = self._starts.setdefault(span.partition, [])
+            stops = self._stops.setdefault(span.partition, [])
+            starts.append(span.start)
+            stops.append(max(span.stop, stops[-1] if stops else 0))
+
+    def has(self, span: Span) -> bool:
+        """Returns whether one of the spans has all of this one."""
+        place = bisect_right(self._starts.get(span.partition, ()), span.start)
+        return place > 0 and span.stop <= self._stops[span.partition][place - 1]
 
 
 def check_contributors(header: Header, ring: Ring, contributors: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -183,11 +184,15 @@ def decode_header(data: bytes) -> Header:
 
 
 def check_header_spans(header: Header) -> None:
-    """A header may carry `SPANS_MAX` spans for every member."""
-    for start in range(0, len(header.spans), limits.SPANS_MAX):
-        check_spans(header.spans[start : start + limits.SPANS_MAX])
+    """Raises MalformedError if a header has more than `SPANS_MAX` spans for every member, or if
+    they are not sorted, or have a token twice."""
     if len(header.spans) > limits.SPANS_MAX * len(header.members):
         raise MalformedError("header with more spans than its members may have")
+    for start in range(0, len(header.spans), limits.SPANS_MAX):
+        check_spans(header.spans[start : start + limits.SPANS_MAX])
+    for one, following in pairwise(header.spans):
+        if (following.partition, following.start) < (one.partition, one.stop):
+            raise MalformedError("header whose spans are not sorted, or have a token twice")
 
 
 def quorum_reached(members: Sequence[str], votes: dict[str, Vote], accusers: int = 1) -> bool:

@@ -28,6 +28,16 @@ from gossamer.protocol.wire.statements import (
     Vote,
 )
 
+_CONTROLS = frozenset(
+    {
+        *range(0x20),
+        *range(0x7F, 0xA0),
+        *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # directions
+        *(0x2028, 0x2029),  # ends of lines and paragraphs
+    }
+)
+"""Letters that no name has: control characters, and those that end lines or turn other letters."""
+
 
 def _require(condition: bool, what: str) -> None:
     if not condition:
@@ -47,12 +57,16 @@ def _check_text(value: str, what: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises MalformedError for a display name that is too long, or that has letters which cannot
-    be shown or which turn other letters."""
+    """Raises MalformedError for a display name that is too long, or that has letters which move a
+    cursor or turn other letters.
+
+    The list of these letters is fixed. Which letters are printable depends on the version of
+    Python: the owner of a newer one would be an offender to older ones.
+    """
     high = limits.NAME_CHARACTERS_MAX
     _require(len(name) <= high, f"a name has {len(name)} characters; at most {high}")
-    is_plain = name.isprintable() and name == name.strip()
-    _require(is_plain, "a name has characters that are not printable, or spaces at its ends")
+    is_plain = not any(ord(letter) in _CONTROLS for letter in name) and name == name.strip(" ")
+    _require(is_plain, "a name has control characters, or spaces at its ends")
 
 
 def _check_speed(value: float) -> None:

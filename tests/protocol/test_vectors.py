@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,14 @@ from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.manifest import decode_manifest
+from gossamer.protocol.manifest import (
+    DataConfig,
+    InnerConfig,
+    OuterConfig,
+    RoundConfig,
+    decode_manifest,
+)
+from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
@@ -135,3 +144,24 @@ def test_what_the_specification_quotes_is_in_the_vectors(committed: dict[str, An
     assert len(quoted) >= 8
     for value in quoted:
         assert value in known, f"SPEC.md quotes {value}"
+
+
+@pytest.mark.parametrize(
+    ("section", "declared"),
+    [
+        ("model", ModelConfig),
+        ("inner", InnerConfig),
+        ("outer", OuterConfig),
+        ("rounds", RoundConfig),
+        ("data", DataConfig),
+    ],
+)
+def test_the_specification_names_the_fields_of_the_manifest_in_their_order(
+    section: str, declared: type[msgspec.Struct]
+) -> None:
+    """Another order is another run id, and no canonical form."""
+    text = SPEC.read_text()
+    (row,) = re.findall(rf"^\| `{section}` \| map \| (.*) \|$", text, re.MULTILINE)
+    fields = declared.__struct_fields__
+    named = [name for name in re.findall(r"`(\w+)`", row) if name in fields]
+    assert tuple(dict.fromkeys(named)) == fields

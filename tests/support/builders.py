@@ -133,11 +133,16 @@ def ring_of(
     attempt: int = 0,
     tokens: int = 100,
     roots: Mapping[PeerId, bytes] | None = None,
+    spans: Mapping[PeerId, tuple[Span, ...]] | None = None,
 ) -> Ring:
     """A ring that the first of its members in rank order organised."""
-    signed = roots or {}
+    signed, offered = roots or {}, spans or {}
+    own = ready().spans
     readies = {
-        member: sealed(member, ready(tokens=tokens, root=signed.get(member, b"")))
+        member: sealed(
+            member,
+            ready(tokens=tokens, root=signed.get(member, b""), spans=offered.get(member, own)),
+        )
         for member in members
     }
     roster = make_roster(HEAD, 5, attempt, readies, "fp32", 1024)

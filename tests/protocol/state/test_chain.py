@@ -60,6 +60,10 @@ def test_a_header_comes_back_from_its_bytes() -> None:
         {"tokens_total": 299},
         {"tokens_total": limits.TOKENS_TOTAL_MAX + 1},
         {"spans": (Span(0, 5, 5),)},
+        {"spans": (Span(1, 0, 1), Span(0, 0, 1))},
+        {"spans": (Span(1, 5, 9), Span(1, 0, 5))},
+        {"spans": (Span(1, 0, 5), Span(1, 4, 9))},
+        {"spans": (Span(1, 0, 5), Span(1, 0, 5))},
         {"spans": tuple(Span(i, 0, 1) for i in range(3 * limits.SPANS_MAX + 1))},
     ],
     ids=repr,
@@ -67,6 +71,11 @@ def test_a_header_comes_back_from_its_bytes() -> None:
 def test_a_header_out_of_range_is_malformed(change: dict[str, object]) -> None:
     with pytest.raises(MalformedError):
         decode_header(encode_header(header(MEMBERS, **change)))
+
+
+def test_spans_of_a_header_are_sorted_and_may_touch_or_leave_gaps() -> None:
+    spans = (Span(0, 0, 5), Span(0, 5, 6), Span(0, 8, 9), Span(2, 1, 3))
+    assert decode_header(encode_header(header(MEMBERS, spans=spans))).spans == spans
 
 
 def test_a_header_has_one_form() -> None:

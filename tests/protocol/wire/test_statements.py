@@ -45,6 +45,8 @@ PROOF = equivocation_of(peer(2))
 STATEMENTS: list[Statement] = [
     announce(),
     announce(name="Ada L\u00e9vy \u4e2d"),
+    # Unicode has no such letter yet in the Python of some nodes, and in none of today.
+    announce(name="Ana \U0001fae8", team="Ana \U0001faff \u0378"),
     ready(),
     ring_of(peers(3)).roster,
     accusation_of(peer(1)),
@@ -102,6 +104,9 @@ NAN = float("nan")
         announce(name="x" * (limits.NAME_CHARACTERS_MAX + 1)),
         announce(name="Ada\x1b[2J"),
         announce(name="Ada\u202e"),
+        announce(name="Ada\u0085"),
+        announce(team="Ada\u2028"),
+        announce(team="Ada\u2069"),
         announce(name=" Ada"),
         announce(sequence=-1),
         announce(round=limits.ROUNDS_MAX + 1),
