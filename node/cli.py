@@ -15,9 +15,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gossamer.node.base.standard_streams import mend_standard_streams
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits with its status. This is the console entry point."""
+    mend_standard_streams()
     words = sys.argv[1:] if arguments is None else list(arguments)
     is_short = words[:1] == ["status"]
     if is_short:

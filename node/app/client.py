@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -23,9 +24,12 @@ TIMEOUT_SECONDS = 10.0
 # 1,024 peers of about 2 KiB each.
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
 
-
 # A sentence for each of the limits.
 _REASON_BYTES_MAX = 4096
+
+_NOT_IN_ORDER = (
+    "the last node did not end in order. Start it again; it goes on from its newest state"
+)
 
 
 class ClientError(Exception):
@@ -99,10 +103,8 @@ def _token_of(state_dir: StateDir) -> str:
     try:
         return DaemonFiles(state_dir).read_token()
     except StateDirError as error:
-        # Of a node that is not there at all, that is the better word.
-        if DaemonFiles(state_dir).read_api() is not None:
-            raise ClientError(str(error)) from error
-        return ""
+        _address_of(state_dir)  # of a node that is not there at all, that is the better word
+        raise ClientError(str(error)) from error
 
 
 def page_link(state_dir: StateDir) -> str:
@@ -138,6 +140,9 @@ def _address_of(state_dir: StateDir) -> HostPort:
             f"no node runs on {state_dir.root}. Start one with `gossamer start` or "
             "`gossamer join`, or name its --state-dir"
         )
+    # Another node may listen there by now. A lock that this user may not open tells nothing.
+    if os.access(state_dir.lock_path, os.R_OK) and not state_dir.is_in_use():
+        raise NotRunningError(f"no node runs on {state_dir.root}: {_NOT_IN_ORDER}")
     try:
         return _reachable(parse_host_port(address))
     except ValueError as error:
@@ -160,8 +165,8 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
         )
     except ConnectionRefusedError as error:
         raise NotRunningError(
-            f"no node runs on {state_dir.root}: nothing listens on {where} any more, and the last "
-            "node did not end in order. Start it again; it goes on from its newest state"
+            f"no node runs on {state_dir.root}: nothing listens on {where} any more, and "
+            f"{_NOT_IN_ORDER}"
         ) from error
     except TimeoutError as error:
         raise ClientError(

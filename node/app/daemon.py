@@ -47,6 +47,7 @@ from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.device_fit import device_fits, require_fit
 from gossamer.node.runs.least_limits import least_problems
+from gossamer.node.runs.manifest_here import signed_manifest_here
 from gossamer.node.runs.needs import (
     Needs,
     TooLargeError,
@@ -61,10 +62,9 @@ from gossamer.node.runs.own_text import own_text_of, require_fitting
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
-from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
-from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.manifest import Manifest, SignedManifest
+from gossamer.protocol.manifest import Manifest
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -195,7 +195,7 @@ class _Daemon:
         require_free(settings.api)
         self._starts("it opens its ports")
         identity = Identity.load_or_create(state_dir.identity_path)
-        signed = _manifest_here(state_dir)
+        signed = signed_manifest_here(state_dir)
         port = state_dir.read_port()
         given = settings.bootstrap
         if not isinstance(self._role, Found):
@@ -325,21 +325,3 @@ def machine_use(device: str) -> MachineUse:
         return max((celsius for celsius in found if celsius is not None), default=None)
 
     return MachineUse(read_gpu_celsius=read_gpu_celsius)
-
-
-def _manifest_here(state_dir: StateDir) -> SignedManifest | None:
-    """Returns the manifest in a state directory, if there is one, with its signature checked.
-
-    Raises:
-        StateDirError: the manifest is damaged.
-    """
-    signed = state_dir.read_manifest()
-    if signed is not None:
-        try:
-            open_signed_manifest(signed)
-        except RemoteProtocolError as error:
-            raise StateDirError(
-                f"{state_dir.manifest_path} is damaged ({error}). Move {state_dir.root} away and "
-                "join the run again; you may copy identity.key into the new directory"
-            ) from error
-    return signed

@@ -4,7 +4,8 @@ They listen on loopback by default. Even there, a web page that is open in a bro
 can resolve a name of its own to 127.0.0.1 (DNS rebinding) and read everything. Therefore the Host
 header must be an address, a loopback name, or a name from the settings.
 
-h11 bounds the headers (16 KiB), and `Guard` the body. Idle and stalled connections are closed.
+h11 bounds the headers (16 KiB), and `Guard` the body. Idle and stalled connections are closed. All
+of that is so in HTTP/1 alone, and so the servers speak nothing else.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+import hypercorn.protocol
 import structlog
 import trio
 from hypercorn.config import Config
+from hypercorn.events import Closed
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio import serve
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of
 from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.node.base.settings import ConfigError
 from gossamer.protocol.limits import MIB
 
 if TYPE_CHECKING:
+    import h11
     from hypercorn.typing import Framework
     from trio_typing import TaskStatus
 
@@ -41,6 +47,32 @@ UNREAD_BYTES_MAX = 4 * MIB
 UNREAD_SECONDS_MAX = 2.0
 # Pause after a failure of the server itself. Without it a persistent failure would loop at once.
 _RESTART_SECONDS = 1.0
+
+_VERSIONS = ("1.0", "1.1")
+"""The versions of HTTP that are spoken. In a later one a body may have no length, and a connection
+that asks for nothing stays open."""
+
+
+class _Http1Protocol(H11Protocol):
+    """Connections stay with HTTP/1. Hypercorn has no setting for that."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Hypercorn changes to HTTP/2 here, if the client begins with it or offers it.
+
+        A client that offers it is answered as if it had not (RFC 9110, 7.8).
+        """
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Hands a request on. HTTP/2 begins with what looks like one of that version."""
+        if request.http_version.decode() in _VERSIONS:
+            await super()._create_stream(request)
+            return
+        await self._send_error_response(505)
+        await self.send(Closed())
+
+
+# The class that Hypercorn takes for each new connection (tested over a socket).
+hypercorn.protocol.H11Protocol = _Http1Protocol  # type: ignore[attr-defined]
 
 
 class ApiBindError(OSError):
@@ -99,9 +131,13 @@ def bind_address(option: str, address_text: str) -> socket.socket:
         option: that gave the address, for the error.
 
     Raises:
+        ConfigError: the text is no HOST:PORT.
         ApiBindError: the address is in use, or does not belong to this machine.
     """
-    where = parse_host_port(address_text)
+    try:
+        where = parse_host_port(address_text)
+    except ValueError as error:
+        raise ConfigError([f"{option}: {error}"]) from error
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -172,12 +208,13 @@ class Guard:
             return
 
         body = _Body(receive)
+        is_known_version = scope["http_version"] in _VERSIONS
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message.get("headers", ()))
                 headers.extend(self._HEADERS)
-                if not await body.ends():
+                if not (is_known_version and await body.ends()):
                     headers.append((b"connection", b"close"))
                 if not any(name == self._POLICY[0] for name, _ in headers):
                     headers.append(self._POLICY)
@@ -187,7 +224,11 @@ class Guard:
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
-        refusal = self._refuse(headers)
+        refusal = (
+            self._refuse(headers)
+            if is_known_version
+            else PlainTextResponse("this endpoint speaks HTTP/1.1\n", status_code=505)
+        )
         await (refusal or self._app)(scope, body.receive, send_guarded)
 
     def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:

@@ -211,10 +211,19 @@ def conditions(participant: Participant, health: DiskHealth) -> dict[Event, str]
     if progress.phase == "failed":
         holding["failed"] = f"the node of the run {name} has failed: {progress.problem}"
     if health.problem is not None or progress.paused_reason == "disk":
-        holding["disk"] = f"the node of the run {name} cannot write: {health.problem}"
+        holding["disk"] = f"the node of the run {name} {_disk_problem(participant, health)}"
     if participant.is_finished:
         holding["finished"] = finish_line(participant)
     return holding
+
+
+def _disk_problem(participant: Participant, health: DiskHealth) -> str:
+    """Returns what is the matter with the disk: it takes nothing, or its owner's limit is too
+    low."""
+    reasons = [hold.text for hold in participant.holds if hold.reason == "disk" and hold.text]
+    if health.problem is None and reasons:
+        return f"does not train: {reasons[0]}"
+    return f"cannot write: {health.problem or 'the disk takes nothing'}"
 
 
 def name_of(place: str) -> str:
@@ -257,16 +266,17 @@ def _post(place: str, notice: Notice) -> None:
     assert parts.hostname is not None  # checked by the setting's parser
     body = msgspec.json.encode({**notice._asdict(), "content": notice.text})
     connection: http.client.HTTPConnection
+    # Always with a port: http.client would take the end of an IPv6 address for one.
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(
             parts.hostname,
-            parts.port,
+            parts.port or http.client.HTTPS_PORT,
             timeout=SEND_SECONDS_MAX,
             context=ssl.create_default_context(),
         )
     else:
         connection = http.client.HTTPConnection(
-            parts.hostname, parts.port, timeout=SEND_SECONDS_MAX
+            parts.hostname, parts.port or http.client.HTTP_PORT, timeout=SEND_SECONDS_MAX
         )
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Content-Type": "application/json", "Connection": "close"}
@@ -275,6 +285,8 @@ def _post(place: str, notice: Notice) -> None:
         status = connection.getresponse().status  # the rest of the answer is not read
     except (OSError, http.client.HTTPException) as error:
         raise NotTakenError(str(error) or repr(error), is_lasting=False) from error
+    except ValueError as error:  # UnicodeError: no name of a host
+        raise NotTakenError(str(error), is_lasting=True) from error
     finally:
         connection.close()
     if not 200 <= status < 300:

@@ -2,8 +2,9 @@
 
 Other users and programs of this machine, and a reverse proxy on it, come from loopback too. So an
 order needs the secret that the daemon left in its state directory, where only its own user can
-read it (`Authorization: Bearer ...`). A request that a proxy passed on, as its headers or its Host
-show, does not count as one from this machine, whatever it brings.
+read it (`Authorization: Bearer ...`). Where the endpoint listens on an address of this machine,
+requests of this machine come from that address. A request that a proxy passed on, as its headers or
+its Host show, does not count as one from this machine, whatever it brings.
 
 The node's own page gives orders as well. A browser writes on each of its requests which page it
 comes from, and a script cannot change that. So a request of another page is refused, whatever
@@ -41,10 +42,10 @@ _PROXY_HEADERS = (
 def refuse_order(request: Request, token: str) -> Response | None:
     """The answer to a request whose order is not taken; None if it is. `token`: the secret that it
     needs."""
-    if request.client is None or not _is_loopback(request.client.host):
+    if request.client is None or not _is_this_machine(request, request.client.host):
         return PlainTextResponse("orders are accepted only from this machine\n", status_code=403)
     host = host_of(request.headers.get("host", ""))
-    is_here = host in LOOPBACK_NAMES or _is_loopback(host)
+    is_here = host in LOOPBACK_NAMES or _is_this_machine(request, host)
     if not is_here or any(name in request.headers for name in _PROXY_HEADERS):
         return PlainTextResponse(
             "orders are accepted only from this machine, and not through a proxy\n",
@@ -109,10 +110,22 @@ def host_of(header: str) -> str:
     return host.rstrip(".")
 
 
-def _is_loopback(host: str) -> bool:
+def _is_this_machine(request: Request, host: str) -> bool:
+    """Whether an address is one of loopback, or the one at which the request came in.
+
+    A connection from a machine to an address of its own comes from that address. No other machine
+    can open one from there: the answers to it would not leave this one.
+    """
+    address = _address_of(host)
+    server, _ = request.scope.get("server") or (None, None)
+    return address is not None and (address.is_loopback or address == _address_of(server or ""))
+
+
+def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the address that a text is, IPv4 if it only stands in one of IPv6; None for a
+    name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

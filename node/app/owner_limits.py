@@ -92,7 +92,12 @@ class OwnerLimits:
 
     @classmethod
     def of(cls, given: Settings, state_dir: StateDir, run_in_thread: RunInThread) -> OwnerLimits:
-        """Returns the limits that hold at a start. StateDirError: those on the disk are damaged."""
+        """Returns the limits that hold at a start.
+
+        Raises:
+            StateDirError: those on the disk are damaged.
+            ConfigError: one of them is no value that this version takes.
+        """
         return cls(given, state_dir, run_in_thread, read_limits(state_dir.limits_path))
 
     def join(self, apply: Apply, make_check: Callable[[], Check] | None = None) -> None:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from gossamer.node.base.default_places import NoHomeError, default_state_dir
 from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import default_state_dir
 from gossamer.node.rounds.participant import Participant
 
 
@@ -17,9 +17,16 @@ def reached(participant: Participant | None, state_dir: Path) -> Sequence[str]:
     if participant is None or not participant.is_finished:
         return ()
     export = "gossamer export FOLDER"
-    if state_dir != default_state_dir():
+    if not _is_default(state_dir):
         export += f" --state-dir {shlex.quote(str(state_dir))}"
     return (finish_line(participant), f"Write the model with: {export}")
+
+
+def _is_default(state_dir: Path) -> bool:
+    try:
+        return state_dir == default_state_dir()
+    except NoHomeError:
+        return False
 
 
 def finish_line(participant: Participant) -> str:

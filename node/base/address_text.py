@@ -68,7 +68,20 @@ def parse_host_port(text: str) -> HostPort:
         raise ValueError(f"{text!r}: put an IPv6 address in brackets, as in [::1]:4611")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:4611")
+    if not is_host(host):
+        raise ValueError(f"{text!r}: {host!r} is no name and no address of a host")
     return HostPort(host, int(port))
+
+
+def is_host(text: str) -> bool:
+    """Returns whether a text is the name or the address of a host."""
+    if HOST_NAME.fullmatch(text):
+        return True
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_listen(text: str) -> str:

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gossamer.node.base.default_places import default_state_dir
 from gossamer.node.base.setting_values import SettingValue
-from gossamer.node.base.settings import Settings, default_state_dir
+from gossamer.node.base.settings import Settings
 
 HEAD = """\
 # Settings of the Gossamer node of this user. `gossamer config check` checks them, and

@@ -10,6 +10,8 @@ import re
 
 import msgspec
 
+from gossamer.node.base.work_hours import DAY_MINUTES
+
 LIMIT_MBIT_MIN = 0.5
 """A ring with a slower member is no faster than without it, and control messages need some."""
 
@@ -54,9 +56,9 @@ def parse_limit(text: str) -> Period:
     if match[2] is None:
         return Period(mbit)
     hours, minutes = (int(match[2]), int(match[4])), (int(match[3]), int(match[5]))
-    if max(hours) > 24 or max(minutes) > 59:
-        raise ValueError(f"{text!r} names no time of the day; {hint}")
     start, stop = (60 * hour + minute for hour, minute in zip(hours, minutes, strict=True))
+    if max(minutes) > 59 or max(start, stop) > DAY_MINUTES:
+        raise ValueError(f"{text!r} names no time of the day; {hint}")
     if start == stop:
         raise ValueError(f"{text!r}: the period has no length")
     return Period(mbit, start, stop)

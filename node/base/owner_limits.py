@@ -110,11 +110,22 @@ def changed(kept: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, st
 
 
 def with_limits(settings: Settings, kept: Mapping[str, str]) -> Settings:
-    """Returns settings with what is kept in place of their own. ValueError as `check_change`."""
-    values = {}
+    """Returns settings with what is kept in place of their own.
+
+    Raises:
+        ConfigError: something that is kept is no value of its limit or rule, all of it at once. An
+            earlier version may have taken it.
+    """
+    values, problems = {}, []
     for name, text in kept.items():
-        check_change(name, text)
-        values[_SETTINGS[name]] = _parse(name, text)
+        try:
+            check_change(name, text)
+            values[_SETTINGS[name]] = _parse(name, text)
+        except ValueError as error:
+            command = source_of(name, kept)
+            problems.append(f"{error}; `gossamer {command} {name}=default` takes back what was set")
+    if problems:
+        raise ConfigError(problems)
     return msgspec.structs.replace(settings, **values)
 
 

@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 
 from gossamer.node.base.address_text import (
     HOST_NAME,
+    is_host,
     parse_announced,
     parse_host_port,
     parse_link,
     parse_listen,
 )
+from gossamer.node.base.default_places import expanded
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.limit_periods import PERIODS_MAX, parse_limit
 from gossamer.node.base.pausing import parse_idle, parse_programs
@@ -34,6 +36,8 @@ THREADS_MAX = 1024
 MICRO_BATCH_MAX = 65_536
 # Less than any node with its trainer takes: such a value is a slip of the pen.
 LIMIT_BYTES_MIN = 64 * limits.MIB
+# An exbibyte, which no disk and no memory has. Messages to the trainer hold integers of 64 bits.
+SIZE_BYTES_MAX = 2**60
 # No card draws less at work, and none of today draws more.
 GPU_WATTS_MIN, GPU_WATTS_MAX = 10, 2000
 # A card that does nothing is nearly as warm, and at the upper end cards slow themselves down.
@@ -80,15 +84,21 @@ def parse_size(value: GivenValue) -> int:
     """Parses a number of bytes such as `1500000000`, `1.5GB` or `4GiB`.
 
     Raises:
-        ValueError: the value is no size; the message is for people.
+        ValueError: the value is no size, or more than any machine has; the message is for people.
     """
+    size: float
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write it as 20GiB, 500MB or a number of bytes")
-    unit: int = _UNITS[(match[2] or "").lower()]
-    return round(float(match[1]) * unit)
+        size = value
+    else:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
+            raise ValueError(
+                f"{value!r} is not a size; write it as 20GiB, 500MB or a number of bytes"
+            )
+        size = float(match[1]) * _UNITS[(match[2] or "").lower()]
+    if size > SIZE_BYTES_MAX:  # infinite as well, where the text has hundreds of digits
+        raise ValueError(f"{str(value)[:32]!r} is more than any machine has: at most 1 EiB")
+    return round(size)
 
 
 Parser: TypeAlias = Callable[[GivenValue], SettingValue]
@@ -182,7 +192,7 @@ def _choice(allowed: tuple[str, ...]) -> Parser:
 def _path(value: GivenValue) -> Path:
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"{value!r} is not a path")
-    return Path(value).expanduser().absolute()
+    return expanded(value)
 
 
 def _device(value: GivenValue) -> str:
@@ -230,6 +240,8 @@ def _name(value: GivenValue) -> str:
         check_name(name)
     except MalformedError as error:
         raise ValueError(str(error)) from None
+    if not name.isprintable():
+        raise ValueError("a name has characters that are not printable")
     return name
 
 
@@ -265,7 +277,7 @@ def _own_networks(value: GivenValue) -> tuple[str, ...]:
 
 def _limits(value: GivenValue) -> tuple[str, ...]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = f"{value:g}"
+        value = str(value) if isinstance(value, int) else f"{value:g}"
     periods = _texts(value)
     if len(periods) > PERIODS_MAX:
         raise ValueError(f"{len(periods)} limits; allowed: up to {PERIODS_MAX}")
@@ -294,8 +306,8 @@ def _is_webhook(text: str) -> bool:
     except ValueError:
         return False
     is_plain = text.isascii() and text.isprintable() and " " not in text
-    host = parts.hostname is not None and parts.username is None
-    return parts.scheme in ("http", "https") and has_port and is_plain and host
+    has_host = parts.username is None and is_host(parts.hostname or "")
+    return parts.scheme in ("http", "https") and has_port and is_plain and has_host
 
 
 def _log_to(value: GivenValue) -> tuple[str, ...]:

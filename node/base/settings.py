@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import platformdirs
 
+from gossamer.node.base.default_places import (
+    NoHomeError,
+    default_config_file,
+    default_state_dir,
+    expanded,
+)
 from gossamer.node.base.setting_values import (
     PARSERS,
     GivenValue,
@@ -245,25 +250,17 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 Role = Found | Join | Resume
 
 
-def default_state_dir() -> Path:
-    """Returns the default directory of the state (`~/.local/state/gossamer` on Linux)."""
-    return platformdirs.user_state_path("gossamer")
-
-
-def default_config_file() -> Path:
-    """Returns the file that is read where none is named (`~/.config/gossamer/config.toml` on
-    Linux)."""
-    return platformdirs.user_config_path("gossamer") / "config.toml"
-
-
 def config_file_of(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, bool]:
     """Returns the file of the settings, and whether it was named and so has to be there.
 
     Args:
         config: the file that a flag names, if any.
+
+    Raises:
+        NoHomeError: the file lies in the home folder of the user, who has none.
     """
     named = config or environment.get(CONFIG_VARIABLE)
-    return (Path(named).expanduser().absolute(), True) if named else (default_config_file(), False)
+    return (expanded(named), True) if named else (default_config_file(), False)
 
 
 class Sourced(NamedTuple):
@@ -295,10 +292,16 @@ def source_settings(
 
     Raises:
         ConfigError: there are mistakes; it holds one sentence for each, of all sources together.
+        NoHomeError: a path is in the home folder of the user, who has none.
     """
     problems = unknown_variables(environment)
-    config, is_named = config_file_of(environment, config)
-    from_file = _read_file(config, problems, is_named)
+    from_file: Mapping[str, GivenValue] = {}
+    try:
+        config, is_named = config_file_of(environment, config)
+        from_file = _read_file(config, problems, is_named)
+    except NoHomeError:
+        if config or environment.get(CONFIG_VARIABLE):
+            raise
 
     values: dict[str, SettingValue] = {}
     places: dict[str, str] = {}
@@ -320,7 +323,8 @@ def source_settings(
             problems.append(f"{place}: {error}")
     if problems:
         raise ConfigError(problems)
-    values.setdefault("state_dir", default_state_dir())
+    if "state_dir" not in values:
+        values["state_dir"] = default_state_dir()
     return Sourced(msgspec.convert(values, Settings), places)
 
 

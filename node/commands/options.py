@@ -4,27 +4,42 @@
 # by name, and in the modules of the classes that inherit from it.
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from gossamer.node.base.default_places import (
+    NoHomeError,
+    default_config_file,
+    default_state_dir,
+    without_home,
+)
 from gossamer.node.base.setting_values import GivenValue
 from gossamer.node.base.settings import (
     CONFIG_VARIABLE,
     Settings,
-    default_config_file,
-    default_state_dir,
     load_settings,
 )
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 
-DEFAULTS = Settings(state_dir=default_state_dir())
-# Help is the same text for every person, so that it can stand in the documentation.
-_STATE_DIR = str(DEFAULTS.state_dir).replace(str(Path.home()), "~", 1)
-_CONFIG = str(default_config_file()).replace(str(Path.home()), "~", 1)
+DEFAULTS = Settings(state_dir=Path())
+"""The other settings: `default_state_dir` needs a home folder, and a node that is told does not."""
+
+
+def _for_help(place: Callable[[], Path]) -> str:
+    """Returns the same text for every person, so that it can stand in the documentation."""
+    try:
+        return without_home(place())
+    except NoHomeError:
+        return "none, for want of a home folder"
+
+
+_STATE_DIR = _for_help(default_state_dir)
+_CONFIG = _for_help(default_config_file)
 
 
 def shown_default(text: str) -> Parameter:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import ask
 
 
 def confirmed(
@@ -66,4 +67,4 @@ def answering_peer(address: str) -> str:
 def confirm_on_terminal(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """See `confirmed`, with the person at this terminal."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    return confirmed(addresses, is_terminal=is_terminal, ask=input, answering=answering_peer)
+    return confirmed(addresses, is_terminal=is_terminal, ask=ask, answering=answering_peer)

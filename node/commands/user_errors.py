@@ -22,6 +22,7 @@ _WITH_TEXT = (
     "gossamer.node.base.disk_health:DiskError",
     "gossamer.trainer.export.hugging_face:ExportError",
     "gossamer.node.runs.generating:GenerateError",
+    "gossamer.node.base.default_places:NoHomeError",
     "gossamer.node.network.identity:IdentityError",
     "gossamer.node.runs.inviting:InvitationError",
     "gossamer.node.peers.run_exchange:JoinError",
@@ -37,7 +38,10 @@ _LASTING = (
     *_WITH_PROBLEMS,
     "gossamer.trainer.export.hugging_face:ExportError",
     "gossamer.node.network.identity:IdentityError",
+    "gossamer.node.runs.inviting:InvitationError",
+    "gossamer.node.base.default_places:NoHomeError",
     "gossamer.node.peers.run_exchange:NotAdmittedError",
+    "gossamer.node.runs.signed_orders:OrderError",
     "gossamer.node.storage.state_dir:StateDirError",
     "gossamer.node.runs.needs:TooLargeError",
     "gossamer.node.peers.run_exchange:WrongRunError",
@@ -59,8 +63,11 @@ _MISTAKES = (
 """Errors of the system that a wrong path or missing rights cause. Others are the disk's, which may
 be mended."""
 
-_IN_USE = "gossamer.node.storage.state_dir:StateDirInUseError"
-"""Another daemon, which may end."""
+_PASSING = (
+    "gossamer.node.runs.inviting:NoAddressError",
+    "gossamer.node.storage.state_dir:StateDirInUseError",
+)
+"""Kinds of these that may pass: an address that is not known yet, and another daemon."""
 
 
 class _HasProblems(Protocol):
@@ -82,7 +89,7 @@ def explain(error: Exception) -> list[str] | None:
 def exit_status(error: Exception) -> int:
     """Returns the status with which the program ends: 2 if the same command would fail again until
     somebody changes something, so that a service manager does not start it again."""
-    if _is_one_of(error, (_IN_USE,)) or not _is_one_of(error, _LASTING):
+    if _is_one_of(error, _PASSING) or not _is_one_of(error, _LASTING):
         return 1
     cause = error.__cause__
     may_pass = isinstance(cause, OSError) and cause.errno not in _MISTAKES

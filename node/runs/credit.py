@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gossamer.node.network.identity import Identity, IdentityError
-from gossamer.node.network.signed_manifests import open_signed_manifest
+from gossamer.node.runs.manifest_here import manifest_here
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.owner_files import MemberName
-from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
@@ -116,11 +116,7 @@ def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
     Raises:
         StateDirError: there is no run, or its files are damaged.
     """
-    signed = state_dir.require_manifest()
-    try:
-        manifest = open_signed_manifest(signed)
-    except RemoteProtocolError as error:
-        raise StateDirError(f"{state_dir.manifest_path} is damaged ({error})") from error
+    manifest = manifest_here(state_dir)
     # The head before the records: a daemon writes them in the other order.
     newest = at or state_dir.newest_head()
     genesis_state = Digest(manifest.genesis_digest)

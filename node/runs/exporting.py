@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
-from gossamer.node.base.terminal import open_console
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.model_card import model_card
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
@@ -72,9 +71,9 @@ def export_state(
             card=_card_of(settings, state, options.dtype),
         )
     entry = state.entry
-    open_console().print(
+    print(
         f"round {entry.round}, head {entry.head.hex()[:16]}, state "
-        f"{entry.state_digest.hex()[:16]} written to {directory}"
+        f"{entry.state_digest.hex()[:16]} written to {printable(str(directory))}"
     )
     return 0
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 import numpy as np
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.protocol.ids import short
 from gossamer.trainer.ipc import memory
@@ -31,6 +31,7 @@ from gossamer.trainer.ipc.generation import (
     frame,
     lines,
 )
+from gossamer.trainer.resources.device_names import may_be_several, problem_of
 
 # Letters that turn the direction of others, in which a text on a terminal can lie.
 _TURNING = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -56,7 +57,8 @@ def generate_text(
 
     Raises:
         StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
-        GenerateError: an option is not allowed, or the model cannot be run.
+        ConfigError: an option is not allowed.
+        GenerateError: the model cannot be run.
     """
     prompt = prompt.encode(errors="replace").decode()  # an argument may hold bytes that are no text
     require_allowed(prompt, sampling)
@@ -74,18 +76,31 @@ def generate_text(
 
 
 def require_allowed(prompt: str, sampling: Sampling) -> None:
-    """Raises GenerateError for a text that is too long, or an option out of its range."""
+    """Raises ConfigError for a text that is too long, and for options out of their range."""
+    problems = []
     if len(prompt.encode()) > PROMPT_BYTES_MAX:
-        raise GenerateError(f"the text has over {PROMPT_BYTES_MAX:,} bytes: give a shorter one")
+        problems.append(f"the text has over {PROMPT_BYTES_MAX:,} bytes: give a shorter one")
     if not 1 <= sampling.tokens <= TOKENS_MAX:
-        raise GenerateError(f"--tokens is {sampling.tokens}; allowed: 1 to {TOKENS_MAX:,}")
+        problems.append(f"--tokens is {sampling.tokens}; allowed: 1 to {TOKENS_MAX:,}")
     if not 0 <= sampling.temperature <= TEMPERATURE_MAX:
-        raise GenerateError(
+        problems.append(
             f"--temperature is {sampling.temperature:g}; allowed: 0 (always the likeliest token) "
             f"to {TEMPERATURE_MAX:g}"
         )
     if not 0 <= sampling.seed < 2**63:
-        raise GenerateError(f"--seed is {sampling.seed}; allowed: 0 to {2**63 - 1}")
+        problems.append(f"--seed is {sampling.seed}; allowed: 0 to {2**63 - 1}")
+    if problem := problem_of_device(sampling.device):
+        problems.append(problem)
+    if problems:
+        raise ConfigError(problems)
+
+
+def problem_of_device(device: str) -> str:
+    """Why the option `--device` names no device that a model could run on, on any machine; empty if
+    all is well."""
+    if problem := problem_of(device):
+        return f"--device: {problem}"
+    return f"--device: {device!r} is not one device" if may_be_several(device) else ""
 
 
 def pieces(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.entrance import roll_of
+from gossamer.node.runs.manifest_here import manifest_here
 from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.roll_file import DamagedRollError, RollFile
 from gossamer.node.storage.state_dir import StateDir
@@ -33,6 +33,10 @@ EXPIRES_SECONDS_MAX = 365 * 86_400
 
 class InvitationError(Exception):
     """The command cannot be carried out; the text says why and what to do."""
+
+
+class NoAddressError(InvitationError):
+    """This node has no address yet that an invitation could name."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,9 @@ class InviteOnlyRun:
             InvitationError: the run is not joined by invitation.
             StateDirError, IdentityError: there is no run, or a file of it is damaged.
         """
-        signed = state_dir.require_manifest()
+        manifest = manifest_here(state_dir)
         identity = Identity.load_or_create(state_dir.identity_path)
-        return cls.of(open_signed_manifest(signed), identity, state_dir)
+        return cls.of(manifest, identity, state_dir)
 
     @classmethod
     def of(cls, manifest: Manifest, identity: Identity, state_dir: StateDir) -> InviteOnlyRun:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.network.signed_manifests import open_signed_manifest
+from gossamer.node.runs.manifest_here import manifest_here
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_tree import Entry
@@ -58,7 +58,7 @@ def read_state(
         StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
     """
     state_dir = StateDir(settings.state_dir)
-    manifest = open_signed_manifest(state_dir.require_manifest())
+    manifest = manifest_here(state_dir)
     is_newest = True
     problem = "start the node until it has joined, and try again"
     for attempt in range(ATTEMPTS_MAX):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.signed_manifests import open_signed_manifest
+from gossamer.node.runs.manifest_here import manifest_here
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
 
@@ -35,9 +35,9 @@ class SignersRun:
             StateDirError, IdentityError: there is no run, or a file of it is damaged.
         """
         state_dir = StateDir(settings.state_dir)
-        signed = state_dir.require_manifest()
+        manifest = manifest_here(state_dir)
         identity = Identity.load_or_create(state_dir.identity_path)
-        return cls(open_signed_manifest(signed), identity, state_dir)
+        return cls(manifest, identity, state_dir)
 
     def refuse(self, what: str, who: str) -> OrderError:
         """Returns the error for a node that is none of those who may give an order."""

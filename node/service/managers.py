@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import platformdirs
-
+from gossamer.node.base.default_places import user_config_folder
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.service.units import (
     LABEL,
@@ -80,6 +79,10 @@ class Manager(Protocol):
         """Stops the node and removes the service. Returns whether there was one."""
         ...
 
+    def remove_rest(self) -> list[str]:
+        """Removes what else the service has left on this machine. Returns lines for people."""
+        ...
+
     def knows_links(self) -> bool:
         """Returns whether the service has been told where to join."""
         ...
@@ -138,7 +141,7 @@ class Systemd:
     system: bool
 
     def __post_init__(self) -> None:
-        config = Path("/etc") if self.system else platformdirs.user_config_path()
+        config = Path("/etc") if self.system else user_config_folder()
         self.file = config / "systemd" / ("system" if self.system else "user") / f"{NAME}.service"
         self.environment_file = config / NAME / f"{NAME}.env"
         """Variables of the node, the addresses of `join` among them; invitations are secret."""
@@ -200,6 +203,21 @@ class Systemd:
         self._order("daemon-reload")
         return True
 
+    def remove_rest(self) -> list[str]:
+        file = self.environment_file
+        try:
+            before = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        others = _SEEDS.sub("", before)
+        if others.strip():
+            write_atomically(file, others.encode(), mode=0o600)
+            return [f"removed from {file}: the links; the variables that you wrote are left"]
+        file.unlink()
+        if not any(file.parent.iterdir()):
+            file.parent.rmdir()
+        return [f"removed: {file}"]
+
     def status(self) -> int:
         return _shown("systemctl", *self._scope(), "status", "--no-pager", NAME)
 
@@ -257,6 +275,12 @@ class Launchd:
         self._unload()
         self.file.unlink()
         return True
+
+    def remove_rest(self) -> list[str]:
+        if not self.log.exists():
+            return []
+        self.log.unlink()
+        return [f"removed: {self.log}"]
 
     def status(self) -> int:
         return _shown("launchctl", "print", f"{self._domain()}/{LABEL}")

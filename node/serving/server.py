@@ -11,8 +11,8 @@ import trio
 
 from gossamer.node.app.http_server import bind_address, serve_app
 from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import Settings
-from gossamer.node.runs.generating import GenerateError
+from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.runs.generating import GenerateError, problem_of_device
 from gossamer.node.runs.reading import read_state, warn_if_older
 from gossamer.node.serving.app import build_app
 from gossamer.node.serving.model import RefusedError, ServedModel
@@ -29,10 +29,13 @@ def serve_model(
         round_number: after which the state is; None: the newest.
 
     Raises:
+        ConfigError: an option is not allowed.
         ApiBindError: the address cannot be used.
         StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
         GenerateError: the model cannot be run.
     """
+    if problem := problem_of_device(device):
+        raise ConfigError([problem])
     with bind_address("--bind", bind) as listener:
         state = read_state(settings, round_number)
         warn_if_older(state)

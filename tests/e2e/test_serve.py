@@ -281,7 +281,11 @@ def test_what_cannot_be_served_is_told(settings: Settings, tmp_path: Path) -> No
         ((*at, tmp_path), 2, "there is no run"),
         ((*at, settings.state_dir, "--device", "cuda:77"), 1, "cuda:77"),
         ((*at, settings.state_dir, "--follow", "--round", "0"), 2, "give one"),
+        ((*at, settings.state_dir, "--device", "abacus"), 2, "--device: 'abacus' is not a device"),
         (("--bind", "192.0.2.1:1", "--state-dir", settings.state_dir), 1, "--bind 192.0.2.1:1"),
+        (("--bind", "4680", "--state-dir", settings.state_dir), 2, "--bind: '4680' is not"),
+        (("--bind", "::1:4680", "--state-dir", settings.state_dir), 2, "--bind: '::1:4680': put"),
+        (("--bind", "a..b:4680", "--state-dir", settings.state_dir), 2, "--bind: 'a..b:4680': "),
     ):
         answer = gossamer("serve", *options)
         assert answer.status == status, answer

@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_bytes, format_count
 from gossamer.node.runs.data_plan import DataPlan
 from gossamer.node.runs.planning import RoundPlan
@@ -72,7 +73,7 @@ def print_plan(
     if data is not None and data.late_part is not None:
         console.print(_advice_on_data(data, data.late_part), highlight=False)
     for note in notes:
-        console.print(note, highlight=False)
+        console.print(printable(note), markup=False, highlight=False)
 
 
 def _rows_of_data(data: DataPlan) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.terminal import ask
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.commands.questions import require_terminal
@@ -38,7 +39,8 @@ def rollback(
     first = to_round + 1
     rounds = f"round {first}" if plan.newest_round == first else f"rounds {first} to"
     rounds += "" if plan.newest_round == first else f" {plan.newest_round}"
-    print(f"Takes back {rounds} of {run.manifest.name}, with {plan.tokens:,} tokens of work.")
+    name = printable(run.manifest.name)
+    print(f"Takes back {rounds} of {name}, with {plan.tokens:,} tokens of work.")
     if not yes:
         require_terminal()
         if ask("All nodes go on from there, for good. Type the round to confirm: ") != (

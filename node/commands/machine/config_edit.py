@@ -66,9 +66,16 @@ def _take(file: Path, draft: Path, before: bytes | None) -> int:
 
 
 def _editor() -> list[str]:
-    """Returns the command of the person's editor. Raises ConfigError where there is none."""
+    """Returns the command of the person's editor. Raises ConfigError where there is none, or it is
+    no command."""
     for variable in ("VISUAL", "EDITOR"):
-        if words := shlex.split(os.environ.get(variable, "")):
+        try:
+            words = shlex.split(os.environ.get(variable, ""))
+        except ValueError as error:  # a quotation without its end
+            raise ConfigError(
+                [f"{variable} is no command: {str(error).lower()}; write it as a shell takes it"]
+            ) from error
+        if words:
             return words
     for name in EDITORS:
         if (path := shutil.which(name)) is not None:

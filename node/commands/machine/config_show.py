@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.config_text import shown, toml_value
+from gossamer.node.base.default_places import NoHomeError
 from gossamer.node.base.owner_limits import overridden, with_limits
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import (
@@ -60,8 +61,11 @@ def show(*, changed: bool = False, json: bool = False, options: State = None) ->
         ]
         print(json_text.dumps(objects, indent=2, default=str))
         return 0
-    file, _ = config_file_of(os.environ, config)
-    print(f"# {printable(str(file))}: {'read' if file.exists() else 'there is no such file'}")
+    try:
+        file, _ = config_file_of(os.environ, config)
+        print(f"# {printable(str(file))}: {'read' if file.exists() else 'there is no such file'}")
+    except NoHomeError as error:
+        print(f"# no file is read: {error}")
     lines = [
         (f"{'' if name in places else '# '}{name} = {toml_value(value)}", place)
         for name, value, place in rows

@@ -15,7 +15,7 @@ from pathlib import Path
 from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
 from gossamer.node.base.owner_limits import with_limits
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.machine.pause_checks import check_pauses
 from gossamer.node.commands.machine.reach_check import check_reach_of_idle
@@ -65,11 +65,11 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     if reach is not None:
         yield reach
     try:
-        kept = read_limits(state_dir.limits_path)
-    except StateDirError as error:
+        limited = with_limits(settings, read_limits(state_dir.limits_path))
+    except (StateDirError, ConfigError) as error:
         yield Check("limits", "fail", str(error))
     else:
-        yield from check_pauses(with_limits(settings, kept))
+        yield from check_pauses(limited)
     yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
     if address is not None:
         yield check_seed(address)

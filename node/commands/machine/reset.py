@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from gossamer.node.base.default_places import NoHomeError, default_config_file
 from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, config_file_of, default_config_file
+from gossamer.node.base.settings import ConfigError, config_file_of
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_users
 from gossamer.node.commands.options import State, StateOptions, settings_of
@@ -45,6 +46,7 @@ def uninstall(*, yes: bool = False, keep_identity: bool = False, options: State 
         Keep the identity; gossamer identity backup puts it elsewhere.
     """
     root = settings_of(options).state_dir
+    _require_state_dir(StateDir(root.resolve()))
     size = format_bytes(bytes_to_erase(root, keep_identity=keep_identity))
     identity = "" if keep_identity else " and its identity, which nobody can give back"
     if not require_yes(
@@ -69,8 +71,7 @@ def _erase(folder: Path, *, yes: bool, keep_identity: bool) -> int:
     if not state_dir.root.exists():
         print(f"there is no {root}")
         return 0
-    if not any(path.exists() for path in (state_dir.lock_path, state_dir.identity_path)):
-        raise ConfigError([f"{root} is no state directory of a node: nothing is removed"])
+    _require_state_dir(state_dir)
     size = format_bytes(bytes_to_erase(state_dir.root, keep_identity=keep_identity))
     with state_dir.locked():
         question = f"Remove the run in {root} ({size})? The identity stays."
@@ -89,24 +90,38 @@ def _erase(folder: Path, *, yes: bool, keep_identity: bool) -> int:
     return 0
 
 
+def _require_state_dir(state_dir: StateDir) -> None:
+    """Raises ConfigError for a folder that is there and holds nothing that a node or its owner's
+    orders left."""
+    signs = (state_dir.lock_path, state_dir.identity_path, state_dir.limits_path)
+    if state_dir.root.exists() and not any(path.exists() for path in signs):
+        root = printable(str(state_dir.root))
+        raise ConfigError([f"{root} is no state directory of a node: nothing is removed"])
+
+
 def _remove_service() -> bool:
     """Returns whether there was a service for all users."""
     is_system = is_for_all_users()
     try:
         manager = manager_here(system=is_system)
-    except ServiceError:
-        return False  # without a manager there is no service
-    if not manager.uninstall():
-        return False
-    print(f"removed: {printable(str(manager.file))}")
-    return is_system
+    except (ServiceError, NoHomeError):
+        return False  # without a manager, or a folder for its file, there is no service
+    was_there = manager.uninstall()
+    if was_there:
+        print(f"removed: {printable(str(manager.file))}")
+    for line in manager.remove_rest():
+        print(printable(line))
+    return was_there and is_system
 
 
 def _remove_settings(options: StateOptions | None) -> None:
     """Removes the platform's own files of settings; one that was named stays."""
     config = options.config if options is not None else None
-    file, is_named = config_file_of(os.environ, config)
-    folder = default_config_file().parent
+    try:
+        file, is_named = config_file_of(os.environ, config)
+        folder = default_config_file().parent
+    except NoHomeError:
+        return  # they would lie in the home folder
     for name in ("config.toml", "config.toml.draft", "gossamer.env"):
         path = folder / name
         if path.exists():

@@ -17,7 +17,12 @@ from gossamer.node.base.links import invitation_text
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
-from gossamer.node.runs.inviting import EXPIRES_SECONDS_MAX, InvitationError, InviteOnlyRun
+from gossamer.node.runs.inviting import (
+    EXPIRES_SECONDS_MAX,
+    InvitationError,
+    InviteOnlyRun,
+    NoAddressError,
+)
 from gossamer.node.runs.voting import VotingDesk, in_words
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, address_of
@@ -48,7 +53,7 @@ def invite(
     status = fetch_status(state_dir)
     address = address_of(status)
     if address is None:
-        raise InvitationError("this node has no address that others could dial: try again later")
+        raise NoAddressError("this node has no address that others could dial: try again later")
     until = int(time.time()) + seconds
     invitation = run.invite(slots, until, depth, _addresses_of_others(status, address))
     run_id = run.manifest.run_id.hex()

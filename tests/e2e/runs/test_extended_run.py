@@ -54,10 +54,10 @@ def test_a_founder_extends_a_run_that_is_finished(
     assert unasked.status != 0
     assert "--yes" in unasked.err
     foreign = gossamer("extend", str(LONGER), "--yes", "--state-dir", other.root)
-    assert foreign.status == 1
+    assert foreign.status == 2
     assert "only the founder" in foreign.err
     near = gossamer("extend", str(TOTAL), "--yes", "--state-dir", founder.root)
-    assert near.status == 1
+    assert near.status == 2
     assert "too near" in near.err
     done = gossamer("extend", str(LONGER), "--yes", "--state-dir", founder.root)
     assert done.status == 0, done

@@ -186,3 +186,24 @@ def test_a_damaged_address(tmp_path: Path) -> None:
     state_dir.api_path.write_bytes(b"\xff\xff")
     with pytest.raises(ClientError, match="is damaged"):
         fetch_status(state_dir)
+
+
+def test_the_address_of_a_crash_is_not_asked_where_nobody_holds_the_directory(
+    tmp_path: Path,
+) -> None:
+    """Another node may listen there by now."""
+    state_dir = StateDir(tmp_path)
+    seen: list[tuple[str, str, str | None, str | None]] = []
+    with answering(state_dir, 200, encode_status(STATUS), seen):
+        left_behind = state_dir.api_path.read_text()
+        with state_dir.locked():
+            state_dir.api_path.write_text(left_behind)
+            token = DaemonFiles(state_dir).new_token()
+            assert fetch_status(state_dir) == STATUS
+        assert len(seen) == 1
+        state_dir.api_path.write_text(left_behind)
+        state_dir.token_path.write_text(token)
+        for use in (fetch_status, page_link, lambda where: give_order(where, "leave")):
+            with pytest.raises(NotRunningError, match="did not end in order"):
+                use(state_dir)
+        assert len(seen) == 1

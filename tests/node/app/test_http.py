@@ -16,7 +16,7 @@ import trio.testing
 from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import build_app, serve_http
-from gossamer.node.app.http_server import UNREAD_BYTES_MAX, ApiBindError
+from gossamer.node.app.http_server import UNREAD_BYTES_MAX, ApiBindError, Guard
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.logs import configure_logs
@@ -69,10 +69,17 @@ def ask(
     content: bytes | None = None,
     host: str = "127.0.0.1:4611",
     client: str = "127.0.0.1",
+    server: str = "127.0.0.1",
     hosts: tuple[str, ...] = (),
 ) -> httpx.Response:
+    """Asks the endpoint. `server`: the address of this machine at which the request comes in."""
+
     async def main() -> httpx.Response:
-        app: Any = build_app(node.status, node.metrics.registry, node, TOKEN, hosts)
+        built: Any = build_app(node.status, node.metrics.registry, node, TOKEN, hosts)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await built({**scope, "server": (server, 4611)}, receive, send)
+
         transport = httpx.ASGITransport(app, client=(client, 5))
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
             return await asking.request(method, path, headers=headers, content=content)
@@ -349,6 +356,27 @@ def test_an_order_to_another_name_than_this_machines_is_refused(host: str) -> No
         assert ask(node, "POST", "/api/pause", headers=ORDER, host=mine).status_code == 202
 
 
+def test_an_endpoint_at_an_address_of_this_machine_takes_its_owners_orders() -> None:
+    """`--api 192.0.2.3:4611`: a client on this machine comes from that address, too."""
+    node = Node()
+    here: Any = {"host": "192.0.2.3:4611", "server": "192.0.2.3"}
+    assert ask(node, "POST", "/api/pause", headers=ORDER, client="192.0.2.3", **here).is_success
+    for client, headers in (
+        ("192.0.2.1", ORDER),
+        ("192.0.2.3", {"x-gossamer": "1"}),
+        ("192.0.2.3", {**ORDER, "via": "1.1 proxy"}),
+        ("192.0.2.3", {**ORDER, "origin": "http://evil.example"}),
+    ):
+        answer = ask(node, "POST", "/api/leave", headers=headers, client=client, **here)
+        assert answer.status_code in (401, 403)
+    # A name that somebody points here, and what another address of this machine is called.
+    for host in ("node.example.org", "192.0.2.4:4611"):
+        given: Any = {**here, "host": host, "hosts": ("node.example.org",)}
+        answer = ask(node, "POST", "/api/leave", headers=ORDER, client="192.0.2.3", **given)
+        assert answer.status_code == 403
+    assert node.orders == ["pause"]
+
+
 def test_what_is_read_needs_no_token() -> None:
     for path in ("/", "/api/status", "/metrics", "/livez", "/readyz"):
         assert ask(Node(), "GET", path).status_code == 200
@@ -440,7 +468,6 @@ def test_an_endless_body_is_read_to_a_limit() -> None:
         b"POST /api/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\nx",
         b"POST /api/pause HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\nx",
         b"GET /%ff%00/../.. HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000,
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
     ],
@@ -465,6 +492,68 @@ def test_rubbish_costs_its_own_connection_and_nothing_else(rubbish: bytes) -> No
         assert node.orders == []
 
     serving(node, use)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, 3.4
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"\xff" * 1000])
+def test_http_2_is_refused_and_ends_the_connection(rest: bytes) -> None:
+    """Its bodies need no length, and it has ways of its own to keep a connection open."""
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(PREFACE + rest)
+            answer = bytearray()
+            with contextlib.suppress(trio.BrokenResourceError):
+                async for part in stream:
+                    answer += part
+            assert answer.startswith(b"HTTP/1.1 505")
+            assert b"connection: close" in answer.lower()
+
+    serving(Node(), use)
+
+
+def test_a_client_that_offers_http_2_is_answered_in_http_1() -> None:
+    """As `curl --http2` does."""
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(
+                b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+                b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n\r\n"
+            )
+            assert (await stream.receive_some(4096)).startswith(b"HTTP/1.1 200")
+
+    serving(Node(), use)
+
+
+def test_another_version_of_http_gets_to_no_endpoint() -> None:
+    """Whatever server passes it on: without a length nothing bounds the body."""
+    passed_on: list[str] = []
+    pieces = [{"type": "http.request", "body": bytes(MIB), "more_body": True} for _ in range(3)]
+    answer: list[Any] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        passed_on.append(scope["path"])
+
+    async def receive() -> Any:
+        return pieces.pop() if pieces else {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "2",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"host", b"127.0.0.1")],
+    }
+    trio.run(Guard(inner, (), 2 * MIB), scope, receive, send)
+    assert (answer[0]["status"], passed_on) == (505, [])
 
 
 def test_a_failing_server_is_started_again_on_the_same_address(

@@ -82,6 +82,16 @@ def test_the_cards_power_is_limited_and_put_back() -> None:
     assert card.power_limit_watts == 450.0
 
 
+def test_a_power_limit_that_was_lowered_is_raised_again() -> None:
+    card = Card(power_limit_watts=450.0)
+    power = power_of(card)
+    for wanted, limit in ((200, 200.0), (300, 300.0), (600, 450.0), (250, 250.0)):
+        assert power.apply(wanted) == ""
+        assert card.power_limit_watts == limit
+    assert power.restore() == ""
+    assert card.power_limit_watts == 450.0
+
+
 def test_without_root_the_power_limit_says_so_and_what_to_do() -> None:
     card = Card(is_root=False)
     assert "only root" in power_of(card).apply(300)
@@ -217,8 +227,9 @@ def test_a_limit_that_stays_as_it_was_is_not_refused(tmp_path: Path) -> None:
     assert limits.settings.threads == 3
 
 
-def test_a_damaged_file_of_limits_is_not_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{upload", b'{"upload": "\xff"}'])
+def test_a_damaged_file_of_limits_is_not_passed_over(tmp_path: Path, content: bytes) -> None:
     state_dir = StateDir(tmp_path)
-    state_dir.limits_path.write_text("{upload")
+    state_dir.limits_path.write_bytes(content)
     with pytest.raises(StateDirError, match="remove it"):
         OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)

@@ -17,9 +17,11 @@ from gossamer.node.app.notices import (
     Notice,
     Notices,
     NotTakenError,
+    conditions,
     send_notice,
 )
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, load_settings
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
@@ -59,6 +61,27 @@ def test_nobody_listens() -> None:
     with pytest.raises(NotTakenError, match="refused") as caught:
         send_notice(one.url, NOTICE)
     assert not caught.value.is_lasting
+
+
+@pytest.mark.parametrize("host", ["chat..example.org", f"{'a' * 64}.example.org"])
+def test_an_address_that_no_name_server_can_be_asked_for_is_a_lasting_refusal(host: str) -> None:
+    with pytest.raises(NotTakenError) as caught:
+        send_notice(f"http://{host}/hook", NOTICE)
+    assert caught.value.is_lasting
+
+
+def test_an_ipv6_address_needs_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def refuse(address: tuple[str, int], *_arguments: object, **_options: object) -> None:
+        asked.append(address)
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    for place in ("http://[2001:db8::1]/hook", "https://[2001:db8::c]/hook"):
+        with pytest.raises(NotTakenError, match="refused"):
+            send_notice(place, NOTICE)
+    assert asked == [("2001:db8::1", 80), ("2001:db8::c", 443)]
 
 
 def test_a_desktop_shows_the_text_whatever_it_begins_with(
@@ -107,6 +130,7 @@ class Node:
         )
         self.context.progress = self.progress
         self.is_finished = False
+        self.holds: tuple[Hold, ...] = ()
         self.sent: list[tuple[str, str]] = []
         self.refuses: list[NotTakenError] = []
 
@@ -229,6 +253,17 @@ def test_a_place_that_hangs_does_not_hold_up_the_end(
         hangs.set()
 
 
+def test_the_owners_own_limit_of_the_disk_is_named(node: Node) -> None:
+    node.progress.phase, node.progress.paused_reason = "paused", "disk"
+    reason = "the run needs 4 GiB of the disk, and its owner's limit is 2 GiB"
+    node.holds = (Hold("schedule"), Hold("disk", reason))
+    told = conditions(cast(Participant, node), node.state_dir.health)["disk"]
+    assert told.endswith(f"does not train: {reason}")
+    node.state_dir.health.failed("chain", DiskError("the disk is full"))
+    told = conditions(cast(Participant, node), node.state_dir.health)["disk"]
+    assert told.endswith("cannot write: the disk is full")
+
+
 def test_without_places_nothing_is_watched(node: Node) -> None:
     watch = Notices((), cast(Participant, node), node.state_dir, send=node.send)
     node.progress.phase = "failed"
@@ -248,6 +283,9 @@ def test_places_of_the_setting() -> None:
         "https://user:password@example.org",
         "https://example.org:99999/",
         "https://exämple.org/",
+        "https://chat..example.org/hook",
+        f"https://{'a' * 64}.example.org/hook",
+        "https://-/hook",
     ):
         with pytest.raises(ConfigError, match="is no place for notices"):
             load_settings({"notices": (wrong,)}, {})

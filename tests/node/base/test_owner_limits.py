@@ -92,3 +92,16 @@ def test_memory_of_a_card_is_a_share_or_a_size() -> None:
     assert gpu_memory_bytes("50%", 80) == 40
     assert gpu_memory_bytes("8GiB", 80) == 8 * 1024**3
     assert gpu_memory_bytes("", 80) == 80
+
+
+def test_what_is_kept_and_no_value_any_more_is_told_with_the_remedy() -> None:
+    """An earlier version may have taken it."""
+    with pytest.raises(ConfigError) as caught:
+        with_limits(SETTINGS, {"memory": "99999999999GiB", "upload": "10", "gpu_power": "1"})
+    memory, power = caught.value.problems
+    assert memory.startswith("memory: ")
+    assert "`gossamer limits set memory=default`" in memory
+    assert power.startswith("gpu_power: ")
+    assert "gpu_power=default" in power
+    with pytest.raises(ConfigError, match="gossamer schedule set work_hours=default"):
+        with_limits(SETTINGS, {"work_hours": "never"})

@@ -39,6 +39,8 @@ def test_limits_as_people_write_them(text: str, expected: Period) -> None:
         ("0.1", "not allowed"),
         ("10@18:00", "not a limit"),
         ("10@25:00-26:00", "no time of the day"),
+        ("5@24:30-06:00", "no time of the day"),
+        ("5@06:00-24:01", "no time of the day"),
         ("10@18:00-18:00", "no length"),
     ],
 )

@@ -1,3 +1,4 @@
+import contextlib
 import math
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from gossamer.node.base.address_text import (
     parse_link,
     parse_listen,
 )
+from gossamer.node.base.default_places import default_state_dir
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.links import Links, parse_links
-from gossamer.node.base.setting_values import GivenValue, parse_size
+from gossamer.node.base.setting_values import PARSERS, GivenValue, parse_size
 from gossamer.node.base.settings import (
     ConfigError,
     Settings,
-    default_state_dir,
     load_settings,
 )
 
@@ -174,8 +175,8 @@ def test_what_the_owner_does_with_the_machine(tmp_path: Path) -> None:
         ("on_battery", "maybe", "'maybe' is not one of on, off"),
         ("on_battery", 1, "1 is not one of on, off"),
         ("name", "x" * 33, "a name has 33 characters; at most 32"),
-        ("name", "Ada\x1b[2J", "a name has characters that are not printable"),
-        ("name", "\u202eadA", "a name has characters that are not printable"),
+        ("name", "Ada\x1b[2J", "a name has control characters"),
+        ("name", "\u202eadA", "a name has control characters"),
         ("name", 7, "7 is no text"),
         ("on_metered", "sometimes", "'sometimes' is not one of on, off"),
         ("only_when_idle", "5", "'5' is no duration; write it as 90s, 30min"),
@@ -289,6 +290,9 @@ def test_host_and_port() -> None:
     for text in ("::1:4611", "localhost", ":4611", "localhost:70000", "localhost:x"):
         with pytest.raises(ValueError, match="4611"):
             parse_host_port(text)
+    for host in ("a..b", "a" * 64, "-a", "a b", "\u00e9", "[::z]"):
+        with pytest.raises(ValueError, match="no name and no address of a host"):
+            parse_host_port(f"{host}:80")
 
 
 @pytest.mark.parametrize(
@@ -303,6 +307,41 @@ def test_sizes(text: GivenValue, size: int) -> None:
 def test_sizes_that_are_none(text: GivenValue) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["99999999999GiB", "9" * 400, f"{'9' * 400} GB", 10**400, 2**61])
+def test_a_size_that_no_machine_has_is_refused(text: GivenValue) -> None:
+    with pytest.raises(ValueError, match="more than any machine has"):
+        parse_size(text)
+
+
+NUMBERS: tuple[GivenValue, ...] = (
+    10**400,
+    -(10**400),
+    math.inf,
+    -math.inf,
+    math.nan,
+    1e308,
+    "9" * 400,
+    "9" * 5000,
+    f"{'9' * 400}GB",
+    f"{'9' * 400}%",
+    f"{'9' * 400}m",
+    f"{'9' * 400}d",
+    f"127.0.0.1:{'9' * 5000}",
+    "1e400",
+    "inf",
+    "nan",
+)
+
+
+@pytest.mark.parametrize("field", PARSERS)
+def test_no_number_breaks_a_setting(field: str) -> None:
+    """A value that is taken fits into 64 bits: messages to the trainer and metrics hold no more."""
+    for number in NUMBERS:
+        with contextlib.suppress(ValueError):
+            value = PARSERS[field](number)
+            assert not isinstance(value, int) or abs(value) < 2**63
 
 
 @pytest.mark.parametrize("text", ["/ip4/203.0.113.7/tcp/4610", "/dns/node.example.org/tcp/1"])

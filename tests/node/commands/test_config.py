@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.base.config_text import new_file_text, toml_value
+from gossamer.node.base.default_places import default_config_file
 from gossamer.node.base.settings import (
     ConfigError,
     Settings,
-    default_config_file,
     load_settings,
     read_config_file,
     source_settings,
@@ -30,7 +30,7 @@ from gossamer.node.storage.state_dir import StateDir
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A person's own configuration folder; the config file of the platform lies below it."""
     monkeypatch.setattr(
-        "gossamer.node.base.settings.platformdirs.user_config_path",
+        "gossamer.node.base.default_places.platformdirs.user_config_path",
         lambda name: tmp_path / "config" / name,
     )
     return tmp_path
@@ -283,6 +283,52 @@ def test_an_editor_that_fails_changes_nothing(
     editor(monkeypatch, "sys.exit(3)")
     assert run_command(["config", "edit"]) == 2
     assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ['"vi', "vi '"])
+def test_an_editor_that_is_no_command_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", command)
+    assert run_command(["config", "edit"]) == 2
+    assert "EDITOR is no command: no closing quotation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "told"),
+    [
+        ("status --state-dir NEW", 1, "no node runs on"),
+        ("limits --state-dir NEW", 0, ""),
+        ("config show --state-dir NEW", 0, ""),
+        ("reset --yes --state-dir NEW", 0, ""),
+        ("status", 2, "HOME"),
+        ("limits", 2, "HOME"),
+        ("reset --yes", 2, "HOME"),
+        ("config edit", 2, "HOME"),
+        ("limits --state-dir ~/node", 2, "HOME"),
+        ("limits --state-dir NEW --config ~/node.toml", 2, "HOME"),
+        ("status --state-dir NEW --config ~/node.toml", 2, "HOME"),
+    ],
+)
+def test_a_user_without_a_home_folder(line: str, status: int, told: str, tmp_path: Path) -> None:
+    """As in a container whose user has a number and no name."""
+    words = line.replace("NEW", str(tmp_path / "new")).split()
+    program = (
+        "import pwd, sys\n"
+        "def no_entry(user): raise KeyError(user)\n"
+        "pwd.getpwuid = no_entry\n"
+        "from gossamer.node.cli import main\n"
+        f"main({words!r})\n"
+    )
+    homes = {"HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "USERPROFILE"}
+    environment = {name: text for name, text in os.environ.items() if name not in homes}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gossamer.node.commands.machine import machine_checks, state_checks, torch_c
 from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.doctor import run_doctor
 from gossamer.node.commands.machine.torch_checks import TorchReport
+from gossamer.node.storage.limits_file import write_limits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
@@ -57,6 +58,18 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
     for name in ("python", "torch", "device", "state", "disk", "ports", "clock"):
         assert any(line.startswith("ok") and name in line for line in lines), (name, lines)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_kept_limit_that_is_no_value_any_more_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "check_torch", lambda _device, **_options: iter(()))
+    write_limits(StateDir(tmp_path).limits_path, {"memory": "99999999999GiB"})
+    settings = Settings(state_dir=tmp_path, listen=("/ip4/127.0.0.1/tcp/0",), api="127.0.0.1:0")
+    text = io.StringIO()
+    assert run_doctor(settings, None, Console(file=text, width=300)) == 1
+    (line,) = (line for line in text.getvalue().splitlines() if " limits " in line)
+    assert "`gossamer limits set memory=default`" in line
 
 
 def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

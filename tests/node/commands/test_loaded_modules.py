@@ -39,10 +39,12 @@ NEVER = frozenset(
 OF_STATUS = frozenset(
     {
         *("gossamer.node.app.client", "gossamer.node.base.address_text"),
-        *("gossamer.node.base.disk_health", "gossamer.node.base.durations"),
+        *("gossamer.node.base.default_places", "gossamer.node.base.disk_health"),
+        "gossamer.node.base.durations",
         *("gossamer.node.base.limit_periods", "gossamer.node.base.local_http"),
         *("gossamer.node.base.pausing", "gossamer.node.base.printable"),
         *("gossamer.node.base.setting_values", "gossamer.node.base.settings"),
+        "gossamer.node.base.standard_streams",
         *("gossamer.node.base.terminal", "gossamer.node.base.text_table"),
         *("gossamer.node.base.units", "gossamer.node.base.work_hours", "gossamer.node.cli"),
         *("gossamer.node.commands.views.status_line", "gossamer.node.commands.views.status_view"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.base.settings import default_config_file
+from gossamer.node.base.default_places import default_config_file
 from gossamer.node.cli import run_command
 from gossamer.node.commands.machine import reset
 from gossamer.node.network.identity import Identity
@@ -170,6 +170,9 @@ class FakeService:
         was_there, self.is_there = self.is_there, False
         return was_there
 
+    def remove_rest(self) -> list[str]:
+        return ["removed: the links"]
+
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeService:
@@ -177,7 +180,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeService:
     monkeypatch.setattr(reset, "manager_here", lambda system: fake)
     monkeypatch.setattr(reset, "SYSTEM_STATE_DIR", tmp_path / "none")
     monkeypatch.setattr(
-        "gossamer.node.base.settings.platformdirs.user_config_path",
+        "gossamer.node.base.default_places.platformdirs.user_config_path",
         lambda name: tmp_path / "config" / name,
     )
     return fake
@@ -195,6 +198,7 @@ def test_uninstall_removes_service_state_and_settings(
     assert not file.parent.exists()
     out = capsys.readouterr().out
     assert "uninstall gossamer" in out
+    assert "removed: the links" in out
     assert "bytes are freed" in out
 
 
@@ -207,6 +211,28 @@ def test_uninstall_keeps_the_identity_and_a_named_file_if_wanted(
     assert run_command(["uninstall", "--yes", "--keep-identity", *options]) == 0
     assert names(state.root) == {*IDENTITY_NAMES, HELD_NAME}
     assert named.exists()
+
+
+def test_uninstall_takes_a_folder_with_nothing_but_the_owners_limits(
+    service: FakeService, tmp_path: Path
+) -> None:
+    """As `gossamer limits set` leaves it before the first node."""
+    state_dir = StateDir(tmp_path / "state")
+    assert run_command(["limits", "set", "upload=10", "--state-dir", str(state_dir.root)]) == 0
+    assert names(state_dir.root) == {"limits"}
+    assert run_command(["uninstall", "--yes", "--state-dir", str(state_dir.root)]) == 0
+    assert (state_dir.root.exists(), service.is_there) == (False, False)
+
+
+def test_uninstall_looks_at_the_folder_before_the_service_goes(
+    service: FakeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    assert run_command(["uninstall", "--yes", "--state-dir", str(folder)]) == 2
+    assert "nothing is removed" in capsys.readouterr().err
+    assert (names(folder), service.is_there) == ({"thesis.tex"}, True)
 
 
 def test_uninstall_asks_first(state: StateDir, service: FakeService) -> None:

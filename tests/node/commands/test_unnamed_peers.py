@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 
 import pytest
 import trio
 
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands import unnamed_peers
 from gossamer.node.commands.unnamed_peers import answering_peer, confirmed
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -38,6 +41,20 @@ def test_a_confirmed_peer_is_named() -> None:
 def test_a_peer_that_is_not_confirmed_is_not_joined(answer: str) -> None:
     with pytest.raises(ConfigError, match="not confirmed"):
         _confirm(answer, ADDRESS)
+
+
+def test_the_end_of_the_input_confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-D."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(unnamed_peers, "answering_peer", lambda _address: PEER)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    with pytest.raises(ConfigError, match="not confirmed"):
+        unnamed_peers.confirm_on_terminal((ADDRESS,))
 
 
 def test_without_a_terminal_the_whole_link_is_asked_for() -> None:

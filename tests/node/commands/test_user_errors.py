@@ -19,7 +19,9 @@ from gossamer.node.commands.user_errors import exit_status, explain
 from gossamer.node.network.identity import IdentityError, read_backup
 from gossamer.node.network.transport import ListenError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongRunError
+from gossamer.node.runs.inviting import InvitationError, NoAddressError
 from gossamer.node.runs.preparing import PreparingError
+from gossamer.node.runs.signed_orders import OrderError
 from gossamer.node.storage.state_dir import StateDir, StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export.hugging_face import ExportError
@@ -34,6 +36,8 @@ from gossamer.trainer.text.sources.corpus_errors import CorpusError
         CorpusError(["no text"]),
         ExportError("the folder is not empty"),
         IdentityError("damaged"),
+        InvitationError("not joined by invitation"),
+        OrderError("only the founder"),
         NotAdmittedError("a stranger"),
         WrongRunError("another run"),
         StateDirError("of another run"),
@@ -52,6 +56,7 @@ def test_what_somebody_has_to_change_is_status_2(error: Exception) -> None:
         JoinError("no peer answers"),
         ListenError("in use"),
         PreparingError("out of memory"),
+        NoAddressError("try again later"),
         StateDirInUseError(Path("here"), 1),
         OSError(errno.ENETDOWN, "network is down"),
     ],
@@ -93,7 +98,13 @@ def test_no_node_in_the_network_may_pass() -> None:
 
 def test_every_error_that_is_explained_exists() -> None:
     """The tables name classes whose modules are not loaded."""
-    for name in (*user_errors._WITH_PROBLEMS, *user_errors._WITH_TEXT, *user_errors._LASTING):
+    tables = (
+        user_errors._WITH_PROBLEMS,
+        user_errors._WITH_TEXT,
+        user_errors._LASTING,
+        user_errors._PASSING,
+    )
+    for name in [each for table in tables for each in table]:
         module, kind = name.split(":")
         assert issubclass(getattr(import_module(module), kind), Exception)
 

@@ -120,6 +120,15 @@ def test_data_that_come_too_late_are_said(large: Path, capsys: pytest.CaptureFix
         assert ("they train on the same text again" in said) is is_late
 
 
+def test_the_name_of_a_text_is_shown_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "tiny"\n[corpus]\npaths = ["text[v2][/b]"]\n')
+    assert run_command(["plan", str(path)]) == 0
+    assert "text[v2][/b]" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_a_manifest_may_be_planned_where_its_corpus_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.cli import run_command
 from gossamer.trainer.export.hugging_face import CARD_MARK
@@ -34,6 +35,15 @@ def test_a_folder_comes_back_with_a_card(settings: Settings, tmp_path: Path) -> 
     assert "| rounds | 0" in card
     assert "imported weights" in card
     assert "their licence holds" in card
+
+
+@pytest.mark.parametrize("name", ["m[v2]", "n[/b]", "x\x1b[2J"])
+def test_the_folder_is_named_as_it_was_given(
+    settings: Settings, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / name
+    assert export(settings, folder) == 0
+    assert capsys.readouterr().out.endswith(f" written to {printable(str(folder))}\n")
 
 
 def test_a_gguf_file_has_the_weights(

@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.runs.generating import (
     GenerateError,
     Sampling,
@@ -75,20 +75,26 @@ def test_its_process_is_confined_and_ends_with_its_reader(settings: Settings) ->
         ({"temperature": -1.0}, "--temperature is -1"),
         ({"temperature": float("nan")}, "--temperature is nan"),
         ({"seed": -1}, "--seed is -1"),
-        ({"device": "cuda:77"}, "device 'cuda:77'"),
-        ({"device": "abacus"}, "device 'abacus' is unknown"),
+        ({"seed": 10**26}, "--seed is 1"),
+        ({"device": "abacus"}, "--device: 'abacus' is not a device"),
+        ({"device": "cpu,cpu"}, "--device: 'cpu,cpu' is not one device"),
     ],
 )
 def test_what_is_not_allowed_is_told(
     settings: Settings, changes: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(GenerateError) as told:
+    with pytest.raises(ConfigError) as told:
         generate_text(settings, "A text", sampling(**changes))
     assert said in str(told.value)
 
 
+def test_a_device_that_is_not_here_may_be_here_later(settings: Settings) -> None:
+    with pytest.raises(GenerateError, match="device 'cuda:77'"):
+        generate_text(settings, "A text", sampling(device="cuda:77"))
+
+
 def test_a_text_that_is_too_long_is_told(settings: Settings) -> None:
-    with pytest.raises(GenerateError, match="give a shorter one"):
+    with pytest.raises(ConfigError, match="give a shorter one"):
         generate_text(settings, "x" * 300_000, sampling())
 
 

@@ -181,7 +181,7 @@ def test_the_commands_show_what_they_did(
         assert peer in shown
     assert run_command(["revoke", NEWCOMER.peer_id[-8:], *where]) == 0
     assert NEWCOMER.peer_id in capsys.readouterr().out
-    assert run_command(["revoke", "nobody", *where]) == 1
+    assert run_command(["revoke", "nobody", *where]) == 2
     assert "`gossamer members` lists them" in capsys.readouterr().err
     assert run_command(["invite", *where]) == 1
     assert "no node runs" in capsys.readouterr().err

@@ -60,12 +60,12 @@ def test_one_that_is_not_above_a_member_votes(
     said = capsys.readouterr().out
     assert f"To put out {NEWCOMER.peer_id}" in said
     assert "This node votes for it." in said
-    assert run_command(["revoke", me, *where]) == 1
+    assert run_command(["revoke", me, *where]) == 2
     assert "this node itself" in capsys.readouterr().err
     assert run_command(["revoke", NEWCOMER.peer_id, "--withdraw", *where]) == 0
     assert file.wishes() == []
     capsys.readouterr()
-    assert run_command(["revoke", NEWCOMER.peer_id, "--withdraw", *where]) == 1
+    assert run_command(["revoke", NEWCOMER.peer_id, "--withdraw", *where]) == 2
     assert "does not vote on" in capsys.readouterr().err
 
 

@@ -127,6 +127,31 @@ def test_a_second_install_keeps_the_links_and_the_other_variables(machine: Machi
     assert variables.read_text() == expected
 
 
+def test_uninstall_leaves_no_invitation(machine: Machine) -> None:
+    """A reinstalled service goes on with its links; `gossamer uninstall` removes them."""
+    manager = Systemd(system=True)
+    manager.environment_file = variables = machine.root / "etc/gossamer/gossamer.env"
+    assert manager.remove_rest() == []
+    variables.parent.mkdir(parents=True)
+    variables.write_text(f"GOSSAMER_THREADS=2\nGOSSAMER_SEEDS={LINK}\n")
+    (told,) = manager.remove_rest()
+    assert variables.read_text() == "GOSSAMER_THREADS=2\n"
+    assert stat.S_IMODE(variables.stat().st_mode) == 0o600
+    assert f"removed from {variables}: the links" in told
+    variables.write_text(f"GOSSAMER_SEEDS={LINK}\n")
+    assert manager.remove_rest() == [f"removed: {variables}"]
+    assert not variables.parent.exists()
+
+
+def test_uninstall_removes_the_log_of_launchd(machine: Machine) -> None:
+    job = Launchd()
+    assert job.remove_rest() == []
+    job.log.parent.mkdir(parents=True)
+    job.log.write_text("a line\n")
+    assert job.remove_rest() == [f"removed: {job.log}"]
+    assert not job.log.exists()
+
+
 def test_a_service_needs_a_run_or_a_link(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
