@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device, is_out_of_memory
-from gossamer.trainer.text.data import DataError, Tokens, num_targets
+from gossamer.trainer.text.data import Tokens, num_targets
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +26,37 @@ T = TypeVar("T")
 def batches_of(
     shards: Iterable[Tokens], context: int, num_sequences: int, tokens_max: int
 ) -> Iterator[NDArray[np.int64]]:
-    """All targets of the shards once, up to `tokens_max`, as (at most num_sequences, at most
-    context + 1).
+    """All targets of the shards once, as (at most num_sequences, at most context + 1).
 
-    The last sequence of a shard may be shorter and comes by itself.
+    The last sequence of a shard may be shorter and comes by itself. A batch without a target, as in
+    the middle of a long prompt, is left out.
+
+    Args:
+        tokens_max: at most so many tokens are looked at.
     """
+    for batch in _all_batches_of(shards, context, num_sequences, tokens_max):
+        if num_targets(batch):
+            yield batch
+
+
+def _all_batches_of(
+    shards: Iterable[Tokens], context: int, num_sequences: int, tokens_max: int
+) -> Iterator[NDArray[np.int64]]:
+    """As `batches_of`, and batches without a target as well."""
     left = tokens_max
     for tokens in shards:
-        num_targets = min(len(tokens) - 1, left)
-        if num_targets <= 0:
+        num_used = min(len(tokens) - 1, left)
+        if num_used <= 0:
             continue
-        left -= num_targets
-        whole = num_targets // context
+        left -= num_used
+        whole = num_used // context
         for first in range(0, whole, num_sequences):
             starts = range(first * context, min(first + num_sequences, whole) * context, context)
             yield np.stack([tokens[start : start + context + 1] for start in starts]).astype(
                 np.int64
             )
-        if num_targets % context:
-            yield tokens[None, whole * context : num_targets + 1].astype(np.int64)
+        if num_used % context:
+            yield tokens[None, whole * context : num_used + 1].astype(np.int64)
         if left <= 0:
             return
 
@@ -66,10 +79,10 @@ def in_time(
 def evaluate(
     model: Decoder, device: Device, batches: Iterable[NDArray[np.int64]]
 ) -> tuple[float, int]:
-    """(nats per token, tokens). A batch that is too large for the memory goes in parts.
+    """(nats per token, tokens), or (NaN, 0) without a token to predict. A batch that is too large
+    for the memory goes in parts.
 
     Raises:
-        DataError: not a single token to predict.
         TrainerError: memory does not suffice for a single sequence.
     """
     loss_sum, num_tokens = 0.0, 0
@@ -82,9 +95,7 @@ def evaluate(
             most = at_once
         loss_sum += loss
         num_tokens += num_targets(batch)
-    if num_tokens == 0:
-        raise DataError("the held-out shards have no token to predict")
-    return loss_sum / num_tokens, num_tokens
+    return loss_sum / num_tokens if num_tokens else math.nan, num_tokens
 
 
 def _loss_of(

@@ -39,9 +39,10 @@ class HandOver:
         self._transfer.load(self._local, self._base)
 
     def begin_at_base(self) -> None:
-        """A round begins at `base`."""
-        self.load_base()
+        """A round begins at `base`. It is read once: the daemon may be writing the next state
+        there, and a later `rebase` takes that over if `local` is now what `work` is."""
         torch.from_numpy(self._work).copy_(torch.from_numpy(self._base))
+        self._transfer.load(self._local, self._work)
 
     def begin_at_local(self) -> None:
         """A round begins at the local parameters as they are."""

@@ -154,9 +154,9 @@ class Decoder(nn.Module):
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) -> input of the head: (B, T, W)"""
         x = self.embed_tokens(tokens).to(self.residual_dtype)  # (B, T, W)
-        compiled = self._compiled_for(x)
-        run = run_layer if compiled is None else compiled.layer
         for layer in self.layers:
+            compiled = self._compiled_for(x)
+            run = run_layer if compiled is None else compiled.layer
             if self.checkpointing and torch.is_grad_enabled():
                 rotary = self.rotary
                 x = checkpoint(run, layer, x, rotary, use_reentrant=False, preserve_rng_state=False)
@@ -166,9 +166,10 @@ class Decoder(nn.Module):
         return hidden
 
     def _compiled_for(self, x: Tensor) -> CompiledParts | None:
-        """The compiled parts, if they are for a pass with that input of the layers, (B, T, W)."""
+        """The compiled parts, if they are for a layer with that input, (B, T, W)."""
         compiled = self.compiled
-        # Without gradients, and where the input is frozen, the compiler would begin anew.
+        # Without gradients, and where the input is frozen, the compiler would begin anew. With
+        # adapters the input of the first layer is, and those of the others are not.
         is_for_it = compiled is not None and x.requires_grad and x.shape == compiled.shape
         return compiled if is_for_it else None
 

@@ -54,10 +54,10 @@ class StateReader:
         tokens_max: int,
         seconds_max: float,
     ) -> messages.Evaluated:
-        """Loss over shards.
+        """Loss over shards; NaN without a token to predict in them.
 
         Raises:
-            DataError: a shard that cannot be used, or nothing to predict.
+            DataError: a shard that cannot be used.
             TrainerError: memory does not suffice for a single sequence.
         """
         shards = (load_shard(path, self._token_bytes, self._model.vocabulary) for path in paths)
@@ -77,7 +77,8 @@ class StateReader:
     def losses(
         self, parameters: NDArray[np.float32], sequences: Sequence[tuple[str, int]]
     ) -> tuple[float, ...]:
-        """Losses on single sequences, each as (file of a shard, first token).
+        """Losses on single sequences, each as (file of a shard, first token); NaN of one without a
+        token to predict.
 
         Raises:
             DataError: a shard that cannot be used, or that has no such sequence.

@@ -75,6 +75,8 @@ class Worker:
         self._spread: Spread | None = None
         """The other devices; None with one alone."""
         self._num_devices = 1
+        self._bytes_max = framing.MESSAGE_BYTES_MAX
+        """Bound on a message to the daemon, which has the same."""
         self._sending = threading.Lock()
         self._busy_since: float | None = time.monotonic()
         """Time at which the main thread began its present piece of work; None while it waits."""
@@ -254,6 +256,7 @@ class Worker:
         if self._trainer is not None:
             raise TrainerError("Configure came twice")
         num_parameters = message.model.num_parameters
+        self._bytes_max = framing.bytes_max_of(message.model, message.shared_steps)
         devices = self._take_devices(message)
         make: Callable[..., LocalTrainer] = LocalTrainer
         if message.shared_steps is not None:
@@ -336,7 +339,7 @@ class Worker:
             self._write(message)
 
     def _write(self, message: messages.FromWorker) -> None:
-        self._output.write(framing.encode(message))
+        self._output.write(framing.encode(message, self._bytes_max))
         self._output.flush()
 
     def fail(self, reason: str) -> None:

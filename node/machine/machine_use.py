@@ -126,9 +126,11 @@ def _plain(name: str) -> str:
 
 
 def _is_of_others(process: psutil.Process) -> bool:
-    """Returns whether a process is at work and no part of this node: `python` may be a name."""
+    """Returns whether a process is at work and no part of this node: `python` may be a name, and
+    the trainer has children of its own."""
     try:
-        is_own = os.getpid() in (process.pid, process.ppid())
+        own = os.getpid()
+        is_own = process.pid == own or any(parent.pid == own for parent in process.parents())
         return not is_own and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -42,11 +42,17 @@ class PowerLimit:
         return "; ".join(filter(None, problems))
 
     def _apply(self, watts: int, gpu: Gpu) -> str:
-        if gpu.power_limit_watts is not None and gpu.power_limit_watts <= watts:
-            return ""  # the owner or another program holds it lower already
-        problem = self._gpus.set_power_limit(gpu.index, watts)
-        if not problem and gpu.power_limit_watts is not None:
-            self._found.setdefault(gpu.index, gpu.power_limit_watts)
+        wanted: float = watts
+        found = self._found.get(gpu.index, gpu.power_limit_watts)
+        if found is not None:
+            # The owner or another program may hold it lower. What the card has now may be this
+            # node's own, lower limit of before.
+            wanted = min(wanted, found)
+        if gpu.power_limit_watts == wanted:
+            return ""
+        problem = self._gpus.set_power_limit(gpu.index, wanted)
+        if not problem and found is not None:
+            self._found[gpu.index] = found
         return problem
 
     def restore(self) -> str:

@@ -110,8 +110,8 @@ class Trainer(Protocol):
     async def evaluate(
         self, paths: Sequence[str], tokens_max: int, seconds_max: float
     ) -> messages.Evaluated | None:
-        """Loss of `base` on held-out shards, of as much as takes so long; None if the trainer died
-        over it."""
+        """Loss of `base` on held-out shards, of as much as takes so long; NaN without a token to
+        predict; None if the trainer died over it."""
 
     async def sample(self, task: messages.Sample) -> messages.Sampled | None:
         """Texts of the model of `base`; None if there is no worker, or it died over it."""
@@ -122,8 +122,8 @@ class Trainer(Protocol):
         from when it is written to `give_back_audited`."""
 
     async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...] | None:
-        """Losses of `audited` on single sequences, in nats a token; None if there is no worker, or
-        it died over it. Between rounds only.
+        """Losses of `audited` on single sequences, in nats a token, NaN for one without a token to
+        predict; None if there is no worker, or it died over it. Between rounds only.
 
         Args:
             sequences: (file of a shard, first token).

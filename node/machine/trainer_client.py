@@ -26,7 +26,7 @@ import trio
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine.run_files import frozen_paths, tokenizer_path
 from gossamer.node.machine.trainer import TrainerListener
-from gossamer.node.machine.trainer_configuration import configuration_of
+from gossamer.node.machine.trainer_configuration import configuration_of, shared_steps_of
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
 from gossamer.node.storage.state_dir import StateDir
@@ -36,6 +36,7 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.framing import bytes_max_of
 from gossamer.trainer.resources.device_names import may_be_several
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class TrainerClient:
             folder=folder,
             has_audits=has_audits(manifest),
             has_several=may_be_several(settings.device),
+            message_bytes_max=bytes_max_of(manifest.model, shared_steps_of(manifest)),
         )
         self.base: FloatVector = self._process.base
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole

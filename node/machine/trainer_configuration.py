@@ -9,6 +9,16 @@ from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc import messages
 
 
+def shared_steps_of(manifest: Manifest) -> messages.SharedSteps | None:
+    """Returns how a run's shared steps are made; None if peers take steps of their own."""
+    if not SYNC_MODES[manifest.sync].shares_steps:
+        return None
+    outer = manifest.outer
+    return messages.SharedSteps(
+        top_k=outer.top_k, chunks=outer.chunks_of_step, lookahead=outer.lookahead
+    )
+
+
 def configuration_of(
     manifest: Manifest,
     settings: Settings,
@@ -17,12 +27,6 @@ def configuration_of(
     tokenizer_path: str,
 ) -> messages.Configure:
     """Returns the first message to each worker of a process."""
-    shared_steps = None
-    if SYNC_MODES[manifest.sync].shares_steps:
-        outer = manifest.outer
-        shared_steps = messages.SharedSteps(
-            top_k=outer.top_k, chunks=outer.chunks_of_step, lookahead=outer.lookahead
-        )
     return messages.Configure(
         model=manifest.model,
         inner=manifest.inner,
@@ -38,7 +42,7 @@ def configuration_of(
         moments=settings.moments,
         compiling=settings.compile,
         mixing=manifest.outer.mixing,
-        shared_steps=shared_steps,
+        shared_steps=shared_steps_of(manifest),
         tokenizer=manifest.data.tokenizer,
         tokenizer_path=tokenizer_path,
     )

@@ -90,6 +90,7 @@ class TrainerProcess:
         command: Sequence[str] = (),
         has_audits: bool = False,
         has_several: bool = False,
+        message_bytes_max: int = framing.MESSAGE_BYTES_MAX,
     ) -> None:
         """Reserves the shared memory, 8 bytes a parameter.
 
@@ -102,6 +103,7 @@ class TrainerProcess:
                 while it is used.
             has_several: whether several devices may train. Then a worker gives up the network only
                 when their processes are connected.
+            message_bytes_max: bound on a worker's message. A worker that says more is killed.
 
         Raises:
             OSError: not enough memory.
@@ -111,6 +113,7 @@ class TrainerProcess:
             confined_to.append("several")
         worker = [sys.executable, "-m", "gossamer.trainer.worker", *confined_to]
         self._command = list(command) or worker
+        self._message_bytes_max = message_bytes_max
         self._fds: list[int] = []
         try:
             for name in ("gossamer-base", "gossamer-pseudo-gradient"):
@@ -190,7 +193,7 @@ class TrainerProcess:
         """
         assert self._outbox is None, "one worker at a time"
         self._closing, self._idle = trio.Event(), trio.Event()
-        life = _Life(self._events_in)
+        life = _Life(self._events_in, self._message_bytes_max)
         memory_kills = kernel_memory_kills()
         self._outbox, inbox = trio.open_memory_channel[messages.ToWorker](QUEUE_MESSAGES_MAX)
         try:
@@ -274,8 +277,11 @@ class TrainerProcess:
 class _Life:
     """The pipes of one worker."""
 
-    def __init__(self, events: trio.MemorySendChannel[TrainerEvent]) -> None:
+    def __init__(
+        self, events: trio.MemorySendChannel[TrainerEvent], message_bytes_max: int
+    ) -> None:
         self._events = events
+        self._message_bytes_max = message_bytes_max
         self.failure = ""
         self.hung = False
         self._stalls = AwakeClock()
@@ -302,7 +308,7 @@ class _Life:
     async def read(self, process: trio.Process) -> None:
         """Hands on the worker's messages until its stdout ends or is not understood."""
         assert process.stdout is not None
-        splitter = framing.MessageSplitter()
+        splitter = framing.MessageSplitter(self._message_bytes_max)
         while data := await process.stdout.receive_some(_READ_BYTES):
             try:
                 received = [framing.decode_from_worker(body) for body in splitter.feed(data)]

@@ -312,9 +312,17 @@ class Auditor:
         Raises:
             CannotRebuildError: the disk does not have the round's records any more.
         """
-        num_declared, part = len(job.declared), job.part
-        before = await self._trainer.audit(sequences)
-        if before is None:
+        part = job.part
+        all_before = await self._trainer.audit(sequences)
+        if all_before is None:
+            return None
+        # A long question fills whole sequences, in which there is nothing to predict.
+        spoken = [number for number, loss in enumerate(all_before) if not math.isnan(loss)]
+        sequences, before = [sequences[n] for n in spoken], [all_before[n] for n in spoken]
+        num_declared = sum(number < len(job.declared) for number in spoken)
+        if num_declared < SEQUENCES_MIN:
+            reason = "too little of the declared data has a token to predict"
+            self._auditing.cannot_tell(job.audit, reason)
             return None
         await self._state.add(part, average=-SCALE)
         control = await self._trainer.audit(sequences[:num_declared])
@@ -335,7 +343,7 @@ class Auditor:
                 self._auditing.cannot_tell(job.audit, "it is not known where the work began")
                 return None
             is_poor = not helps
-        return _verdict_of(job, is_poor, before, after)
+        return _verdict_of(job.audit, is_poor, before, after, num_declared)
 
     def _goes_ahead(self, round_number: int) -> bool:
         """Returns whether members may have trained from other parameters than the state before the
@@ -373,10 +381,13 @@ class Auditor:
 
 
 def _verdict_of(
-    job: _Job, is_poor: bool, before: Sequence[float], after: Sequence[float]
+    audit: Audit,
+    is_poor: bool,
+    before: Sequence[float],
+    after: Sequence[float],
+    num_declared: int,
 ) -> Verdict:
-    num_declared = len(job.declared)
     declared = gain_of(before[:num_declared], after[:num_declared])
     heldout = gain_of(before[num_declared:], after[num_declared:])
     bounded = [min(max(each.mean, -GAIN_MAX), GAIN_MAX) for each in (declared, heldout)]
-    return Verdict(job.audit.round, job.audit.head, is_poor, *bounded)
+    return Verdict(audit.round, audit.head, is_poor, *bounded)

@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from gossamer.node.serving.model import BusyError, RefusedError
 from gossamer.node.serving.questions import Question, QuestionError
+from gossamer.node.storage.chain_tree import Entry
+from gossamer.protocol.ids import short
 from gossamer.trainer.ipc.generation import Done
 
 RETRY_SECONDS = 5
@@ -40,12 +42,8 @@ def error_body(message: str, kind: str, field: str | None = None) -> dict[str, A
 class Answer:
     """The answer to one request, sent when it is whole or piece by piece."""
 
-    def __init__(self, question: Question, name: str, fingerprint: str, send: Send) -> None:
-        """
-        Args:
-            name: of the model.
-            fingerprint: of its state.
-        """
+    def __init__(self, question: Question, name: str, send: Send) -> None:
+        """`name`: of the model."""
         self._question = question
         self._send = send
         self._texts: list[str] = []
@@ -54,13 +52,17 @@ class Answer:
         if question.is_chat and question.is_stream:
             kind += ".chunk"
         prefix = "chatcmpl" if question.is_chat else "cmpl"
-        self._common = {
+        self._common: dict[str, Any] = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": kind,
             "created": int(time.time()),
             "model": name,
-            "system_fingerprint": fingerprint,
         }
+
+    def comes_from(self, entry: Entry) -> None:
+        """Notes the round whose state makes the text. It is called before `add` and `end`."""
+        fingerprint = f"round-{entry.round}-{short(entry.state_digest)}"
+        self._common["system_fingerprint"] = fingerprint
 
     async def add(self, text: str) -> None:
         """Adds a piece of the text."""

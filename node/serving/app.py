@@ -27,7 +27,6 @@ from gossamer.node.serving.questions import (
     read_chat,
     read_completion,
 )
-from gossamer.protocol.ids import short
 
 BODY_SECONDS_MAX = 30.0
 """Time in which the body of a request has to be here."""
@@ -109,11 +108,9 @@ class _Endpoint:
             nursery.cancel_scope.cancel()
 
     async def _answer(self, question: Question, scope: Scope, receive: Receive, send: Send) -> None:
-        entry = self._model.entry
-        fingerprint = f"round-{entry.round}-{short(entry.state_digest)}"
-        answer = Answer(question, self._model.manifest.name, fingerprint, send)
+        answer = Answer(question, self._model.manifest.name, send)
         try:
-            done = await self._model.generate(question.text, answer.add)
+            done = await self._model.generate(question.text, answer.add, answer.comes_from)
         except (BusyError, RefusedError) as error:
             await answer.fail(error, scope, receive)
         else:

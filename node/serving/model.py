@@ -78,6 +78,9 @@ log = structlog.get_logger("serve")
 
 OnText = Callable[[str], Awaitable[None]]
 
+OnTurn = Callable[[Entry], None]
+"""Is told of the round whose state answers."""
+
 
 class BusyError(Exception):
     """Too many requests wait already, or this one waited for too long. The message says which."""
@@ -150,9 +153,15 @@ class ServedModel:
             os.close(self._descriptor)
             self._folder.cleanup()
 
-    async def generate(self, request: GenerateText, on_text: OnText) -> Done:
+    async def generate(
+        self, request: GenerateText, on_text: OnText, on_turn: OnTurn = lambda _entry: None
+    ) -> Done:
         """Makes one text when its turn has come, and gives its pieces to `on_text`. Cancelling
         ends the text.
+
+        Args:
+            on_turn: is called before the first piece. While a request waits, the model may become
+                that of another round.
 
         Raises:
             BusyError: too many wait already, or the turn did not come.
@@ -172,6 +181,7 @@ class ServedModel:
         finally:
             self._num_waiting -= 1
         try:
+            on_turn(self._entry)
             if self._process is None:
                 await self._start()
             return await self._generate(

@@ -353,8 +353,7 @@ def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Pat
             for start in range(0, 49, 16)
         )
     assert whole.loss == pytest.approx(by_hand / 49, rel=1e-5)
-    with pytest.raises(DataError, match="no token to predict"):
-        trainer.evaluate((), 10)
+    assert math.isnan(trainer.evaluate((), 10).loss), "there is nothing to predict"
 
 
 def test_an_evaluation_ends_in_time_with_what_it_has() -> None:

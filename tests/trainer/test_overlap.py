@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from gossamer.trainer.handover import HandOver
 from gossamer.trainer.ipc.messages import Ranges, Start
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.overlap import rebase
@@ -32,6 +33,30 @@ def test_with_mixing_a_part_of_the_way_is_left() -> None:
     local = torch.tensor([1.5, 2.0, 2.0])
     rebase(CPU, local, snapshot, np.array([9.0, 18.0, 27.0], np.float32), 0.25)
     assert local.tolist() == [7.5, 14.0, 20.0]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_state_that_comes_while_a_round_begins_is_taken_over(
+    monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    """A worker that was started anew begins at `base`, which the daemon may be writing: it takes
+    the round for one that goes on from local parameters."""
+    new = np.array([5.0, 6.0, 7.0], np.float32)
+    base, work = np.zeros(3, np.float32), np.empty(3, np.float32)
+    handover = HandOver(base, work, torch.empty(3))
+    load = handover._transfer.load
+
+    def loading(flat: torch.Tensor, vector: NDArray[np.float32]) -> None:
+        if is_before:
+            base[:] = new
+        load(flat, vector)
+        base[:] = new
+
+    monkeypatch.setattr(handover._transfer, "load", loading)
+    handover.begin_at_base()
+    handover.rebase(((0, 3),), 0.0, in_round=True)
+    handover.collect()
+    assert not work.any(), "without a step there is no work"
 
 
 class Rounds:

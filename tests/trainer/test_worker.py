@@ -69,10 +69,10 @@ def say(worker: Worker, message: m.ToWorker) -> None:
     worker.stdin.flush()
 
 
-def hear_all(worker: Worker) -> Iterator[m.FromWorker]:
+def hear_all(worker: Worker, bytes_max: int = framing.MESSAGE_BYTES_MAX) -> Iterator[m.FromWorker]:
     assert worker.stdout is not None
     while True:
-        length = framing.decode_length(worker.stdout.read(framing.LENGTH_BYTES))
+        length = framing.decode_length(worker.stdout.read(framing.LENGTH_BYTES), bytes_max)
         yield framing.decode_from_worker(worker.stdout.read(length))
 
 
@@ -119,6 +119,7 @@ def test_a_message_at_the_wrong_time_ends_it_with_the_reason(worker: Worker) -> 
     assert worker.wait(30) == 1
 
 
+@pytest.mark.long
 def test_it_shows_life_and_how_long_it_has_been_at_something(
     worker: Worker, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_it_shows_life_and_how_long_it_has_been_at_something(
     assert busy[2] - busy[1] == pytest.approx(m.ALIVE_SECONDS, rel=0.5)
 
 
+@pytest.mark.long
 def test_memory_that_does_not_suffice_for_the_model(configure: m.Configure) -> None:
     limited = (
         "import resource, sys\n"
@@ -221,6 +223,30 @@ def test_a_round_of_shared_steps_waits_for_the_others(configure: m.Configure, sh
         assert isinstance(finished, m.Finished)
         assert finished.steps == 3
         say(worker, m.Share(taken=True))  # of the last one; the round is over
+
+
+def test_a_part_of_a_shared_step_may_be_longer_than_other_messages(
+    configure: m.Configure, shard: str
+) -> None:
+    model = msgspec.structs.replace(configure.model, vocabulary=100_000)
+    steps = m.SharedSteps(top_k=4096, chunks=20, lookahead=False)
+    fds = [memory.create("test", model.num_parameters) for _ in range(2)]
+    shares = msgspec.structs.replace(
+        configure, model=model, base_fd=fds[0], pseudo_gradient_fd=fds[1], shared_steps=steps
+    )
+    try:
+        with started(shares) as worker:
+            say(worker, m.Data(shard=0, path=shard, start=0, stop=4400))
+            say(worker, m.Begin(round=1, first_step=0, steps_max=2, seconds_max=600.0))
+            heard = hear_all(worker, framing.bytes_max_of(model, steps))
+            answers = (said for said in heard if not isinstance(said, m.Alive))
+            step, shared = next(answers), next(answers)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert isinstance(step, m.Step)
+    assert isinstance(shared, m.Shared)
+    assert len(shared.update) > framing.MESSAGE_BYTES_MAX
 
 
 @pytest.mark.parametrize("message", [m.Share(taken=True), m.KeepMomentum(keep=True)])

@@ -52,7 +52,8 @@ def compile_parts(model: ModelConfig, size: Pass, backend: Backend = "inductor")
 
 
 def compile_now(model: ModelConfig, device: Device, size: Pass, loss_rows: int) -> None:
-    """Compiles the parts by one pass of a model with a single layer, for torch's cache on the disk.
+    """Compiles the parts by one pass of a model as small as possible, for torch's cache on the
+    disk.
 
     Args:
         loss_rows: tokens whose logits exist at once.
@@ -60,7 +61,7 @@ def compile_now(model: ModelConfig, device: Device, size: Pass, loss_rows: int) 
     Raises:
         RuntimeError: torch cannot compile them, or memory does not suffice.
     """
-    decoder = decoder_on(replace(model, num_layers=1), device)
+    decoder = decoder_on(_with_few_layers(model), device)
     decoder.flat.normal_(0.0, 0.02)
     for frozen in decoder.buffers():
         frozen.zero_()
@@ -76,7 +77,13 @@ def compile_now(model: ModelConfig, device: Device, size: Pass, loss_rows: int) 
 
 def bytes_to_compile(model: ModelConfig, device: Device, size: Pass) -> int:
     """Estimate of the device's memory that `compile_now` takes in a process of its own."""
-    one = replace(model, num_layers=1)
-    training = training_on(device, one)
+    small = _with_few_layers(model)
+    training = training_on(device, small)
     one_pass = training.pass_bytes(size.sequences, checkpointing=size.checkpointing)
-    return CONTEXT_BYTES + FLOAT_BYTES * one.num_parameters + training.frozen_bytes + one_pass
+    return CONTEXT_BYTES + FLOAT_BYTES * small.num_parameters + training.frozen_bytes + one_pass
+
+
+def _with_few_layers(model: ModelConfig) -> ModelConfig:
+    """The model with no more layers than it takes for one of them to be compiled. With adapters
+    the first one is not: its input has no gradient."""
+    return replace(model, num_layers=2 if model.lora else 1)

@@ -12,13 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from jinja2 import TemplateError as JinjaError
 from tokenizers import Tokenizer
 
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.ipc.generation import PROMPT_BYTES_MAX, ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles
-from gossamer.trainer.text.sources.chat_environment import RefusedByTemplate, chat_environment
+from gossamer.trainer.text.sources.chat_environment import (
+    RefusedByTemplate,
+    chat_environment,
+    reason_of,
+)
 
 MEMORY_BYTES_MAX = 256 * MIB
 """What a template may allocate: far more than the text that it may make."""
@@ -54,16 +57,17 @@ class ChatTemplate:
             with _bounded_memory():  # the compiler computes with constants already
                 template = environment.from_string(self._text)
                 text = template.render(messages=given, add_generation_prompt=True, **self._names)
+                num_bytes = len(text.encode())  # half a surrogate has none
         except RefusedByTemplate as error:
             raise TemplateError(
-                f"the model's chat template does not take these messages: {error}"
+                f"the model's chat template does not take these messages: {reason_of(error)}"
             ) from error
         except MemoryError as error:
             raise TemplateError("the model's chat template took too much memory") from error
         # A template is a program of somebody else: whatever it raises is about these messages.
-        except (JinjaError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise TemplateError(f"the model's chat template failed: {error}") from error
-        if len(text.encode()) > 2 * PROMPT_BYTES_MAX:
+        except Exception as error:
+            raise TemplateError(f"the model's chat template failed: {reason_of(error)}") from error
+        if num_bytes > 2 * PROMPT_BYTES_MAX:
             raise TemplateError("the model's chat template made too long a text of the messages")
         return text
 

@@ -35,8 +35,11 @@ CONTEXT_MAX = 32_768
 _CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 _DECODED_BEFORE = 8
-"""Tokens that are decoded once more before new ones: a character has up to 4, and some decoders
-treat the first token of a text in another way."""
+"""Tokens that are decoded once more before new ones, or a few more: some decoders treat the first
+token of a text in another way."""
+
+_CHARACTER_TOKENS_MAX = 4
+"""Tokens of a character, if it has one for each of its bytes."""
 
 
 class GenerationError(ValueError):
@@ -212,7 +215,9 @@ def _choose(logits: Tensor, request: GenerateText, random: torch.Generator) -> i
         raise GenerationError("the model computes values that are not finite: it has diverged")
     if request.temperature == 0:
         return int(logits.argmax())
-    probabilities = torch.softmax(logits.double() / request.temperature, 0)
+    # What is likeliest stays at 0, and is finite at any temperature.
+    logits = logits.double()
+    probabilities = torch.softmax((logits - logits.max()) / request.temperature, 0)
     if request.top_p < 1:
         ordered, places = probabilities.sort(descending=True, stable=True)
         is_out = ordered.cumsum(0) - ordered >= request.top_p
@@ -223,19 +228,43 @@ def _choose(logits: Tensor, request: GenerateText, random: torch.Generator) -> i
 
 def _texts(tokenizer: Tokenizer, before: list[int], numbers: Iterator[int]) -> Iterator[str]:
     """The text of tokens in pieces. A piece that ends in half a character waits for the rest."""
-    tokens = before[-_DECODED_BEFORE:]
+    tokens = _last_of(tokenizer, before)
     said = tokenizer.decode(_vector(tokens))
+    ends = [0, len(tokens)]
+    """Places in `tokens` at which no character is cut, in ascending order."""
     for number in numbers:
         tokens.append(number)
         text = tokenizer.decode(_vector(tokens))
         if not text.endswith(_CUT_CHARACTER):
-            yield text[len(said) :]
-            # Only the newest tokens are decoded again, or a long text would take ever longer.
-            tokens = tokens[-_DECODED_BEFORE:]
+            yield _added(tokenizer, text, said, tokens[ends[-1] :])
+            ends.append(len(tokens))
+            # Only the newest tokens are decoded again, or a long text would take ever longer. They
+            # begin with a whole character: some decoders spoil all of a run of bytes without one.
+            first = max(end for end in ends if end <= max(0, len(tokens) - _DECODED_BEFORE))
+            tokens = tokens[first:]
+            ends = [end - first for end in ends if end >= first]
             said = tokenizer.decode(_vector(tokens))
     text = tokenizer.decode(_vector(tokens))
     if text != said:
-        yield text[len(said) :]
+        yield _added(tokenizer, text, said, tokens[ends[-1] :])
+
+
+def _added(tokenizer: Tokenizer, text: str, said: str, tokens: list[int]) -> str:
+    """What is new in a text: what its newest tokens stand for."""
+    if text.startswith(said):
+        return text[len(said) :]
+    # Half a character, to which the rest did not come, spoils the whole ones before it in a run of
+    # bytes. They have been said.
+    return tokenizer.decode(_vector(tokens))
+
+
+def _last_of(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
+    """The last tokens of a text, from the beginning of a character on where that can be told."""
+    for more in range(_CHARACTER_TOKENS_MAX):
+        last = tokens[-_DECODED_BEFORE - more :]
+        if not tokenizer.decode(_vector(last)).startswith(_CUT_CHARACTER):
+            return last
+    return tokens[-_DECODED_BEFORE:]
 
 
 def _vector(tokens: list[int]) -> TokenVector:

@@ -6,11 +6,13 @@ import struct
 
 import msgspec
 
-from gossamer.trainer.ipc.messages import FromWorker, ToWorker
+from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.state.shared_step import step_codec
+from gossamer.trainer.ipc.messages import FromWorker, SharedSteps, ToWorker
 
-# The largest messages are Shared with its update, which has to fit a block with those of others,
-# and Evaluate and Finished with some thousand short entries. Anything longer is not ours.
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Bound on a message without what a run's shared steps add. The largest are Evaluate and Finished,
+with some thousand short entries. Anything longer is not ours."""
 
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
@@ -24,29 +26,46 @@ class MessageError(ValueError):
     """Bytes between daemon and worker that are not a message: a bug, or a broken pipe."""
 
 
-def encode(message: ToWorker | FromWorker) -> bytes:
+def bytes_max_of(model: ModelConfig, steps: SharedSteps | None) -> int:
+    """Returns the bound on a worker's messages in a run.
+
+    With shared steps a message may have besides what a peer has for one step: the chunks of a step
+    travel the ring one by one, but leave the worker together.
+
+    Args:
+        steps: how the shared steps are made; None in a run without them.
+    """
+    if steps is None:
+        return MESSAGE_BYTES_MAX
+    coder = step_codec(model, steps.top_k, steps.chunks)
+    return MESSAGE_BYTES_MAX + coder.encoded_bytes
+
+
+def encode(message: ToWorker | FromWorker, bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
     """The whole frame of a message.
 
     Raises:
-        MessageError: longer than `MESSAGE_BYTES_MAX`.
+        MessageError: longer than `bytes_max`.
     """
     body = _encoder.encode(message)
-    if len(body) > MESSAGE_BYTES_MAX:
+    if len(body) > bytes_max:
         raise MessageError(
-            f"{type(message).__name__} of {len(body)} bytes; {MESSAGE_BYTES_MAX} is the limit"
+            f"{type(message).__name__} of {len(body)} bytes; {bytes_max} is the limit"
         )
     return _LENGTH.pack(len(body)) + body
 
 
-def decode_length(prefix: bytes | bytearray | memoryview) -> int:
+def decode_length(
+    prefix: bytes | bytearray | memoryview, bytes_max: int = MESSAGE_BYTES_MAX
+) -> int:
     """Length of the message behind a prefix of `LENGTH_BYTES`.
 
     Raises:
-        MessageError: longer than `MESSAGE_BYTES_MAX`.
+        MessageError: longer than `bytes_max`.
     """
     (length,) = _LENGTH.unpack(prefix)
-    if length > MESSAGE_BYTES_MAX:
-        raise MessageError(f"message of {length} bytes; {MESSAGE_BYTES_MAX} is the limit")
+    if length > bytes_max:
+        raise MessageError(f"message of {length} bytes; {bytes_max} is the limit")
     return int(length)
 
 
@@ -69,7 +88,9 @@ def decode_from_worker(body: bytes | bytearray | memoryview) -> FromWorker:
 class MessageSplitter:
     """Cuts a byte stream into message bodies. Holds at most one unfinished message."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        """`bytes_max`: bound on a message."""
+        self._bytes_max = bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray) -> list[bytes]:
@@ -81,7 +102,7 @@ class MessageSplitter:
         self._buffer += data
         bodies = []
         while len(self._buffer) >= LENGTH_BYTES:
-            end = LENGTH_BYTES + decode_length(self._buffer[:LENGTH_BYTES])
+            end = LENGTH_BYTES + decode_length(self._buffer[:LENGTH_BYTES], self._bytes_max)
             if len(self._buffer) < end:
                 break
             bodies.append(bytes(self._buffer[LENGTH_BYTES:end]))

@@ -191,7 +191,8 @@ class Evaluate(_ToWorker, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     tokens_max: int
     seconds_max: float = math.inf
-    """The evaluation ends after this time with what it has; one micro-batch is always done."""
+    """The evaluation ends after this time with what it has; one micro-batch is always done, if
+    there is a token to predict."""
 
 
 class Sample(_ToWorker, frozen=True, kw_only=True):
@@ -280,7 +281,7 @@ class GenesisDone(_FromWorker, frozen=True, kw_only=True):
 
 class Evaluated(_FromWorker, frozen=True, kw_only=True):
     loss: float
-    """Nats per token."""
+    """Nats per token; NaN without tokens."""
     tokens: int
     text_bytes: int = 0
     """Bytes of the text that these tokens stand for; 0: not known."""
@@ -300,7 +301,8 @@ class Sampled(_FromWorker, frozen=True, kw_only=True):
 
 class Audited(_FromWorker, frozen=True, kw_only=True):
     losses: tuple[float, ...]
-    """Nats per token, of each sequence."""
+    """Nats per token, of each sequence; NaN for one without a token to predict, as in the middle of
+    a long prompt."""
 
 
 class Rebased(_FromWorker, frozen=True, kw_only=True):
@@ -355,7 +357,7 @@ class Shared(_FromWorker, frozen=True, kw_only=True):
 
     round: int
     update: bytes
-    """The signs, encoded by `sign_codec`."""
+    """The signs, as the bytes of all chunks of the step (`step_codec`)."""
 
 
 class NeedData(_FromWorker, frozen=True, kw_only=True):

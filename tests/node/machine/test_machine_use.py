@@ -117,8 +117,9 @@ def test_this_node_is_no_program_beside_it() -> None:
     """Otherwise `pause_for = ["python"]` would stop it for ever."""
 
     def process(pid: int, parent: int, status: str = "sleeping") -> SimpleNamespace:
+        parents = [SimpleNamespace(pid=parent)]
         return SimpleNamespace(
-            pid=pid, info={"name": "node"}, ppid=lambda: parent, status=lambda: status
+            pid=pid, info={"name": "node"}, parents=lambda: parents, status=lambda: status
         )
 
     processes = [
@@ -131,6 +132,29 @@ def test_this_node_is_no_program_beside_it() -> None:
         assert running_programs(("node",)) == ()
         processes.append(process(2, 1))
         assert running_programs(("node",)) == ("node",)
+
+
+def test_a_child_of_this_nodes_trainer_is_none_either(tmp_path: Path) -> None:
+    """The trainer starts a process for each further device, and compilers."""
+    path = tmp_path / "gossamerchild"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", path)
+    trainer = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(sys.argv[1:])\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+        "child.kill()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", trainer, str(path), "60"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        while child.name() != path.name:  # it has not come to its own program yet
+            time.sleep(0.01)
+        assert running_programs([path.name]) == ()
 
 
 def test_programs_of_others_may_be_hidden(tmp_path: Path) -> None:

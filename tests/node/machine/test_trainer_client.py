@@ -27,7 +27,9 @@ from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.checkpoint import load_momentum
+from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from tests.support.preloaded import CODE
@@ -250,6 +252,7 @@ def test_a_round_that_is_stopped_as_it_begins_ends(
     act(story, manifest, monkeypatch, told, UNTIL_STOPPED)
 
 
+@pytest.mark.long
 def test_a_worker_killed_at_any_moment_leaves_pending_whole(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +400,28 @@ def test_the_setting_says_whether_the_worker_is_confined(
     finally:
         process.release()
     assert folders == [tmp_path / "trainer" if wanted == "on" else None]
+
+
+@pytest.mark.parametrize("sync", ["diloco", "distro"])
+def test_the_process_may_say_what_a_shared_step_of_the_run_has(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, sync: SyncMode
+) -> None:
+    bounds: list[int] = []
+    process = TrainerProcess(NUM_PARAMETERS)
+
+    def noting(_size: int, message_bytes_max: int, **_options: object) -> TrainerProcess:
+        bounds.append(message_bytes_max)
+        return process
+
+    monkeypatch.setattr(trainer_client, "TrainerProcess", noting)
+    manifest.sync = sync  # type: ignore[misc]
+    try:
+        client = TrainerClient(manifest, Settings(state_dir=Path("unused")), "unused")
+    finally:
+        process.release()
+    steps = client._configure.shared_steps
+    assert (steps is not None) is (sync == "distro")
+    assert bounds == [framing.bytes_max_of(manifest.model, steps)]
 
 
 def test_the_worker_is_told_the_micro_batch_of_the_settings(

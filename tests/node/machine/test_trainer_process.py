@@ -274,6 +274,36 @@ def test_a_worker_that_talks_nonsense_is_killed() -> None:
     assert exit_.reason == "failed"
 
 
+@pytest.mark.parametrize("spare_bytes", [0, -1])
+def test_what_a_worker_says_is_bounded_by_its_run(spare_bytes: int) -> None:
+    """A part of a shared step of a large model is longer than any other message."""
+    size = 2 * framing.MESSAGE_BYTES_MAX
+    code = (
+        "import sys\n"
+        "from gossamer.trainer.ipc import framing, messages as m\n"
+        f"frame = framing.encode(m.Shared(round=1, update=bytes({size})), 2**30)\n"
+        "sys.stdout.buffer.write(frame)"
+    )
+    frame = framing.encode(m.Shared(round=1, update=bytes(size)), 2**30)
+    trainer = TrainerProcess(
+        4,
+        command=[sys.executable, "-c", code],
+        message_bytes_max=len(frame) - framing.LENGTH_BYTES + spare_bytes,
+    )
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        first = await anext(trainer.events)
+        if spare_bytes:
+            assert isinstance(first, TrainerExit)
+            assert "is the limit" in first.failure
+        else:
+            assert first == m.Shared(round=1, update=bytes(size))
+
+    in_trio(scenario)
+    trainer.release()
+
+
 def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_process, "EXIT_SECONDS", 0.1)
     monkeypatch.setattr(trainer_process, "TERMINATE_SECONDS", 0.1)
@@ -327,6 +357,7 @@ def test_a_worker_that_is_stuck_is_killed_though_it_shows_life() -> None:
     assert "got no further for 301 s" in exit_.description
 
 
+@pytest.mark.long
 def test_a_worker_is_not_silent_while_its_messages_are_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

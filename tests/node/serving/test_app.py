@@ -10,6 +10,7 @@ from gossamer.node.serving.model import ServedModel
 
 SCOPE: dict[str, Any] = {
     "type": "http",
+    "http_version": "1.1",
     "method": "POST",
     "path": "/v1/completions",
     "query_string": b"",

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
+from starlette.types import Message
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.runs.reading import read_state
 from gossamer.node.serving import model as model_module
+from gossamer.node.serving.app import build_app
 from gossamer.node.serving.model import BusyError, RefusedError, ServedModel
 from gossamer.trainer.ipc.generation import Done, GenerateText
 from tests.support.imported_run import found_imported_run
 
 CONTEXT = 16_384
+
+COMPLETION = {
+    "type": "http",
+    "http_version": "1.1",
+    "method": "POST",
+    "path": "/v1/completions",
+    "query_string": b"",
+    "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+}
 
 SHORT = GenerateText(prompt="A text", tokens=4, temperature=0.0, seed=0, beyond_context=False)
 LONG = GenerateText(prompt="A text", tokens=CONTEXT, temperature=0.0, seed=0, beyond_context=False)
@@ -89,6 +102,36 @@ def test_a_turn_that_does_not_come_is_given_up(
         assert await text_of(model)
 
     with_model(settings, use)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_names_the_round_that_made_it(settings: Settings, is_stream: bool) -> None:
+    """Another round may be taken while a request waits for its turn."""
+    body = {"prompt": "A text", "max_tokens": 2, "stream": is_stream}
+    answered: list[Message] = []
+
+    async def use(model: ServedModel) -> None:
+        coming = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> Message:
+            if not coming:
+                await trio.sleep_forever()
+            return coming.pop()
+
+        async def send(message: Message) -> None:
+            answered.append(message)
+
+        async with trio.open_nursery() as nursery, model._turn:
+            nursery.start_soon(build_app(model), COMPLETION, receive, send)
+            while not model._num_waiting:
+                await trio.lowlevel.checkpoint()
+            model._entry = replace(model.entry, round=7)
+
+    with_model(settings, use)
+    data = b"".join(message.get("body", b"") for message in answered).decode()
+    events = [line.removeprefix("data: ") for line in data.splitlines()] if is_stream else [data]
+    rounds = {json.loads(event)["system_fingerprint"][:8] for event in events if event[:1] == "{"}
+    assert rounds == {"round-7-"}
 
 
 def test_a_silent_process_is_ended_and_another_one_answers(

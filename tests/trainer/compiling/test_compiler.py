@@ -15,17 +15,21 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.chunked_loss import NO_TARGET, _loss_in_place, fused_loss
 from gossamer.trainer.compiling import compiler as compiler_module
+from gossamer.trainer.compiling import parts as parts_module
 from gossamer.trainer.compiling.ahead import Order, reason_of
 from gossamer.trainer.compiling.compiler import TRIES_MAX, Compiler
-from gossamer.trainer.compiling.parts import Backend
+from gossamer.trainer.compiling.parts import Backend, compile_parts
 from gossamer.trainer.compiling.tools import missing_tools
 from gossamer.trainer.inner_step.gradients import Gradients
 from gossamer.trainer.ipc.choices import CompileChoice
-from gossamer.trainer.model import Decoder
+from gossamer.trainer.layers import Rotary, run_layer
+from gossamer.trainer.model import CompiledParts, Decoder
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import Pass, Passes
 
@@ -123,6 +127,64 @@ def test_checkpointing_and_the_compiler_go_together(
     assert compiled.compiler.is_in_use
     assert compiled.decoder.checkpointing
     assert_same(eager.take(sequences), found)
+
+
+@pytest.fixture
+def adapters(model_config: ModelConfig) -> ModelConfig:
+    lora = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "up_proj"))
+    return msgspec.structs.replace(model_config, num_layers=3, lora=lora)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_layers_with_adapters_are_compiled_but_for_the_first(
+    adapters: ModelConfig,
+    sequences: NDArray[np.int64],
+    monkeypatch: pytest.MonkeyPatch,
+    checkpointing: bool,
+) -> None:
+    """The input of the first one, the frozen embedding's, has no gradient."""
+    size = Pass(2, checkpointing=checkpointing)
+    for name in ("present", "proven"):
+        monkeypatch.setattr(Passes, name, property(lambda _self: size))
+    training = Training(adapters, "off", "aot_eager")
+    whole = Decoder(adapters.whole)
+    whole.initialise(3)
+    training.decoder.load_frozen(iter([whole.flat.numpy()]))
+    training.decoder.flat.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(0))
+    eager = training.take(sequences)
+    parts = compile_parts(adapters, size, "aot_eager")
+    called: list[nn.Module] = []
+
+    def counted(layer: nn.Module, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        called.append(layer)
+        return parts.layer(layer, x, rotary)
+
+    training.decoder.compiled = parts._replace(layer=counted)
+    assert_same(eager, training.take(sequences))
+    assert set(called) == set(training.decoder.layers[1:])
+    torch.compiler.reset()
+
+
+def test_what_is_compiled_ahead_has_layers_with_adapters(
+    adapters: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the trainer would find none in torch's cache, and compile in a step."""
+    called: list[nn.Module] = []
+
+    def counted(layer: nn.Module, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        called.append(layer)
+        return run_layer(layer, x, rotary)
+
+    def parts_of(model: ModelConfig, size: Pass) -> CompiledParts:
+        return CompiledParts((size.sequences, model.context, model.width), counted, fused_loss)
+
+    monkeypatch.setattr(parts_module, "compile_parts", parts_of)
+    device = choose_device("cpu")
+    for model in (adapters, msgspec.structs.replace(adapters, lora=msgspec.UNSET)):
+        called.clear()
+        parts_module.compile_now(model, device, Pass(2, checkpointing=False), 16)
+        assert len(called) == 1
+        called.clear()
 
 
 def test_other_passes_stay_eager(

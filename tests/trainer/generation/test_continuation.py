@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from gossamer.protocol.model_config import ModelConfig
@@ -16,6 +18,7 @@ from gossamer.trainer.generation.continuation import (
     GenerationError,
     RequestError,
     _choose,
+    _texts,
 )
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Text
@@ -142,6 +145,90 @@ def test_half_a_character_waits_for_the_rest(bytes_model: ModelConfig) -> None:
     assert pieces == ["\N{REPLACEMENT CHARACTER}" * 4]
 
 
+class ByteFallback:
+    """A tokenizer of the kind of Llama 2, TinyLlama and Mistral 7B: a character that it does not
+    know has a token for each byte. Its decoder takes a run of such tokens as a whole."""
+
+    def __init__(self) -> None:
+        known = ["\u2581", *"abcdefghijklmnopqrstuvwxyz."]
+        words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *known]
+        replaced = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+        fallback, fuse = {"type": "ByteFallback"}, {"type": "Fuse"}
+        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        model = {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+            "fuse_unk": True,
+            "vocab": {word: number for number, word in enumerate(words)},
+            "merges": [],
+        }
+        normalizers = [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        ]
+        spec = {
+            "normalizer": {"type": "Sequence", "normalizers": normalizers},
+            "decoder": {"type": "Sequence", "decoders": [replaced, fallback, fuse, strip]},
+            "model": model,
+        }
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+    def numbers(self, text: str) -> list[int]:
+        numbers: list[int] = self._tokenizer.encode(text).ids
+        return numbers
+
+    def decode(self, tokens: np.ndarray) -> str:
+        text: str = self._tokenizer.decode(tokens.tolist())
+        return text
+
+
+@pytest.mark.parametrize(
+    "prompt", ["say it", "\u9b31\u8594\u8587\u9f4b", "a\u9b31\u8594\u8587\u9f4bb"]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "family \U0001f468\u200d\U0001f469\u200d\U0001f467 ok.",
+        "kanji \u9b31\u8594\u8587\u9f4b\u9b31\u8594 end.",
+        "\u9b31\u8594\u8587\u9f4b\u9b31\u8594\u9b31\u8594\u8587\u9f4b\u9b31\u8594",
+        "caf\u00e9 \u2764\ufe0f\U0001f525\u2764\ufe0f ok.",
+    ],
+)
+def test_pieces_join_to_the_text_where_characters_have_many_tokens(prompt: str, text: str) -> None:
+    tokenizer = ByteFallback()
+    before, numbers = tokenizer.numbers(prompt), tokenizer.numbers(text)
+    whole = tokenizer.decode(np.array([*before, *numbers]))
+    pieces = list(_texts(cast(Any, tokenizer), before, iter(numbers)))
+    assert prompt + "".join(pieces) == whole
+    assert len(pieces) >= len(text), "a character is said when its last byte is there"
+
+
+@pytest.mark.parametrize(("end", "said"), [("", "\ufffd\ufffd"), (".", "\ufffd\ufffd.")])
+def test_half_a_character_does_not_spoil_those_before_it(end: str, said: str) -> None:
+    """Not even where it is the last, or where the model never writes its rest."""
+    tokenizer = ByteFallback()
+    half = tokenizer.numbers("\U0001f525")[1:3]
+    numbers = [*tokenizer.numbers("\u9b31\u8594"), *half, *tokenizer.numbers(end)[1:]]
+    before = tokenizer.numbers("say it")
+    pieces = list(_texts(cast(Any, tokenizer), before, iter(numbers)))
+    assert "".join(pieces) == " \u9b31\u8594" + said
+
+
+def test_a_long_text_is_not_decoded_from_its_beginning() -> None:
+    lengths: list[int] = []
+
+    class Counting(ByteFallback):
+        def decode(self, tokens: np.ndarray) -> str:
+            lengths.append(len(tokens))
+            return super().decode(tokens)
+
+    tokenizer = Counting()
+    numbers = tokenizer.numbers("caf\u00e9 \U0001f525 " * 100)
+    list(_texts(cast(Any, tokenizer), tokenizer.numbers("a" * 50), iter(numbers)))
+    assert max(lengths) <= 32
+
+
 def test_a_model_that_diverged_says_so(bytes_model: ModelConfig) -> None:
     flat = drawn(bytes_model)
     flat[:] = np.inf
@@ -219,6 +306,14 @@ def test_only_the_likeliest_tokens_are_drawn_with_top_p(bytes_model: ModelConfig
     assert drawn_numbers.count(0) / 400 == pytest.approx(
         float(share[0] / (share[0] + share[1])), abs=0.1
     )
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-3])
+def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([12.0, -30.0, 12.5, 3.0])
+    random = torch.Generator().manual_seed(0)
+    assert _choose(logits, request(temperature=temperature), random) == 2
+    assert _choose(-logits, request(temperature=temperature), random) == 1
 
 
 def test_other_parameters_are_taken_when_told(bytes_model: ModelConfig) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.protocol.state.shared_step import step_codec
 from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 
@@ -105,3 +106,32 @@ def test_lengths_are_bounded() -> None:
         framing.MessageSplitter().feed(b"\x7f\xff\xff\xff")
     with pytest.raises(framing.MessageError, match="limit"):
         framing.encode(m.Failed(reason="x" * framing.MESSAGE_BYTES_MAX))
+
+
+def test_a_part_of_a_large_models_step_fits_a_message() -> None:
+    """A run is bounded by its chunks, which have to fit blocks, and not by their sum."""
+    model = ModelConfig(
+        num_layers=28,
+        width=3072,
+        num_heads=24,
+        num_kv_heads=8,
+        hidden_width=8192,
+        vocabulary=128_256,
+        context=1024,
+        tied_embeddings=True,
+    )
+    steps = m.SharedSteps(top_k=4, chunks=84, lookahead=False)
+    bytes_max = framing.bytes_max_of(model, steps)
+    update = bytes(step_codec(model, steps.top_k, steps.chunks).encoded_bytes)
+    assert len(update) > framing.MESSAGE_BYTES_MAX
+    frame = framing.encode(m.Shared(round=2**31, update=update), bytes_max)
+    (body,) = framing.MessageSplitter(bytes_max).feed(frame)
+    assert framing.decode_from_worker(body) == m.Shared(round=2**31, update=update)
+    with pytest.raises(framing.MessageError, match="limit"):
+        framing.encode(m.Failed(reason="x" * bytes_max), bytes_max)
+    with pytest.raises(framing.MessageError, match="limit"):
+        framing.MessageSplitter(bytes_max).feed((bytes_max + 1).to_bytes(4, "big"))
+
+
+def test_messages_of_a_run_without_shared_steps_are_short(model_config: ModelConfig) -> None:
+    assert framing.bytes_max_of(model_config, None) == framing.MESSAGE_BYTES_MAX

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gossamer.trainer.generation.chat_template import ChatTemplate, TemplateError
+from gossamer.trainer.generation.continuation import refusal_of
 from gossamer.trainer.ipc.generation import ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
 from tests.support.model_folders import config_of_family, make_folder
@@ -91,8 +93,16 @@ def test_a_model_without_a_template_has_none(folder: Path) -> None:
         ("{% for n in range(9000) %}{{ 'x' * 100 }}{% endfor %}", "too long"),
         ("{{ 'x' * 4294967296 }}", "too much memory"),
         ("", "empty"),
+        ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "failed"),
+        ("{{ cycler().next() }}", "failed"),
+        ("{{ '\\ud800' }}", "failed"),
+        ("{{ raise_exception('\\ud800') }}", "does not take"),
+        ("{{ raise_exception('x' * 100000) }}", "does not take"),
+        ("{% if x %}" * 5000 + "{% endif %}" * 5000, "failed"),
     ],
 )
 def test_a_template_that_fails_says_so(folder: Path, text: str, said: str) -> None:
-    with pytest.raises(TemplateError, match=said):
+    with pytest.raises(TemplateError, match=said) as raised:
         template_of(folder, text).encode(CHAT)
+    # What the process says to the daemon is JSON, and not too long a line.
+    assert len(msgspec.json.encode(refusal_of(raised.value))) < 1000

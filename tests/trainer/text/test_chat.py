@@ -28,7 +28,12 @@ from gossamer.trainer.text.shard_folder import ShardFolder, put_into
 from gossamer.trainer.text.shards import cut_corpus
 from gossamer.trainer.text.sources.chat import Chat
 from gossamer.trainer.text.sources.corpus import scan_corpus
-from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, BadFilesError, Skipped
+from gossamer.trainer.text.sources.corpus_errors import (
+    BadDocumentError,
+    BadFilesError,
+    CorpusError,
+    Skipped,
+)
 from gossamer.trainer.trainer_config import TrainerConfig
 from tests.support.model_folders import TURN_END, VOCABULARY, config_of_family, make_folder
 
@@ -142,6 +147,7 @@ def test_a_line_of_text_is_no_conversation(chat: Chat) -> None:
     [
         ("{{ raise_exception('Roles must alternate') }}", "refuses it .Roles must alternate"),
         ("{{ messages[0].content.nothing.there }}", "refuses it"),
+        ("{{ '\\ud800' }}", "refuses it"),
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "does not write message 1"),
         ("{{ messages[0].content }}", "does not write message 1 of the assistant once"),
         (
@@ -157,6 +163,12 @@ def test_a_template_that_does_not_take_it_is_said(
     chat = Chat(template, {}, tokenizer._tokenizer, tokenizer.end_token)
     with pytest.raises(BadDocumentError, match=said):
         chat.document(line(TALK))
+
+
+def test_a_template_that_nests_too_deep_is_said(tokenizer: ImportedTokenizer) -> None:
+    template = "{% if x %}" * 5000 + "{% endif %}" * 5000
+    with pytest.raises(CorpusError, match="cannot be read"):
+        Chat(template, {}, tokenizer._tokenizer, tokenizer.end_token)
 
 
 def test_a_tokenizer_without_a_template_is_said(tmp_path: Path) -> None:
@@ -318,3 +330,42 @@ def test_a_step_of_prompts_alone_changes_nothing(tmp_path: Path, model: ModelCon
     assert (step.tokens, step.skipped, step.loss) == (0, False, 0.0)
     assert trainer.finish().tokens == 0
     assert not trainer._pseudo_gradient.any()
+
+
+@pytest.fixture
+def questions(tmp_path: Path, model: ModelConfig) -> str:
+    """A shard of sixteen sequences, of which only the last two have a target."""
+    length = model.context + 1
+    tokens = np.arange(16 * length, dtype=np.uint32) % 64
+    tokens[: 14 * length] |= PROMPT_BIT
+    path = tmp_path / "questions"
+    path.write_bytes(zstandard.compress(tokens.astype("<u4").tobytes()))
+    return str(path)
+
+
+def test_an_audit_tells_where_nothing_is_to_be_said(model: ModelConfig, questions: str) -> None:
+    """A long question fills whole sequences. That is no damage of the shard."""
+    decoder = Decoder(model)
+    decoder.initialise(1)
+    base = decoder.flat.numpy().copy()
+    trainer = trainer_of(model, base)
+    trainer.audited = base
+    length = model.context + 1
+    prompt, answer = trainer.audit([(questions, 0), (questions, 15 * length)]).losses
+    assert math.isnan(prompt)
+    assert math.isfinite(answer)
+
+
+@pytest.mark.parametrize("seconds_max", [math.inf, 0.0])
+def test_an_evaluation_goes_on_to_where_something_is_to_be_said(
+    model: ModelConfig, questions: str, seconds_max: float
+) -> None:
+    decoder = Decoder(model)
+    decoder.initialise(1)
+    trainer = trainer_of(model, decoder.flat.numpy().copy())
+    evaluated = trainer.evaluate((questions,), 10**6, seconds_max)
+    assert math.isfinite(evaluated.loss)
+    assert 0 < evaluated.tokens <= 3 * (model.context + 1)
+    nothing = trainer.evaluate((questions,), 10 * model.context)
+    assert math.isnan(nothing.loss)
+    assert (nothing.tokens, nothing.bits_per_byte) == (0, None)

@@ -22,15 +22,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from gossamer.protocol.shard_index import PROMPT_BIT
-from gossamer.trainer.text.sources.chat_environment import chat_environment
+from gossamer.trainer.text.sources.chat_environment import chat_environment, reason_of
 from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
 from gossamer.trainer.text.sources.documents import json_record
 
 MESSAGES_FIELD = "messages"
 ASSISTANT = "assistant"
-
-REASON_CHARACTERS_MAX = 200
-"""Of what a template says when it refuses a conversation: a sentence. It is another's text."""
 
 Message = Mapping[str, Any]
 
@@ -68,8 +65,10 @@ class Chat:
         """
         try:
             self._template = chat_environment().from_string(template)
-        except jinja2.TemplateError as error:
-            raise CorpusError([f"the model's chat template cannot be read: {error}"]) from error
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CorpusError(
+                [f"the model's chat template cannot be read: {reason_of(error)}"]
+            ) from error
         self._tokens = dict(tokens)
         self._tokenizer = tokenizer
         self._end_token = end_token
@@ -167,20 +166,20 @@ class Chat:
 
     def _render(self, messages: Sequence[Message]) -> str:
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages=messages,
                 add_generation_prompt=False,
                 tools=None,
                 documents=None,
                 **self._tokens,
             )
+            text.encode()  # a template may write half a surrogate
         except Exception as error:  # a program of somebody else may raise anything
-            why = "".join(each if each.isprintable() else " " for each in str(error))
             raise BadDocumentError(
                 "cannot be used: the model's chat template refuses it "
-                f"({why[:REASON_CHARACTERS_MAX]}); leave it out, or write it as the model's "
-                "authors describe"
+                f"({reason_of(error)}); leave it out, or write it as the model's authors describe"
             ) from error
+        return text
 
 
 def _messages_of(record: Mapping[str, msgspec.Raw]) -> list[dict[str, Any]]:

@@ -16,6 +16,9 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+REASON_CHARACTERS_MAX = 200
+"""Of what a template says when it fails: a sentence. It is another's text."""
+
 
 class RefusedByTemplate(jinja2.TemplateError):
     """The template does not take these messages. Its text is the template's."""
@@ -30,6 +33,13 @@ def chat_environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     return environment
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what a template says of its failure: short, and without what cannot be printed, such
+    as half a surrogate."""
+    text = str(error)[:REASON_CHARACTERS_MAX]
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _refuse(message: object) -> NoReturn:

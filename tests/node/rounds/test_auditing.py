@@ -1,0 +1,98 @@
+"""What an auditor makes of the losses that its trainer measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from gossamer.node.rounds.auditing import Auditor
+from gossamer.node.runs.draft import draft_of_preset
+from gossamer.protocol.accounting.excerpts import Excerpt
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.audits import SCALE, SEQUENCES_MIN, Audit
+from gossamer.trainer.presets.table import DEFAULT_PRESET
+
+HEAD = Digest(bytes(32))
+NUM_DECLARED, NUM_HELDOUT = 8, 4
+
+
+class Losses:
+    """A trainer and its audited state: an average and an update that lower the loss."""
+
+    def __init__(self, update_helps: float, has_target: Callable[[int], bool]) -> None:
+        """`has_target`: of each sequence, by its number."""
+        self._update_helps = update_helps
+        self._has_target = has_target
+        self._average = self._own = 0.0
+        self.asked: list[int] = []
+        """How many sequences each question had."""
+
+    async def add(self, _part: object, *, average: float = 0.0, own: float = 0.0) -> None:
+        self._average += average
+        self._own += own
+
+    async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...]:
+        self.asked.append(len(sequences))
+        gain = -self._average - self._update_helps * self._own
+        return tuple(
+            3.0 + 0.01 * number - gain if self._has_target(number) else math.nan
+            for _, number in sequences
+        )
+
+
+class Told:
+    """What becomes of an audit without a verdict."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def cannot_tell(self, _audit: Audit, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def verdict_of(losses: Losses, told: Told) -> Any:
+    """The verdict on a member of a ring of two, which did as much as the other one."""
+    members = [SimpleNamespace(tokens=100), SimpleNamespace(tokens=100)]
+    header = SimpleNamespace(round=5, members=members)
+    job = SimpleNamespace(
+        audit=Audit(HEAD, 5, PeerId("member"), ()),
+        part=SimpleNamespace(header=header, position=0),
+        declared=tuple(Excerpt(0, number) for number in range(NUM_DECLARED)),
+        heldout=tuple(Excerpt(0, number) for number in range(NUM_HELDOUT)),
+    )
+    auditor = Auditor(
+        cast(Any, told),
+        cast(Any, None),
+        cast(Any, losses),
+        cast(Any, None),
+        cast(Any, None),
+        PeerId("me"),
+        draft_of_preset(DEFAULT_PRESET).outer,
+    )
+    auditor._state = cast(Any, losses)
+    sequences = [("shard", number) for number in range(NUM_DECLARED + NUM_HELDOUT)]
+    return trio.run(auditor._verdict_on, job, sequences)
+
+
+@pytest.mark.parametrize(("helps", "is_poor"), [(1.0, False), (0.0, True)])
+def test_sequences_of_prompts_alone_are_left_out(helps: float, is_poor: bool) -> None:
+    """Declared ones and held-out ones may be: nothing in them is to be said."""
+    losses, told = Losses(helps, lambda number: number not in (0, 3, 9)), Told()
+    verdict = verdict_of(losses, told)
+    assert told.reasons == []
+    assert verdict.is_poor is is_poor
+    assert verdict.gain_declared == pytest.approx(SCALE * helps)
+    assert verdict.gain_other == pytest.approx(SCALE * helps)
+    assert losses.asked == [NUM_DECLARED + NUM_HELDOUT, 6, 9], "the others are not measured again"
+
+
+def test_too_few_sequences_with_something_to_say_tell_nothing() -> None:
+    losses = Losses(1.0, lambda number: number >= NUM_DECLARED - SEQUENCES_MIN + 1)
+    told = Told()
+    assert verdict_of(losses, told) is None
+    assert told.reasons == ["too little of the declared data has a token to predict"]
