@@ -79,6 +79,13 @@ class ReplacedSumError(RemoteProtocolError):
     reason = "replaced"
 
 
+class ClaimedPartError(RemoteProtocolError):
+    """A partial sum that claims to hold the receiver's part, which never left it. Its sender may
+    have the sum from another member that made it up, and cannot tell."""
+
+    reason = "claimed"
+
+
 class ManifestError(ValueError):
     """A manifest that cannot be used; `problems` holds one sentence for each mistake, for
     people."""

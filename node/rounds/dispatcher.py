@@ -44,6 +44,7 @@ from gossamer.protocol.rounds.actions import (
     Publish,
     Removed,
     Send,
+    Unsettled,
 )
 from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory, Payload
@@ -349,6 +350,8 @@ class RoundDispatcher:
                 self._do.contested(action)
             case LeftOut():
                 self._do.left_out(action)
+            case Unsettled():
+                self._do.unsettled(action.organiser)
             case Contradicted():
                 self._do.contradicted(self.machine.signed_averages.proof(action))
             case Committed():

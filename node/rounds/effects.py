@@ -89,6 +89,9 @@ class Observer(Protocol):
     def left_out(self, left_out: LeftOut) -> None:
         """A roster leaves out peers that are ready."""
 
+    def unsettled(self, organiser: PeerId) -> None:
+        """An organiser replaces its own rings again and again."""
+
     def contradicted(self, proof: Equivocation) -> None:
         """A member has signed two averages of one chunk, or two parts of one step."""
 

@@ -225,6 +225,11 @@ class NodeHost:
             self._parent.round + 1, left_out.organiser, left_out.peers
         )
 
+    def unsettled(self, organiser: PeerId) -> None:
+        """See `RoundHost`."""
+        conduct = self._context.swarm.admission.conduct
+        conduct.unsettled(self._parent.round + 1, organiser)
+
 
 class RoundOpener:
     """Opens this node's rounds. It lives as long as the node.

@@ -249,12 +249,18 @@ class RoundDriver:
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""
         assert self._nursery is not None
-        self._nursery.start_soon(self._contribute, ring_id, action)
+        self._nursery.start_soon(self._contribute, ring_id, action, self._own_part())
 
     def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
         """See `Effects`."""
         assert self._nursery is not None
-        self._nursery.start_soon(self._finish_average, ring_id, action)
+        self._nursery.start_soon(self._finish_average, ring_id, action, self._own_part())
+
+    def _own_part(self) -> Contribution:
+        """This peer's part of the ring that is followed now. A task that begins when another ring
+        is followed would spoil a sum with the part of that one, and blame its sender."""
+        assert self.contribution is not None
+        return self.contribution
 
     def take_outer_step(self, order: OuterStepOrder) -> None:
         """See `Effects`."""
@@ -297,6 +303,11 @@ class RoundDriver:
         )
         self._node.left_out(left_out)
 
+    def unsettled(self, organiser: PeerId) -> None:
+        """See `Effects`."""
+        log.warning("a member replaces its own rings again and again", peer=organiser)
+        self._node.unsettled(organiser)
+
     def contradicted(self, proof: Equivocation) -> None:
         """See `Effects`."""
         self._node.contradicted(proof)
@@ -329,9 +340,9 @@ class RoundDriver:
             if failure is not None:
                 self.dispatcher.link_failed(trio.current_time(), ring_id, peer, failure)
 
-    async def _contribute(self, ring_id: Digest, action: Contribute) -> None:
-        contribution = self.contribution
-        assert contribution is not None
+    async def _contribute(
+        self, ring_id: Digest, action: Contribute, contribution: Contribution
+    ) -> None:
         await contribution.due(action.chunk, is_first=action.payload is None)
         if self._is_work_closed:
             return
@@ -365,10 +376,9 @@ class RoundDriver:
                 self._work_closed.set()
         self.dispatcher.contributed(trio.current_time(), ring_id, action.chunk, payload, digest)
 
-    async def _finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
-        contribution = self.contribution
-        assert contribution is not None
-
+    async def _finish_average(
+        self, ring_id: Digest, action: FinishAverage, contribution: Contribution
+    ) -> None:
         def finish_average() -> tuple[Payload, Digest]:
             payload = contribution.finish_average(action.chunk, action.payload, action.mask)
             return payload, digest_of(payload)

@@ -46,5 +46,6 @@ OFFENCE_REASONS = (
     "unproven",
     "equivocation",
     "replaced",
+    "claimed",
 )
 """Values of `reason` of `RemoteProtocolError` and its subclasses."""

@@ -61,11 +61,12 @@ def encode_ledger(ledger: Ledger) -> bytes:
 
 
 def decode_ledger(data: bytes) -> Ledger:
-    """Raises MalformedError if the bytes are not a ledger in canonical form."""
+    """Raises MalformedError if the bytes are not a ledger in canonical form. It has at most one
+    position of each partition that a span may name."""
     ledger = decoded(_decoder, data, "a ledger")
     partitions = [partition for partition, _ in ledger.positions]
-    if partitions != sorted(set(partitions)) or len(partitions) > limits.SHARDS_MAX:
-        raise MalformedError("ledger that is not sorted or too long")
+    if partitions != sorted(set(partitions)):
+        raise MalformedError("ledger that is not sorted")
     for partition, position in ledger.positions:
         if not (0 <= partition <= limits.SHARDS_MAX and 0 < position <= limits.TOKENS_MAX):
             raise MalformedError("ledger with values out of range")

@@ -12,9 +12,9 @@ Rules
 - At most `PEERS_MAX` peers are remembered. A new peer replaces those with the lowest scores, banned
   ones last: identities cost nothing, and a flood of them must not free a worse peer.
 
-The weight of an offence is small if an honest peer could commit it: by a race, a disk that lost
-data, or another version of this program. Only offences that no honest peer commits lead to a ban
-after a few times. This module has no I/O and no clock.
+The weight of an offence is small, or none, if an honest peer could commit it: by a race, a disk
+that lost data, or another version of this program. Only offences that no honest peer commits lead
+to a ban after a few times. This module has no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ WEIGHTS = {
     "flood": 2.0,
     # A peer without the proof of its head may have lost its disk since it announced the head.
     "unproven": 1.0,
+    # Its sender may have it from another member, and cannot tell. Audits find who made it up.
+    "claimed": 0.0,
     # Two signatures prove it, and every node judges alike.
     "equivocation": BAN_SCORE,
     # This node has added up the sum again, from parts that were signed before.

@@ -8,6 +8,8 @@ Rules
   heads, may have trained for the same round again.
 - The data that a peer says it consumed is in proportion: the targets of its sequences, the tokens
   between them, and tails of shards. Where each peer trains on data of its own, it names none.
+- A partition has at least one shard. So the data are of no partition whose number is that of the
+  run's shards or above. Where data are added to the run this peer may not know how many there are.
 - A run that ends has no round after its last one (`Manifest.last_round`). Otherwise a member could
   go on alone, and all nodes that serve the final state would follow it.
 
@@ -51,6 +53,8 @@ class WorkBounds:
         )
         """Most tokens of data that one peer consumes in one round: a sequence has one token more
         than it has targets."""
+        self._num_shards = None if manifest.data.grows else manifest.data.num_shards
+        """None: any number."""
 
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
         """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, or for
@@ -87,6 +91,10 @@ class WorkBounds:
             raise MalformedError(f"a Ready {what} a root over its records")
         self._check_round(ready.round)
         self._check(ready.tokens, ready.spans)
+        if self._num_shards is not None:
+            last = max((span.partition for span in ready.spans), default=-1)
+            if last >= self._num_shards:
+                raise ImplausibleError(f"work on partition {last} of {self._num_shards} shards")
 
     def _check_round(self, number: int) -> None:
         if self._last_round is not None and number > self._last_round:

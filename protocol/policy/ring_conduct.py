@@ -37,6 +37,8 @@ Rules
   unfair for `FORGET_ROUNDS` rounds, and again from each further one on: this peer mends its rosters
   (`rounds.mending`). A peer that was left out as often, by several organisers, is wronged for as
   long: this peer mends all rosters without it. Nothing else follows, because gossip may be late.
+- An organiser that replaces its own rings again and again (`rounds.replacing`) sits out from its
+  second such round within `MEMORY_ROUNDS` on. Its signatures show it, so this counts in all rings.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
   `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
   single accusation of a member that is not its neighbour.
@@ -135,7 +137,8 @@ class _Record:
     slow: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
     """Neighbours that put it out as slow."""
     wrong: deque[int] = field(default_factory=lambda: deque(maxlen=WRONG_MAX))
-    """Rounds of its accusations of members that are not its neighbours."""
+    """Rounds of its accusations of members that are not its neighbours, and of rings that it
+    replaced again and again."""
     contested: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
     """Its accusations of members that were at work all the same, with these as accusers."""
     avoided_until: int = 0
@@ -229,13 +232,8 @@ class RingConduct:
             elif accuser == self._me and not is_gone:
                 record.found_until = round_number + MEMORY_ROUNDS
             return
-        if is_reply:
-            return
-        record = self._record(accuser)
-        record.wrong.append(round_number)
-        wrong = sum(_counts(number, round_number) for number in record.wrong)
-        if wrong >= WRONG_MAX or record.sit_out.was_lately(round_number):
-            self._sit_out(record, round_number)
+        if not is_reply:
+            self._did_wrong(accuser, round_number)
 
     def contested(
         self, round_number: int, accuser: PeerId, accused: PeerId, num_members: int
@@ -253,6 +251,10 @@ class RingConduct:
             record = self._record(peer)
             if _is_often(record.missed, round_number) or round_number <= record.wronged_until:
                 record.wronged_until = round_number + FORGET_ROUNDS
+
+    def unsettled(self, round_number: int, organiser: PeerId) -> None:
+        """An organiser replaces its own rings again and again in a round."""
+        self._did_wrong(organiser, round_number)
 
     def unfair(self, round_number: int) -> frozenset[PeerId]:
         """Returns the organisers whose rosters this peer mends in a round."""
@@ -331,6 +333,13 @@ class RingConduct:
         record.sit_out.begin(round_number, at_least)
         record.marks.clear()
         record.wrong.clear()
+
+    def _did_wrong(self, peer: PeerId, round_number: int) -> None:
+        record = self._record(peer)
+        record.wrong.append(round_number)
+        wrong = sum(_counts(number, round_number) for number in record.wrong)
+        if wrong >= WRONG_MAX or record.sit_out.was_lately(round_number):
+            self._sit_out(record, round_number)
 
     def _discredit(self, accuser: PeerId) -> None:
         """What an accuser said of others counts no more."""

@@ -157,6 +157,21 @@ class LeftOut:
     """Whether this peer publishes a roster with them."""
 
 
+@dataclass(frozen=True)
+class Unsettled:
+    """An organiser replaces its own rings again and again (for `policy.ring_conduct`)."""
+
+    organiser: PeerId
+
+
 Action: TypeAlias = (
-    Publish | BeginRing | RingAction | Compute | Committed | Removed | Contested | LeftOut
+    Publish
+    | BeginRing
+    | RingAction
+    | Compute
+    | Committed
+    | Removed
+    | Contested
+    | LeftOut
+    | Unsettled
 )

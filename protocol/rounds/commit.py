@@ -12,7 +12,7 @@ Rules
   successor's vote may still differ `RECONCILE_SECONDS` after both have voted. Then it gets all
   averages of this peer once more, and takes and passes on the better ones.
 - A living member is removed from the ring if it has not voted `VOTE_SECONDS` after this peer did,
-  or if it has stood by another header for `DISAGREE_SECONDS` although it was sent the averages. So
+  or if it has voted for other headers for `DISAGREE_SECONDS` although it was sent the averages. So
   a silent peer, or one with wrong arithmetic, does not delay the round.
 
 The states are those of `states.COMMIT`.
@@ -164,6 +164,9 @@ class Commitment:
         self._digest: Digest | None = None
         self._voted_seconds: float | None = None
         """Local time of this peer's first vote."""
+        self._differs_since: dict[PeerId, float] = {}
+        """Local time since which a member has had no vote for this peer's present header, from its
+        first vote for another one on. A member that changes its vote again gains no time."""
         self._reconciled: set[tuple[PeerId, bytes, bytes]] = set()
 
     @property
@@ -191,7 +194,14 @@ class Commitment:
         seconds = now
         if known is not None and known.vote.header_digest == vote.header_digest:
             seconds = known.seconds
+        elif author == self._me:
+            self._differs_since.clear()
         self._votes[author] = _Heard(vote, signed, seconds)
+        for peer in self._members:
+            if self._differs(peer):
+                self._differs_since.setdefault(peer, now)
+            else:
+                self._differs_since.pop(peer, None)
         return True
 
     def result(self) -> Commit | None:
@@ -248,19 +258,19 @@ class Commitment:
         assert self._digest is not None
         return (peer, self._votes[peer].vote.header_digest, self._digest)
 
-    def _differs_since(self, peer: PeerId) -> float | None:
-        """Local time since which a member's vote differs from this peer's; None: it does not."""
+    def _differs(self, peer: PeerId) -> bool:
+        """Returns whether a member's vote and this peer's are for different headers."""
         mine, theirs = self._votes.get(self._me), self._votes.get(peer)
         if mine is None or theirs is None:
-            return None
-        if theirs.vote.header_digest == mine.vote.header_digest:
-            return None
-        return max(mine.seconds, theirs.seconds)
+            return False
+        return theirs.vote.header_digest != mine.vote.header_digest
 
     def _reconcile_seconds(self, successor: PeerId | None) -> float | None:
-        since = self._differs_since(successor) if successor is not None else None
-        if since is None or successor is None or self._pair(successor) in self._reconciled:
+        if successor is None or not self._differs(successor):
             return None
+        if self._pair(successor) in self._reconciled:
+            return None
+        since = max(self._votes[self._me].seconds, self._votes[successor].seconds)
         return since + RECONCILE_SECONDS
 
     def _patience(self, peer: PeerId) -> tuple[float | None, str]:
@@ -269,5 +279,5 @@ class Commitment:
             return None, ""
         if peer not in self._votes:
             return self._voted_seconds + VOTE_SECONDS, "silent"
-        since = self._differs_since(peer)
+        since = self._differs_since.get(peer)
         return (None if since is None else since + DISAGREE_SECONDS), "disagrees"

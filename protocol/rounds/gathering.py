@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.ring_order import Standpoint
 from gossamer.protocol.rounds.roster import (
     Decision,
     Gathering,
@@ -197,6 +198,12 @@ class Gatherer:
     def expected(self) -> frozenset[PeerId]:
         """Living other peers that work on this head."""
         return self._expected
+
+    @property
+    def standpoint(self) -> Standpoint:
+        """This peer, and those that are no strangers to it. All that are expected are connected to
+        it or were in its last ring."""
+        return Standpoint(self._me, self._expected)
 
     @property
     def ready(self) -> Mapping[PeerId, Signed]:

@@ -192,6 +192,14 @@ class Chunk:
         copy_mask = self.copy_mask if self.copy is not None else 0
         return Held(copy_mask, None if average is None else (average.mask, average.digest))
 
+    def drop_worse(self) -> None:
+        """Forgets early averages that would not be taken any more: each is as large as a chunk."""
+        self.early = {
+            sender: early
+            for sender, early in self.early.items()
+            if early.is_better_than(self.average)
+        }
+
     def add(self, arrived: ArrivedSum | None) -> None:
         """The addition of this member's part to a sum begins; None: this member begins the sum."""
         self._go("add")

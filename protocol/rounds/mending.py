@@ -39,7 +39,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.rounds.ring_order import Standpoint, rank_order
 from gossamer.protocol.rounds.roster import Ring, RoundRules, Vain, make_roster
 from gossamer.protocol.wire.statements import Roster, Signed
 
@@ -158,13 +158,18 @@ def waited_in_vain(
 
 
 def with_more(
-    ring: Ring, left_out: Collection[PeerId], ready: Mapping[PeerId, Signed], rules: RoundRules
+    ring: Ring,
+    left_out: Collection[PeerId],
+    ready: Mapping[PeerId, Signed],
+    rules: RoundRules,
+    standpoint: Standpoint,
 ) -> Roster | None:
     """The roster of a ring with those that it leaves out; None if that has no more members, because
     they are not linked or there is no room.
 
     Args:
         ready: the `Ready` of each peer that is left out, at least.
+        standpoint: of the peer that makes the roster.
     """
     if not left_out:
         return None
@@ -178,5 +183,6 @@ def with_more(
         old.codec,
         old.chunk_elements,
         rules.members_max,
+        standpoint,
     )
     return roster if len(roster.members) > len(members) else None

@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from gossamer.protocol.errors import LocalProtocolError, MalformedError
+from gossamer.protocol.errors import ClaimedPartError, LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import (
     Contradicted,
@@ -190,8 +190,8 @@ class RingReduce:
         """A partial sum arrived, and the caller has checked its sender's signature.
 
         Raises:
-            MalformedError: an unknown chunk or member, or a mask with this member although it never
-                added its part.
+            MalformedError: an unknown chunk or member.
+            ClaimedPartError: a mask with this member although it never added its part.
         """
         self._check(arrived.sender, chunk, arrived.mask)
         return self._arrived(chunk, arrived)
@@ -200,7 +200,9 @@ class RingReduce:
         state, mask = self._chunks[chunk], arrived.mask
         bit = 1 << self._position
         if mask & bit and not state.copy_mask:  # no sum with my part has left this member
-            raise MalformedError(f"partial sum of chunk {chunk} claims a part that was never added")
+            raise ClaimedPartError(
+                f"partial sum of chunk {chunk} claims a part that was never added"
+            )
         if state.average is not None or state.sum_state == "finishing" or self._members.is_out:
             return []
         if state.sum_state == "adding":
@@ -351,6 +353,7 @@ class RingReduce:
         if state.average is None:
             self.num_averages += 1
         state.average = average
+        state.drop_worse()
         state.drop_copy()
         successor = self.successor
         if self._members.is_out or successor is None or successor == sender:

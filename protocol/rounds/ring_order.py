@@ -21,11 +21,15 @@ Two members are linked if neither says otherwise: a member that lists no links s
 A relay sends what it relays over its own line, beside its own part. With `PAIRS_PER_RELAY_MAX`
 pairs a round takes about three times as long. Of members whose pairs no relay has room for, one
 sits out in each round, another one each time, and its work is carried (`linked_members`).
+
+Who is left out is the organiser's choice, which nobody checks. To it the others are strangers
+unless it has met them (`Standpoint`), and strangers are left out before others are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -40,6 +44,19 @@ PAIRS_PER_RELAY_MAX = 2
 RELAY_COST = 1
 UNREACHABLE_COST = limits.RING_MEMBERS_MAX + 1
 """Cost of a pair that cannot be linked: more than all other pairs of a ring can cost together."""
+
+
+class Standpoint(NamedTuple):
+    """The peer that makes a ring, and the peers that are no strangers to it.
+
+    Identities cost nothing, and a peer may say what it likes of its links. So one owner can be more
+    ready peers than all others are, and these may list each other only. A peer is a *stranger* if
+    the organiser has not met it, or if one of the two says that they are not connected.
+    """
+
+    me: PeerId
+    met: Collection[PeerId]
+    """Peers that it is connected to, or was in a ring with."""
 
 
 def rank(head: bytes, attempt: int, peer_id: PeerId | str) -> Digest:
@@ -98,14 +115,14 @@ class Links:
             connected.append((mask | _mask_of(relayed_names, listed)) & ~(1 << place))
         self.of = _mutual(linked)
         """Bit mask of the peers that each peer is linked to."""
-        self._connected = _mutual(connected)
+        self.connected = _mutual(connected)
         """Bit mask of the peers that each peer is connected to, with or without a relay."""
 
     def cost(self, one: int, other: int) -> int:
         """Returns the cost of a pair of neighbours; 0 if they are linked."""
         if self.of[one] >> other & 1 or one == other:
             return 0
-        return RELAY_COST if self._connected[one] >> other & 1 else UNREACHABLE_COST
+        return RELAY_COST if self.connected[one] >> other & 1 else UNREACHABLE_COST
 
     def total(self, order: Sequence[int]) -> int:
         """Returns the cost of all pairs of a ring together."""
@@ -177,15 +194,21 @@ def _mutual(masks: Sequence[int]) -> list[int]:
     ]
 
 
-def linked_members(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> dict[PeerId, bytes]:
+def linked_members(
+    head: bytes,
+    attempt: int,
+    said: Mapping[PeerId, bytes],
+    standpoint: Standpoint | None = None,
+) -> dict[PeerId, bytes]:
     """The ready peers that can be in one ring.
 
     A peer is left out if no order gives it neighbours that it is connected to, or if the members
-    have no room to relay to its neighbours. Of several such peers the one with the fewest links
-    goes first, then the last one by rank, so that it is another one's turn in the next round.
+    have no room to relay to its neighbours. The organiser itself stays: invented peers that list
+    each other only, and are the majority, would put it out of each of its rings.
 
     Args:
         said: `Ready.links` of each.
+        standpoint: of the organiser; None: nobody is a stranger.
     """
     kept = dict(said)
     while len(kept) > 1 and any(kept.values()):
@@ -194,10 +217,58 @@ def linked_members(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> d
         apart = {number for pair in _pairs_apart(links) for number in pair}
         if not apart:
             break
-        fewest = min(links.of[number].bit_count() for number in apart)
-        lonely = [order[number] for number in apart if links.of[number].bit_count() == fewest]
-        del kept[rank_order(head, attempt, lonely)[-1]]
+        if standpoint is not None and standpoint.me in kept:
+            apart.discard(order.index(standpoint.me))
+        for peer in _next_to_go(head, attempt, order, links, apart, standpoint):
+            del kept[peer]
     return kept
+
+
+def _next_to_go(
+    head: bytes,
+    attempt: int,
+    order: Sequence[PeerId],
+    links: Links,
+    apart: Collection[int],
+    standpoint: Standpoint | None,
+) -> list[PeerId]:
+    """Of members that no order has room for, those that go first.
+
+    These are the strangers among them. With these go all strangers that fewer than two members are
+    connected to, not counting strangers, and else all members of which that is true, as long as two
+    stay: to look for an order takes milliseconds, and there may be hundreds of such peers. Then it
+    is the one with the fewest links to members that are no strangers, of equal ones the last one by
+    rank, so that it is another one's turn in the next round.
+    """
+    known = _known(order, links, standpoint)
+    me = None if standpoint is None else standpoint.me
+    ends = {
+        number
+        for number, peer in enumerate(order)
+        if (links.connected[number] & known).bit_count() < 2 and peer != me
+    }
+    strangers = {number for number in range(len(order)) if not known >> number & 1}
+    if not strangers.isdisjoint(apart):
+        return [order[number] for number in strangers & (ends | {*apart})]
+    if 0 < len(ends) <= len(order) - 2:
+        return [order[number] for number in ends]
+    num_links = {number: (links.of[number] & known).bit_count() for number in apart}
+    fewest = min(num_links.values())
+    lonely = [order[number] for number in apart if num_links[number] == fewest]
+    return rank_order(head, attempt, lonely)[-1:]
+
+
+def _known(order: Sequence[PeerId], links: Links, standpoint: Standpoint | None) -> int:
+    """Bit mask of the members that are no strangers to the organiser."""
+    if standpoint is None or standpoint.me not in order:
+        return (1 << len(order)) - 1
+    mine = order.index(standpoint.me)
+    return sum(
+        1 << number
+        for number, peer in enumerate(order)
+        if number == mine
+        or (peer in standpoint.met and links.cost(mine, number) < UNREACHABLE_COST)
+    )
 
 
 def _pairs_apart(links: Links) -> list[tuple[int, int]]:

@@ -3,7 +3,8 @@
 Rules
 -----
 - For every head and attempt the ready peers are ranked by ``blake3(head, attempt, peer id)``. The
-  first peer is the organiser of that attempt.
+  first peer is the organiser of that attempt. A ready peer that is not expected does not count: it
+  may be invented, and the attempts of such peers would pass in vain.
 - A round is *due* when all living peers that work on the head are ready, or `gather_seconds` after
   the first `Ready` was seen.
 - Attempt 0 begins when the round is due, and each further attempt `attempt_seconds` later. The
@@ -12,7 +13,7 @@ Rules
   lowest attempt, then most members, then the organiser's rank. So two peers that saw different
   rosters agree as soon as they have seen the same ones.
 - The members of a roster must be in the ring order of its attempt (`ring_order`), so an organiser
-  cannot choose its neighbours.
+  cannot choose its neighbours. Whom it leaves out is its own choice (`linked_members`).
 
 `decide` is a pure function from what a peer knows to what it does, with the reason.
 """
@@ -28,6 +29,7 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.ring_order import (
+    Standpoint,
     chunk_starters,
     linked_members,
     rank,
@@ -154,7 +156,8 @@ def decide(
         return Decision(None, f"waiting for {len(waiting)} peers")
     num_past = int((now - due) / attempt_seconds)
     attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
-    organiser = min(gathering.ready, key=lambda peer: rank(gathering.head, attempt, peer))
+    able = {gathering.me, *gathering.expected}.intersection(gathering.ready)
+    organiser = min(able, key=lambda peer: rank(gathering.head, attempt, peer))
     if organiser != gathering.me:
         return Decision(None, f"attempt {attempt} is {organiser}'s")
     return Decision(attempt, f"organiser of attempt {attempt}")
@@ -168,13 +171,22 @@ def make_roster(
     codec: str,
     chunk_elements: int,
     members_max: int = limits.RING_MEMBERS_MAX,
+    standpoint: Standpoint | None = None,
 ) -> Roster:
     """The ring of all ready peers, at most `members_max` of them by rank.
 
     Fewer fit into one message if they consumed data in very many pieces. A peer that has no
-    neighbour to whom it is linked, or to whom another member can relay, is left out.
+    neighbour to whom it is linked, or to whom another member can relay, is left out. Peers that the
+    organiser has not met have the last places.
+
+    Args:
+        standpoint: of the organiser, where it is known (`ring_order.Standpoint`).
     """
-    chosen = rank_order(head, attempt, ready)[:members_max]
+    chosen = rank_order(head, attempt, ready)
+    if standpoint is not None:
+        met = {standpoint.me, *standpoint.met}
+        chosen.sort(key=lambda peer: peer not in met)  # stable: else by rank
+    del chosen[members_max:]
     num_bytes = 0
     for place, peer in enumerate(chosen):
         num_bytes += len(ready[peer].payload) + _MEMBER_OVERHEAD_BYTES
@@ -182,7 +194,7 @@ def make_roster(
             chosen = chosen[:place]
             break
     links = {peer: _links_of(ready[peer]) for peer in chosen}
-    order = ring_order(head, attempt, linked_members(head, attempt, links))
+    order = ring_order(head, attempt, linked_members(head, attempt, links, standpoint))
     return Roster(
         round_number, head, attempt, tuple(ready[peer] for peer in order), codec, chunk_elements
     )

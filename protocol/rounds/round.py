@@ -34,19 +34,14 @@ from collections.abc import Collection
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Doubts
-from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut
+from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut, Unsettled
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Payload
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.mending import hold_until, is_early, mend_later
 from gossamer.protocol.rounds.ring import RingReduce
-from gossamer.protocol.rounds.roster import (
-    Ring,
-    make_roster,
-    open_roster,
-    preference,
-)
+from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
 from gossamer.protocol.state.chain import Commit
@@ -218,6 +213,7 @@ class Round(RoundView):
             self._rules.payloads.name,
             self._rules.chunk_elements,
             self._rules.members_max,
+            self._gatherer.standpoint,
         )
         if self._me not in {member.author for member in roster.members}:
             self.gathering_reason = "this peer has no neighbours that it can reach in a ring"
@@ -237,13 +233,18 @@ class Round(RoundView):
         # By author as well: another peer may say the same of its work, or copy this peer's words.
         named = {(member.author, member.payload) for member in roster.members}
         if mine is None or (mine.author, mine.payload) not in named:
-            return self._note_foreign(now, ring)
+            return self._note_foreign(ring, "restarted")  # it would wait for work that is lost
         attempt = self._attempt
         if attempt is not None and self._phase == "following":
             is_other = ring.ring_id != attempt.ring.ring_id
             is_preferred = preference(ring) < preference(attempt.ring)
             if not is_preferred and not (attempt.is_out and is_other):
                 return []
+        is_out = attempt is None or attempt.is_out or self._phase != "following"
+        if ring.organiser != self._me and not self._replacing.may_follow(
+            now, ring.organiser, is_out=is_out
+        ):
+            return self._refuse(ring)
         return self._follow(now, ring) if ring.organiser == self._me else self._weigh(now, ring)
 
     def _weigh(self, now: float, ring: Ring) -> list[Action]:
@@ -282,8 +283,15 @@ class Round(RoundView):
         publish = self._self.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
 
-    def _note_foreign(self, now: float, ring: Ring) -> list[Action]:
-        """A ring without this peer. If it names this peer, it waits for work lost in a restart."""
+    def _refuse(self, ring: Ring) -> list[Action]:
+        """A ring that is to be preferred comes too late or too often."""
+        organiser, replacing = ring.organiser, self._replacing
+        noted = [Unsettled(organiser)] if replacing.is_newly_unsettled(organiser) else []
+        said = replacing.refused(organiser, ring.ring_id)
+        return [*noted, *(self._note_foreign(ring, "follows another ring") if said else [])]
+
+    def _note_foreign(self, ring: Ring, reason: str) -> list[Action]:
+        """A ring without this peer. If it names this peer, this peer says that it is out of it."""
         if not self._gatherer.elsewhere.note(ring):
             return []
         for signed, statement in self._early.values():
@@ -293,7 +301,7 @@ class Round(RoundView):
                 )
         if self._me not in ring.members:
             return []
-        return [self._self.seal(Accusation(ring.ring_id, self._me, "restarted"))]
+        return [self._self.seal(Accusation(ring.ring_id, self._me, reason))]
 
     def _follow(self, now: float, ring: Ring) -> list[Action]:
         actions: list[Action] = []
@@ -305,6 +313,7 @@ class Round(RoundView):
                 accusation = Accusation(old.ring.ring_id, self._me, "follows another ring")
                 actions.append(self._self.seal(accusation))
         self._go("ring followed")
+        self._replacing.followed(now, ring.organiser)
         attempt = self._attempt = self._new_attempt(now, ring)
         actions += [BeginRing(ring, ring.envelope), *attempt.start()]
         early, self._early = self._early, {}
@@ -355,6 +364,7 @@ class Round(RoundView):
             # If its members appear again, their ring is at work.
             self._gatherer.elsewhere.note_lost(attempt.ring, attempt.accusations)
         self._go("ring void")
+        self._replacing.gathers_again()
         self._void_rings.add(attempt.ring.ring_id)
         self._gatherer.begin_again(now, attempt.ring.roster.attempt, attempt.removed)
         return [*actions, *self._organise(now)]

@@ -15,6 +15,7 @@ from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, Payload, SumStep
 from gossamer.protocol.rounds.mending import Mending, waited_in_vain, with_more
+from gossamer.protocol.rounds.replacing import Replacing
 from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
@@ -76,6 +77,7 @@ class RoundView:
         """The ring that this peer follows, or followed last."""
         self._phase: RoundPhase = ROUND.initial
         self._void_rings: set[Digest] = set()
+        self._replacing = Replacing()
         self._mending: Mending | None = None
         """A ring that leaves out others, if this peer is about to mend it."""
         self._in_vain: frozenset[PeerId] = frozenset()
@@ -232,7 +234,8 @@ class RoundView:
         """The peers without which a ring of this peer has fewer members than it could have, and the
         roster with them; None if there are none."""
         left_out = sorted(self._gatherer.left_out_by(ring) - self._excused(ring))
-        roster = with_more(ring, left_out, self._gatherer.ready, self._rules)
+        ready = self._gatherer.ready
+        roster = with_more(ring, left_out, ready, self._rules, self._gatherer.standpoint)
         return ([], None) if roster is None else (left_out, roster)
 
     def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:

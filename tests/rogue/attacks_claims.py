@@ -17,12 +17,12 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.rounds.ring_order import encode_links, ring_order
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
-from gossamer.protocol.wire.envelopes import ring_id_of
+from gossamer.protocol.wire.envelopes import decode_statement, ring_id_of, seal
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
 from tests.rogue.attacks_gossip import chain_of_its_own, claim_of, lone_record
@@ -31,6 +31,13 @@ from tests.rogue.rogue import Rogue, encode, frame
 WITHOUT_BLOCKS_SECONDS = 60.0
 LONG_CHAINS_SECONDS = 20.0
 LONG_CHAIN_ROUNDS = 400
+
+RINGS_SECONDS = 40.0
+RING_PACE_SECONDS = 6.0
+"""Below all waits for a ring that stands still."""
+
+NUM_STRANGERS = 8
+"""As many as a small swarm lets in without a connection."""
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -206,6 +213,62 @@ async def rings_without_end(rogue: Rogue, victims: list[PeerId]) -> None:
             await trio.sleep(0.05)
 
 
+async def rings_one_after_the_other(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It is a member of a ring for every round, and replaces that ring again and again before
+    anybody loses patience, each time with one that is to be preferred."""
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    with trio.move_on_after(RINGS_SECONDS):
+        while True:
+            head = await rogue.head(victims[0])
+            await rogue.gossip(rogue.announce(head, phase="averaging"))
+            theirs = [
+                signed
+                for signed, statement in await rogue.statement_store(victims[0])
+                if isinstance(statement, Ready)
+                and statement.head == head.head
+                and signed.author != rogue.me
+            ]
+            if len(theirs) < len(victims):
+                await trio.sleep(0.05)
+                continue
+            mine = [rogue.sealed(rogue.ready(head, steps=number)) for number in range(1, 400)]
+            rosters = [rogue.sealed(_roster(rogue, head, [one, *theirs])) for one in mine]
+            for roster in _falling(rosters):
+                await rogue.gossip(roster)
+                await rogue.gossip(rogue.announce(head, phase="averaging"))
+                await trio.sleep(RING_PACE_SECONDS)
+                if (await rogue.head(victims[0])).head != head.head:
+                    break
+
+
+def _falling(rosters: list[Signed]) -> list[Signed]:
+    """The longest list of rosters of which each is to be preferred to the one before, and takes its
+    place in a store of statements."""
+    longest: list[list[Signed]] = []
+    """That ends with each roster."""
+    for roster in sorted(rosters, key=ring_id_of, reverse=True):
+        before = [each for each in longest if each[-1].digest > roster.digest]
+        longest.append([*max(before, key=len, default=[]), roster])
+    return max(longest, key=len)
+
+
+async def identities_that_list_each_other(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Identities that never connect are ready for every round, and say that they are connected with
+    each other only."""
+    strangers = rogue.strangers[:NUM_STRANGERS]
+    links = encode_links([stranger.peer_id for stranger in strangers])
+    known: Digest | None = None
+    with trio.move_on_after(RINGS_SECONDS):
+        while True:
+            head = await rogue.head(victims[0])
+            if head.head != known:
+                known = Digest(head.head)
+                work = rogue.ready(head, links=links)
+                for each in strangers:
+                    await rogue.gossip(seal(work, each.peer_id, rogue.run_id, each.sign))
+            await trio.sleep(0.02)
+
+
 async def never_ready(rogue: Rogue, victims: list[PeerId]) -> None:
     """It says that it works on every round, and is never done."""
     with trio.move_on_after(20.0):
@@ -219,8 +282,14 @@ def _roster(rogue: Rogue, head: Announce, members: list[Signed]) -> Roster:
     assert rogue.manifest is not None
     outer = rogue.manifest.outer
     envelopes = {PeerId(one.author): one for one in members}
-    order = [envelopes[peer] for peer in rank_order(head.head, 0, envelopes)]
+    said = {peer: links_of(one) for peer, one in envelopes.items()}
+    order = [envelopes[peer] for peer in ring_order(head.head, 0, said)]
     return Roster(head.round + 1, head.head, 0, tuple(order), outer.codec, outer.chunk_elements)
+
+
+def links_of(signed: Signed) -> bytes:
+    statement = decode_statement(signed.payload)
+    return statement.links if isinstance(statement, Ready) else b""
 
 
 # As a member of the ring
@@ -280,6 +349,30 @@ async def member_that_passes_nothing_on(
 
     rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
     await as_member(rogue, victims, nothing, look_seconds)
+
+
+async def member_that_claims_anothers_part(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It sends the next member a sum that names the part of the one after it as well. That one
+    finds the lie, in what an honest member has passed on."""
+    assert rogue.manifest is not None
+    outer = rogue.manifest.outer
+    plan = ChunkPlan(rogue.manifest.model.num_parameters, outer.chunk_elements)
+
+    async def claim(rogue: Rogue, _victims: list[PeerId], signed: Signed, roster: Roster) -> None:
+        order = [PeerId(member.author) for member in roster.members]
+        place, size = order.index(rogue.me), len(order)
+        if size < 4:
+            return
+        mask = (1 << place | 1 << (place + 2) % size).to_bytes((size + 7) // 8, "big")
+        zeros = np.zeros(plan.elements_of(place), np.float32)
+        payload = bytes(codec(outer.codec).encode(zeros))
+        signature = rogue.sum_signature(signed, place, mask, digest_of(payload))
+        message = frame(encode(ChunkMessage(place, mask, None, signature)), payload)
+        hello = frame(encode(Hello(signed)))
+        await rogue.say(hello, message, victim=order[(place + 1) % size], protocol=RING_PROTOCOL)
+
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, claim)
 
 
 async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -37,6 +37,8 @@ ATTACKS: dict[Attack, str | None] = {
     claims.heads_that_lead_nowhere: None,
     claims.rings_of_one: None,
     claims.rings_without_end: None,
+    claims.rings_one_after_the_other: None,
+    claims.identities_that_list_each_other: None,
     claims.never_ready: None,
     claims.claims_to_all_data: None,
     claims.wrong_blocks: None,

@@ -153,6 +153,9 @@ class Member:
     def left_out(self, left_out: LeftOut) -> None:
         """See `Effects`."""
 
+    def unsettled(self, organiser: PeerId) -> None:
+        """See `Effects`."""
+
     def contradicted(self, proof: Equivocation) -> None:
         """See `Effects`."""
         self.proofs.append(proof)

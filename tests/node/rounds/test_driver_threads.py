@@ -120,6 +120,9 @@ class Alone:
     def left_out(self, left_out: LeftOut) -> None:
         """See `RoundHost`."""
 
+    def unsettled(self, organiser: PeerId) -> None:
+        """See `RoundHost`."""
+
     def contradicted(self, proof: Equivocation) -> None:
         """See `RoundHost`: all members are honest."""
         raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import (
     Ledger,
     apply_spans,
@@ -22,6 +23,7 @@ from gossamer.protocol.accounting.ledger import (
 from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.statement_checks import check_spans
 from gossamer.protocol.wire.statements import Span
 from tests.support.builders import peers
 
@@ -49,6 +51,16 @@ def test_positions_only_grow_and_leave_no_gap(first: list[Span], second: list[Sp
     covered = {(s.partition, p) for s in first + second for p in range(s.start, s.stop)}
     for shard, position in after.positions:
         assert all((shard, p) in covered for p in range(position))
+
+
+def test_the_largest_ledger_that_spans_can_make_is_read_again() -> None:
+    everything = [Span(number, 0, 1) for number in range(limits.SHARDS_MAX + 1)]
+    ledger = Ledger()
+    for at in range(0, len(everything), limits.SPANS_MAX):
+        check_spans(tuple(everything[at : at + limits.SPANS_MAX]))
+    ledger = apply_spans(ledger, everything)
+    assert len(ledger.positions) == len(everything)
+    assert decode_ledger(encode_ledger(ledger)) == ledger
 
 
 def test_gaps_and_what_was_consumed_before_do_not_count() -> None:

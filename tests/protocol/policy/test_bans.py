@@ -109,3 +109,8 @@ def test_a_flood_of_identities_frees_no_peer_and_fills_no_table() -> None:
 def test_every_reason_has_a_weight_and_a_label(kind: type[RemoteProtocolError]) -> None:
     assert kind.reason in WEIGHTS
     assert kind.reason in OFFENCE_REASONS
+
+
+def test_what_a_peer_passes_on_and_cannot_check_never_bans_it() -> None:
+    bans = Bans()
+    assert all(bans.offence(0.0, OTHER, "claimed") is None for _ in range(1000))

@@ -71,3 +71,23 @@ def test_no_data_is_named_where_each_peer_has_its_own() -> None:
         bounds.check_statement(ready(root=ROOT), RUN_ID)
     with pytest.raises(ImplausibleError, match="consumes 1 tokens of data"):
         bounds.check_header(header(peers(2), spans=(Span(0, 0, 1),)))
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_span_names_a_partition_of_the_run(grows: bool) -> None:
+    """In a run whose data grow this peer may not know the newest parts."""
+    shared = manifest()
+    data = msgspec.structs.replace(
+        shared.data, num_shards=12, num_tokens=12_000, grows=grows or msgspec.UNSET
+    )
+    bounds = WorkBounds(msgspec.structs.replace(shared, data=data))
+    bounds.check_statement(ready(spans=(Span(11, 0, 1),), root=ROOT), RUN_ID)
+    for invented in (12, 10_000):
+        bad = ready(spans=(Span(0, 0, 1), Span(invented, 0, 1)), root=ROOT)
+        roster = Roster(5, HEAD, 0, (sealed(peer(0), bad),), "fp16", 4096)
+        for statement in (bad, roster):
+            if grows:
+                bounds.check_statement(statement, RUN_ID)
+                continue
+            with pytest.raises(ImplausibleError, match=f"partition {invented} of 12 shards"):
+                bounds.check_statement(statement, RUN_ID)

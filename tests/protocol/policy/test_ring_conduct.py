@@ -352,3 +352,13 @@ def test_a_peer_that_several_organisers_left_out_is_wronged_for_a_while() -> Non
     assert mine.wronged(3) == mine.wronged(2 + FORGET_ROUNDS) == {B}
     assert mine.unfair(3) == {C}
     assert mine.wronged(3 + FORGET_ROUNDS) == frozenset()
+
+
+def test_an_organiser_that_replaces_its_rings_in_a_second_round_sits_out() -> None:
+    mine = conduct()
+    mine.unsettled(1, B)
+    mine.unsettled(1 + MEMORY_ROUNDS, B)
+    assert not mine.sits_out(2 + MEMORY_ROUNDS, B), "the first time was long ago"
+    mine.unsettled(2 + MEMORY_ROUNDS, B)
+    assert mine.sits_out(3 + MEMORY_ROUNDS, B)
+    assert not mine.sits_out(3 + MEMORY_ROUNDS + SITS_OUT_ROUNDS, B)

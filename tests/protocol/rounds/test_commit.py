@@ -295,6 +295,25 @@ def test_a_member_that_stands_by_another_header_is_accused_in_the_end() -> None:
     assert state.to_accuse(1000.0, [A, B]) == []
 
 
+def test_a_member_that_keeps_changing_its_vote_gains_no_time() -> None:
+    state = commitment()
+    propose(state, A, HEADER, now=100.0)
+    end = 109.0 + DISAGREE_SECONDS
+    for number in range(1, 8):
+        hear(state, B, f"header {number}".encode(), sequence=number, now=100.0 + 9 * number)
+        assert state.to_accuse(end - 0.1, [A, B]) == []
+    assert state.to_accuse(end, [A, B]) == [(B, "disagrees")]
+
+
+def test_a_member_has_as_long_again_when_this_peers_own_header_changes() -> None:
+    state = commitment()
+    propose(state, A, HEADER, now=100.0)
+    hear(state, B, b"theirs", now=105.0)
+    propose(state, A, OTHER_HEADER, now=150.0)
+    assert state.to_accuse(150.0 + DISAGREE_SECONDS - 0.1, [A, B]) == []
+    assert state.to_accuse(150.0 + DISAGREE_SECONDS, [A, B]) == [(B, "disagrees")]
+
+
 def test_a_header_names_its_members_once() -> None:
     twice = header_of(RING, members=(Member(A, 1, 1.5), Member(A, 1, 1.5)))
     with pytest.raises(MalformedError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.protocol.errors import LocalProtocolError, MalformedError
+from gossamer.protocol.errors import ClaimedPartError, LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.actions import (
     Contradicted,
@@ -85,8 +85,8 @@ def test_a_partial_sum_is_added_to_once_and_passed_on() -> None:
     assert ring.partial_sum_received(0, ArrivedSum(A, 0b0001, b"sum")) == []
 
 
-def test_a_partial_sum_that_claims_my_part_is_malformed() -> None:
-    with pytest.raises(MalformedError):
+def test_a_partial_sum_that_claims_my_part_is_refused() -> None:
+    with pytest.raises(ClaimedPartError):
         member(1).partial_sum_received(0, ArrivedSum(A, 0b0011, b"sum"))
 
 
@@ -270,6 +270,17 @@ def test_of_each_sender_the_last_early_average_is_kept_and_of_all_the_best_one_t
     assert [average.payload for average in ring.averages] == [low]
 
 
+def test_early_averages_that_are_not_better_go_when_the_chunk_has_one() -> None:
+    ring = member(1, 1)
+    low, high = sorted([b"x", b"y"], key=digest_of)
+    assert average(ring, 3, 0, 0b0001, b"early") == []
+    assert average(ring, 2, 0, 0b1111, low, finisher=0) == []  # its finisher may be in its turn
+    average(ring, 0, 0, 0b1111, high)
+    assert ring.num_averages == 1
+    (state,) = ring._chunks
+    assert [each.payload for each in state.early.values()] == [low]
+
+
 def test_a_member_that_is_out_takes_averages_whatever_they_lack() -> None:
     ring = member(1)
     assert average(ring, 0, 0, 0b1000) == []
@@ -445,10 +456,10 @@ def test_what_came_while_a_bad_partial_sum_was_added_is_taken_instead() -> None:
     assert ring.rejected(0) == [Contribute(0, b"good", A, 0b0001)]
 
 
-def test_a_sum_that_claims_my_part_while_i_add_it_for_the_first_time_is_malformed() -> None:
+def test_a_sum_that_claims_my_part_while_i_add_it_for_the_first_time_is_refused() -> None:
     ring = member(2)
     ring.partial_sum_received(0, ArrivedSum(B, 0b0011, b"bad"))
-    with pytest.raises(MalformedError):
+    with pytest.raises(ClaimedPartError):
         ring.partial_sum_received(0, ArrivedSum(A, 0b0111, b"impossible"))
     assert ring.rejected(0) == []  # and the rejection blames no other member
 

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Set as AbstractSet
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.rounds import ring_order as ring_order_module
 from gossamer.protocol.rounds.ring_order import (
     PAIRS_PER_RELAY_MAX,
     RELAY_COST,
     UNREACHABLE_COST,
     Links,
+    Standpoint,
     chunk_starters,
     encode_links,
     linked_members,
@@ -121,6 +123,75 @@ def test_of_two_halves_that_are_not_linked_one_goes_on() -> None:
     kept = linked_members(HEAD, 0, said_by(6, pairs))
     assert cost_of(kept) < UNREACHABLE_COST
     assert kept.keys() <= set(peers(3)) or kept.keys() <= set(peers(6)[3:])
+
+
+@pytest.mark.parametrize(("num_honest", "num_invented"), [(1, 8), (3, 4), (3, 8), (8, 9), (8, 40)])
+@pytest.mark.parametrize("lists_organiser", [False, True])
+def test_invented_peers_that_list_each_other_only_put_no_member_out(
+    num_honest: int, num_invented: int, lists_organiser: bool
+) -> None:
+    everybody = peers(num_honest + num_invented)
+    honest, invented = everybody[:num_honest], everybody[num_honest:]
+    for organiser in honest:
+        liked = {*invented, organiser} if lists_organiser else {*invented}
+        said = {peer: encode_links({*everybody} - {peer}) for peer in honest}
+        said |= {peer: encode_links(liked - {peer}) for peer in invented}
+        standpoint = Standpoint(organiser, frozenset(honest))
+        assert linked_members(HEAD, 0, said, standpoint).keys() >= {*honest}
+
+
+@pytest.mark.parametrize(("num_honest", "num_rogue"), [(3, 4), (8, 12)])
+def test_connected_peers_that_list_each_other_only_put_no_member_out(
+    num_honest: int, num_rogue: int
+) -> None:
+    everybody = peers(num_honest + num_rogue)
+    honest, rogues = everybody[:num_honest], everybody[num_honest:]
+    said = {peer: encode_links({*everybody} - {peer}) for peer in honest}
+    said |= {peer: encode_links({*rogues} - {peer}) for peer in rogues}
+    for organiser in honest:
+        standpoint = Standpoint(organiser, frozenset(everybody))
+        assert linked_members(HEAD, 0, said, standpoint).keys() == {*honest}
+
+
+def test_links_to_strangers_do_not_count() -> None:
+    """Two rogues are connected to the organiser, and list strangers so as to have more links."""
+    everybody = peers(14)
+    honest, rogues, strangers = everybody[:4], everybody[4:6], everybody[6:]
+    organiser = honest[0]
+    said = {peer: encode_links({*everybody} - {peer}) for peer in honest}
+    said |= {peer: encode_links({organiser, *rogues, *strangers} - {peer}) for peer in rogues}
+    said |= {peer: encode_links({*rogues, *strangers} - {peer}) for peer in strangers}
+    standpoint = Standpoint(organiser, frozenset({*honest, *rogues}))
+    assert linked_members(HEAD, 0, said, standpoint).keys() >= {*honest}
+
+
+def test_a_stranger_that_has_neighbours_stays() -> None:
+    """A newcomer that is still connecting to the others."""
+    said = said_by(4, {(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)})
+    organiser, *others = peers(4)
+    standpoint = Standpoint(organiser, frozenset(others[:2]))
+    assert linked_members(HEAD, 0, said, standpoint).keys() == said.keys()
+
+
+def test_very_many_peers_without_a_link_are_left_out_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everybody = peers(limits.RING_MEMBERS_MAX)
+    honest = everybody[:8]
+    said = {peer: encode_links({*everybody} - {peer}) for peer in honest}
+    said |= dict.fromkeys(everybody[8:], NO_LINK)
+    num_orders = 0
+
+    def counted(*given: Any) -> list[PeerId]:
+        nonlocal num_orders
+        num_orders += 1
+        return real(*given)
+
+    real = ring_order_module.ring_order
+    monkeypatch.setattr(ring_order_module, "ring_order", counted)
+    for standpoint in (None, Standpoint(honest[0], frozenset(honest))):
+        assert linked_members(HEAD, 0, said, standpoint).keys() == {*honest}
+    assert num_orders <= 4
 
 
 def test_the_first_links_of_very_many_are_listed() -> None:

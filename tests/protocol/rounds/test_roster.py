@@ -12,7 +12,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
-from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.rounds.ring_order import Standpoint, rank_order
 from gossamer.protocol.rounds.roster import (
     Decision,
     Gathering,
@@ -90,6 +90,16 @@ def test_everybody_else_waits_for_the_next_attempt() -> None:
         assert decision(115.0, state).attempt == (1 if me == second else None)
 
 
+def test_invented_peers_that_are_ready_organise_nothing() -> None:
+    """Nobody is connected to them, so nobody waits for what they would do."""
+    invented = peers(40)[3:]
+    for attempt in range(20):
+        state = gathering(FIRST, MEMBERS + invented, OTHERS, complete=110.0)
+        seconds = 110.5 + attempt * ATTEMPT
+        is_mine = rank_order(HEAD, attempt, MEMBERS)[0] == FIRST
+        assert decision(seconds, state).attempt == (attempt if is_mine else None)
+
+
 def test_one_peer_alone_organises_itself() -> None:
     assert decision(100.0, gathering(FIRST, [FIRST], [], complete=100.0)).attempt == 0
 
@@ -148,6 +158,15 @@ def test_only_the_best_ranked_fit_a_ring() -> None:
     open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 2)
     with pytest.raises(MalformedError, match="at most 1"):
         open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 1)
+
+
+def test_strangers_take_no_places_of_members_that_the_organiser_knows() -> None:
+    invented = peers(12)[3:]
+    standpoint = Standpoint(FIRST, frozenset(OTHERS))
+    ready_peers = envelopes(MEMBERS + invented)
+    roster = make_roster(HEAD, 5, 0, ready_peers, "fp32", 1024, 4, standpoint)
+    assert {member.author for member in roster.members} > {*MEMBERS}
+    assert len(roster.members) == 4
 
 
 def test_a_roster_stays_below_what_gossip_carries() -> None:

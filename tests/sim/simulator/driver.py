@@ -298,6 +298,10 @@ class Driver:
         self._world.count("rosters that leave out ready peers")
         self._world.count("rosters that leave out peers mended", left_out.is_mended)
 
+    def unsettled(self, organiser: PeerId) -> None:
+        """See `Effects`: all members are honest."""
+        raise AssertionError(f"{organiser} replaced its own rings again and again")
+
     def contradicted(self, proof: Equivocation) -> None:
         """See `Effects`: all members are honest."""
         raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
