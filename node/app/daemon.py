@@ -42,6 +42,7 @@ from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.run_exchange import JoinError
@@ -250,20 +251,7 @@ class _Daemon:
             self._leave, self._node = node.leave, node
             self._starts("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
-                if settings.port_mapping == "on":
-                    own = transport.own
-                    mapper = PortMapper(
-                        transport.port, UpnpGateway(), own.interfaces, own.note_mapping
-                    )
-                    nursery.start_soon(mapper.run)
-                if settings.lan == "on":
-                    lan = LanNeighbours(
-                        identity.peer_id,
-                        node.run_id.hex(),
-                        transport.own.interfaces,
-                        node.known_peers.found,
-                    )
-                    nursery.start_soon(lan.run)
+                _start_in_own_network(nursery, settings, node, transport)
                 await node.run(own_text)
                 nursery.cancel_scope.cancel()
             self._reached = reached(node.participant, settings.state_dir)
@@ -312,6 +300,21 @@ class _Daemon:
             await run_abandonable(lambda: ask_owner(lines, print, ask))
         else:
             log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))
+
+
+def _start_in_own_network(
+    nursery: trio.Nursery, settings: Settings, node: Node, transport: Libp2pTransport
+) -> None:
+    """Starts what talks to the router and to the neighbours, where the owner lets it."""
+    own = transport.own
+    if settings.port_mapping == "on":
+        mapper = PortMapper(transport.port, UpnpGateway(), own.interfaces, own.note_mapping)
+        nursery.start_soon(mapper.run)
+    if settings.lan == "on":
+        lan = LanNeighbours(
+            transport.peer_id, node.run_id.hex(), own.interfaces, node.known_peers.found
+        )
+        nursery.start_soon(lan.run)
 
 
 def machine_use(device: str) -> MachineUse:

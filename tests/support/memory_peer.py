@@ -13,6 +13,7 @@ import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.relay import RelayTerms
 from gossamer.node.network.spreading import num_passed_on
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
@@ -68,7 +69,7 @@ class MemoryPeer:
         self.is_known: PeerTest = lambda _peer: False
         self.has_standing: PeerTest = lambda _peer: False
         self.is_expected: PeerTest = lambda _peer: False
-        self.may_relay: MayRelay = lambda _caller, _target: "this peer does not relay"
+        self.relay_terms = RelayTerms()
         self._peer_id = peer_id
         self._address = address
         self._nursery = nursery
@@ -216,7 +217,9 @@ class MemoryPeer:
             raise ConnectError(f"no circuit through {relay}: no answer")
         if other is None or middle.path(peer_id) != Path("direct"):
             raise ConnectError(f"no circuit through {relay}: it is not connected to {peer_id}")
-        if problem := middle.may_relay(self._peer_id, peer_id):
+        if middle.relay_terms.introduces:  # no router here can be crossed: it leads nowhere
+            raise ConnectError(f"no circuit through {relay}: it only introduces")
+        if problem := middle.relay_terms.may_relay(self._peer_id, peer_id):
             raise ConnectError(f"no circuit through {relay}: it says: {problem}")
         await trio.sleep(2 * sum(link.latency_seconds for link in second))
         if any(link.silent for link in second) or self.network.stopped_at(peer_id) is not None:
@@ -235,9 +238,8 @@ class MemoryPeer:
     def relay_for(
         self, may_relay: MayRelay, rate: RateLimit = NO_LIMIT, *, introduces: bool = False
     ) -> None:
-        """See `Transport.relay_for`. No router here can be crossed: introductions lead nowhere."""
-        if not introduces:
-            self.may_relay = may_relay
+        """See `Transport.relay_for`."""
+        self.relay_terms = RelayTerms(may_relay, rate, introduces)
 
     def path(self, peer_id: PeerId) -> Path | None:
         """See `Transport.path`."""

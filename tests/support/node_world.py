@@ -142,6 +142,8 @@ class NumbersTrainer:
         self._is_training = False
         self.places: list[SchedulePlace | None] = []
         """Place in the schedule of each training."""
+        self.limits: list[messages.Limits] = []
+        """The owner's limits that this trainer was told, the newest last."""
         self._target = target_of(Path(optimizer_path), self.base.size)
 
     async def run(self, listener: TrainerListener) -> None:
@@ -295,7 +297,7 @@ class NumbersTrainer:
         self._audited = None
 
     async def limit(self, limits: messages.Limits) -> None:
-        pass
+        self.limits.append(limits)
 
     async def suspend(self) -> None:
         self._queue.clear()

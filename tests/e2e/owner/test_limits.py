@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
@@ -55,6 +56,9 @@ def test_limits_act_at_once_and_hold_after_a_restart(swarm: LocalSwarm, founded:
     reached = wait_for_round(node, 1).round
     wait_for_round(node, reached + 2)
     assert trainer_of(node) == worker
+    if psutil.LINUX:
+        limited, _ = worker.rlimit(psutil.RLIMIT_DATA)
+        assert 0 < limited < 12 * 1024**3  # without a limit it is -1; what is reserved adds to it
     assert "10 Mbit/s" in gossamer("limits", *state).out
     _, metrics = get(node, "/metrics")
     assert 'gossamer_line_limit_bytes_per_second{direction="sent"} 1.25e+06' in metrics

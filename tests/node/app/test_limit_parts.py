@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
 
-from gossamer.node.app.limit_parts import DiskLimit
+from gossamer.node.app.limit_parts import DiskLimit, LimitParts
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
+from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -23,6 +25,8 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import digest_of
+from gossamer.trainer.ipc import messages
+from tests.support.builders import manifest
 from tests.support.simulated_nvml import Card, SimulatedNvml
 
 MB = 1_000_000
@@ -156,10 +160,69 @@ def test_a_disk_limit_below_what_has_to_stay_says_so(tmp_path: Path) -> None:
     assert disk.problem == ""
     disk.measured(7 * MB)
     assert disk.problem == "the run needs 7.0 MB of the disk, and its owner's limit is 6.0 MB"
-    use = MachineUse(is_on_battery=lambda: None)
-    watch = PauseWatch(pause_rules(settings(tmp_path)), use, lambda: 0.0, run_abandonable)
-    watch.disk_problem = lambda: disk.problem
+
+
+def test_a_node_whose_run_does_not_fit_into_the_disk_limit_pauses(tmp_path: Path) -> None:
+    limits = limits_of(settings(tmp_path, disk_max=6 * MB))
+    parts = parts_of(limits, BlockStore(tmp_path, 100 * MB))
+    watch = watch_of(limits)
+    parts.join(watch, lambda: 0.0)
+    assert looks(watch, 1) == [()]
+    parts.disk.measured(7 * MB)
     assert looks(watch, 1)[0][0].reason == "disk"
+
+
+# All parts
+
+
+def limits_of(settings: Settings) -> OwnerLimits:
+    return OwnerLimits(settings, StateDir(settings.state_dir), run_abandonable, {})
+
+
+def watch_of(limits: OwnerLimits) -> PauseWatch:
+    """The watch over a machine that nobody uses."""
+    use = MachineUse(is_on_battery=lambda: None)
+    return PauseWatch(pause_rules(limits.settings), use, lambda: 0.0, run_abandonable)
+
+
+def parts_of(limits: OwnerLimits, store: BlockStore, *cards: Card) -> LimitParts:
+    gpus, runtime = Gpus(SimulatedNvml(cards)), Runtime(serves_http=False)
+    return LimitParts(limits, manifest(), gpus, store, runtime)
+
+
+class Trainer:
+    """It hears limits, and says when."""
+
+    def __init__(self) -> None:
+        self.limits: list[messages.Limits] = []
+
+    async def limit(self, limits: messages.Limits) -> None:
+        self.limits.append(limits)
+
+
+def test_a_node_obeys_while_it_runs_and_puts_the_cards_power_back(tmp_path: Path) -> None:
+    limits = limits_of(settings(tmp_path, gpu_power_watts=300, gpu_memory="50%"))
+    card, trainer = Card(power_limit_watts=450.0), Trainer()
+    parts = parts_of(limits, BlockStore(tmp_path, 100 * MB), card)
+    parts.join(watch_of(limits), lambda: 0.0)
+
+    async def until(watts: float) -> None:
+        with trio.fail_after(10):
+            while card.power_limit_watts != watts:  # noqa: ASYNC110 - a card has no event
+                await trio.sleep(0.001)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            parts.start(nursery, cast(Any, trainer), Metrics())
+            await until(300.0)
+            await limits.change({"gpu_power": "200", "threads": "3"})
+            await until(200.0)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert card.power_limit_watts == 450.0
+    assert [each.threads for each in trainer.limits] == [0, 3]
+    assert trainer.limits[0].gpu_memory_bytes == card.memory_total_bytes // 2
 
 
 # Changes

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -201,6 +202,17 @@ def test_a_lasting_refusal_ends_the_attempts(node: Node) -> None:
     node.refuses = [NotTakenError("404", is_lasting=True)] * 9
     run_with(node, node.notices(), 1)
     assert len(node.sent) == 1
+
+
+def test_the_log_does_not_have_what_is_secret_in_a_place(node: Node) -> None:
+    """Who knows the topic of a webhook may read and write there."""
+    node.progress.phase = "failed"
+    node.refuses = [NotTakenError("404", is_lasting=True)]
+    with structlog.testing.capture_logs() as logs:
+        run_with(node, node.notices("https://ntfy.example.org/my-secret?token=my-secret"), 1)
+    (warning,) = (line for line in logs if line["event"] == "a notice was not delivered")
+    assert warning["place"] == "ntfy.example.org"
+    assert "my-secret" not in str(logs)
 
 
 def test_the_end_of_a_run_is_told_once_in_all_lives(node: Node) -> None:

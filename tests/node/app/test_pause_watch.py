@@ -1,11 +1,14 @@
 import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC
 
 import pytest
 import trio
 
 from gossamer.node.app import pause_watch
 from gossamer.node.app.pause_watch import PauseWatch
-from gossamer.node.base.pausing import PauseRules
+from gossamer.node.base.pausing import Hold, PauseRules
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.node.machine.machine_use import MachineUse
@@ -37,3 +40,47 @@ def test_a_reader_that_hangs_takes_one_thread_and_stops_nothing(
             assert [hold.reason for hold in holds] == ["battery"]
 
     trio.run(main)
+
+
+def test_rules_that_change_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause_watch, "LOOK_SECONDS", 3600.0)
+    use = MachineUse(is_on_battery=lambda: None)
+    rules = PauseRules(parse_work_hours("00:00-24:00"))
+    watch = PauseWatch(rules, use, lambda: 1_700_000_000.0, run_abandonable)
+    send, receive = trio.open_memory_channel[Sequence[Hold]](8)
+
+    class Participant:
+        def hold_off(self, holds: Sequence[Hold]) -> None:
+            send.send_nowait(holds)
+
+    async def main() -> None:
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch.run, Participant())
+                assert await receive.receive() == ()
+                watch.change(PauseRules(parse_work_hours("09:00-11:00"), zone=UTC))
+                assert [hold.reason for hold in await receive.receive()] == ["schedule"]
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_machine_that_travels_has_the_hours_of_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_22_13_utc = 1_700_000_000.0
+    rules = PauseRules(parse_work_hours("09:00-11:00"))
+    use = MachineUse(is_on_battery=lambda: None)
+    watch = PauseWatch(rules, use, lambda: at_22_13_utc, run_abandonable)
+
+    def is_held_at(zone: str) -> bool:
+        here.setenv("TZ", zone)  # nobody else says so: the watch has to ask the system
+        return bool(trio.run(watch.look))
+
+    try:
+        with monkeypatch.context() as here:
+            assert [is_held_at(zone) for zone in ("UTC", "WEST+12", "EAST-3")] == [
+                True, False, True,
+            ]  # fmt: skip
+    finally:
+        time.tzset()

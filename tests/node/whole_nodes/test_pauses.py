@@ -13,7 +13,11 @@ import trio
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.machine.machine_use import Idle, MachineUse
+from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.telemetry.status import PauseStatus, Status
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL
 from tests.support.node_world import (
     STEP_SECONDS,
@@ -523,5 +527,41 @@ def test_a_metered_line_moves_no_model(tmp_path: Path) -> None:
         await world.until(
             lambda: tokens_of(world, headers_of(world, "b")[-1], "b") > 0, seconds=120
         )
+
+    simulate(world, story)
+
+
+def test_a_metered_line_moves_no_block_and_carries_no_connection(tmp_path: Path) -> None:
+    """A newcomer asks for a block that the node has, and gets it when the pause is over."""
+    machine = Machine()
+    world = World(tmp_path, seed=15, look_seconds=0.05)
+    store = BlockStore(tmp_path / "newcomer", 2**20)
+    wanted = [Digest(decode_manifest(world.signed.manifest).data.index_digest)]
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        world.use = machine.use
+        await nursery.start(world.run, "b", ["a"], StoppableTrainer)
+        await world.reach(2, "a", "b")
+        member, peer = world.identity("a").peer_id, world.identity("b").peer_id
+        transport = world.network.get(peer)
+        assert transport is not None
+        async with world.network.transport(world.identity("newcomer")) as newcomer:
+            service = BlockService(newcomer, store)
+            await newcomer.connect_any(peer, world.network.addresses_of(peer))
+            machine.is_metered = True
+            await until_paused(world, "metered", "b")
+            moved = transport.traffic().get(BLOCKS_PROTOCOL)
+            with pytest.raises(FetchError, match="none of them sent these"):
+                await service.fetch(wanted, lambda: [peer], passes=1)
+            assert store.missing(wanted) == wanted
+            with pytest.raises(FetchError, match="this node's line is metered"):
+                await world.nodes["b"]._blocks.fetch([digest_of(b"any block")], lambda: [member])
+            assert transport.traffic().get(BLOCKS_PROTOCOL) == moved
+            assert "metered" in transport.relay_terms.may_relay(member, member)
+            machine.is_metered = False
+            await world.until(lambda: phase_of(world, "b") != "paused")
+            await service.fetch(wanted, lambda: [peer], passes=1)
+            assert transport.relay_terms.may_relay(member, member) == ""
 
     simulate(world, story)

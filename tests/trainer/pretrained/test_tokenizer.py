@@ -96,7 +96,7 @@ def test_keys_that_are_missing_have_the_defaults_of_the_class() -> None:
         assert model.norm_epsilon == theirs.rms_norm_eps, family
         assert model.rope_theta == theirs.rope_parameters["rope_theta"], family
         assert model.context == theirs.max_position_embeddings, family
-        assert model.head_width == getattr(theirs, "head_dim", None) or 128, family
+        assert model.head_width == (getattr(theirs, "head_dim", None) or 128), family
 
 
 def test_an_explicit_null_means_a_key_head_for_each_head() -> None:
