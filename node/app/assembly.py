@@ -46,6 +46,7 @@ from gossamer.node.network.transport import Stream, Transport
 from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.entrance import Entrance
+from gossamer.node.peers.first_copies import FirstCopies
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_exchange import serve_manifest
@@ -222,33 +223,51 @@ class Node:
             if found is None:
                 log.info("left before this node had the data to train on")
             else:
-                run_data, feed = found
-                await self._take_part(core, run_data, feed, nursery)
+                run_data, feed, first_copies = found
+                nursery.start_soon(first_copies.run)
+                await self._take_part(core, run_data, feed, first_copies, nursery)
                 if isinstance(feed, OwnFeed):
                     await feed.save()
                 await core.known_peers.save()
             nursery.cancel_scope.cancel()
 
-    async def _get_data(self, core: Core, own_text: OwnText | None) -> tuple[RunData, Feed] | None:
-        """Returns the run's data and what feeds the trainer; None if the node was asked to leave
-        before they were here."""
-        found: tuple[RunData, Feed] | None = None
+    async def _get_data(
+        self, core: Core, own_text: OwnText | None
+    ) -> tuple[RunData, Feed, FirstCopies] | None:
+        """Returns the run's data, what feeds the trainer, and what holds copies that nobody else
+        has; None if the node was asked to leave before they were here."""
+        found: tuple[RunData, Feed, FirstCopies] | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
             run_data = RunData.of(self.manifest, await core.run_blocks.fetch_index())
             core.added_data.load(run_data)
+            first_copies = self._build_first_copies(core, run_data)
             await core.run_blocks.fetch_frozen()
             feed = await build_feed(self._inputs, core, self._blocks, run_data, own_text)
-            found = run_data, feed
+            found = run_data, feed, first_copies
             nursery.cancel_scope.cancel()
         return found
+
+    def _build_first_copies(self, core: Core, run_data: RunData) -> FirstCopies:
+        is_member, swarm = self._blocks.uploads.is_member, core.swarm
+        first_copies = FirstCopies(
+            run_data, self._store, self._blocks.is_at, lambda: [*filter(is_member, swarm.living())]
+        )
+        if self._identity.peer_id == self.manifest.founder:
+            first_copies.note_added()
+        return first_copies
 
     async def _cancel_when_leaving(self, scope: trio.CancelScope) -> None:
         await self._leaving.wait()
         scope.cancel()
 
     async def _take_part(
-        self, core: Core, run_data: RunData, feed: Feed, nursery: trio.Nursery
+        self,
+        core: Core,
+        run_data: RunData,
+        feed: Feed,
+        first_copies: FirstCopies,
+        nursery: trio.Nursery,
     ) -> None:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
@@ -263,7 +282,8 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         cutter = CorpusCutter(
             self.manifest, self._identity, self._state_dir, self._store, run_data,
-            core.added_data, self._runtime.run_in_thread, lambda: participant.is_held,
+            core.added_data, first_copies, self._runtime.run_in_thread,
+            lambda: participant.is_held,
         )  # fmt: skip
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
@@ -297,7 +317,10 @@ class Node:
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
         me = self._identity.peer_id
-        nursery.start_soon(keep_copies, run_data, self._store, self._blocks, swarm, me)
+        has_standing = self._blocks.uploads.is_member
+        nursery.start_soon(
+            keep_copies, run_data, self._store, self._blocks, swarm, me, has_standing
+        )
         await self._participate(participant, trainer)
 
     def _build_participant(

@@ -15,8 +15,8 @@ from typing import BinaryIO
 import structlog
 import trio
 
-from gossamer.node.network.frames import receive_message, send_frame
-from gossamer.node.network.transport import OffenceHandler, Stream, Transport
+from gossamer.node.network.frames import asked, receive_message, send_frame
+from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
 from gossamer.node.peers.uploads import Uploads
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError, MissingBlockError
@@ -27,10 +27,12 @@ from gossamer.protocol.limits import KIB
 from gossamer.protocol.wire.block_messages import (
     BLOCK_MESSAGE_BYTES_MAX,
     BLOCKS_PROTOCOL,
+    decode_reply,
     decode_request,
     encode_reply,
+    encode_request,
 )
-from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix, encode_prefix
 
 _log = structlog.get_logger()
 
@@ -159,6 +161,28 @@ class BlockService:
             except BlockError as error:
                 _log.warning("a block on disk is of no use", problem=str(error))
         await self.fetch(wanted, sources, passes=passes)
+
+    async def is_at(self, peer_id: PeerId, digest: Digest) -> bool:
+        """Asks a peer for a block, and hangs up when the answer begins.
+
+        Returns whether the peer has it; False as well if there is no answer, or this node spares
+        its line. A peer that has the block has then sent up to a window of the stream in vain.
+        """
+        if self.spares_line():
+            return False
+        request = encode_request(digest)
+        try:
+            with trio.fail_after(self._fetch_limits.open_seconds):
+                async with asked(self._transport, peer_id, BLOCKS_PROTOCOL, request) as stream:
+                    prefix = await stream.receive_exactly(PREFIX_BYTES)
+                    num_bytes, _ = decode_prefix(prefix, message_bytes_max=BLOCK_MESSAGE_BYTES_MAX)
+                    answer = decode_reply(await stream.receive_exactly(num_bytes))
+        except (TransportError, trio.TooSlowError):
+            return False
+        except RemoteProtocolError as error:
+            self._note_offence(peer_id, error)
+            return False
+        return answer == (digest, True)
 
     async def _fetch(
         self,

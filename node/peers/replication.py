@@ -1,14 +1,14 @@
 """Keeping the corpus alive without its founder.
 
 Besides the shards that it trains on, every node keeps those that it is a *keeper* of: for each
-shard the first `COPIES` living peers by rank. So any peer may go for good, the founder too, and the
-data stays with the swarm. Copies are fetched a few at a time, and only into the part of the cache
-that they may use.
+shard the first `COPIES` living peers by rank, of those that take part in the rounds. So any peer
+may go for good, the founder too, and the data stays with the swarm. Copies are fetched a few at a
+time, and only into the part of the cache that they may use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -44,9 +44,19 @@ log = structlog.get_logger("data")
 
 
 async def keep_copies(
-    data: RunData, store: BlockStore, blocks: BlockService, swarm: Swarm, me: PeerId
+    data: RunData,
+    store: BlockStore,
+    blocks: BlockService,
+    swarm: Swarm,
+    me: PeerId,
+    has_standing: Callable[[PeerId], bool] = lambda _peer: True,
 ) -> None:
-    """Keeps what this node is a keeper of, and fetches what it lacks of that, until cancelled."""
+    """Keeps what this node is a keeper of, and fetches what it lacks of that, until cancelled.
+
+    Args:
+        has_standing: whether a peer takes part in the newest rounds. Others are no keepers, unless
+            there are no such peers yet: many names of one stranger would keep nothing.
+    """
     ranks: list[KeeperRanks] = []
     num_ranked = 0
     wanted: list[Digest] = []
@@ -57,9 +67,10 @@ async def keep_copies(
             ranks.append(KeeperRanks(me, len(shards) - num_ranked, COPIES, num_ranked))
             num_ranked = len(shards)
         living = frozenset(swarm.living())
+        keepers = frozenset(filter(has_standing, living)) or living
         for part in ranks:
-            await part.update(living)
-        now = _Seen(living, num_ranked, store.num_changes, store.cached_bytes(), store.quota_bytes)
+            await part.update(keepers)
+        now = _Seen(keepers, num_ranked, store.num_changes, store.cached_bytes(), store.quota_bytes)
         if now != seen:
             mine = [shards[number] for part in ranks for number in part.shards()]
             missing = frozenset(store.missing(Digest(info.digest) for info in mine))
@@ -84,7 +95,7 @@ async def keep_copies(
 class _Seen(NamedTuple):
     """All that decides which copies are kept and wanted: most looks find that nothing changed."""
 
-    living: frozenset[PeerId]
+    keepers: frozenset[PeerId]
     num_shards: int
     num_changes: int
     """Of the store, see `BlockStore.num_changes`."""

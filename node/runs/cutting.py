@@ -25,7 +25,7 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.units import format_bytes
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.replication import CACHE_SHARE
+from gossamer.node.peers.first_copies import FirstCopies
 from gossamer.node.runs.preparing import PreparingError, cut_part_elsewhere
 from gossamer.node.runs.rest_of_corpus import RestFile, RestOfCorpus, expected_tokens
 from gossamer.node.storage.block_files import BlockError
@@ -71,12 +71,14 @@ class CorpusCutter:
         store: BlockStore,
         data: RunData,
         added: AddedData,
+        first_copies: FirstCopies,
         run_in_thread: RunInThread,
         is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
             data: the data of the run, which `added` appends to.
+            first_copies: holds what was cut until others have it.
             is_held: whether the node is paused: no part is begun then.
         """
         self._manifest = manifest
@@ -85,6 +87,7 @@ class CorpusCutter:
         self._store = store
         self._data = data
         self._added = added
+        self._first_copies = first_copies
         self._run_in_thread = run_in_thread
         self._is_held = is_held
         self._file = RestFile(state_dir.root)
@@ -168,6 +171,7 @@ class CorpusCutter:
         for shard in digests:
             await self._run_in_thread(lambda shard=shard: _move(folder, shard, store))  # type: ignore[misc]
         await self._add(rest, index_bytes, index)
+        self._first_copies.note_added()
         store.unpin(_PIN)
         await self._run_in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
         seconds = time.monotonic() - begun
@@ -220,22 +224,25 @@ class CorpusCutter:
 
     async def _wait_for_room(self, index: ShardIndex, share: str) -> None:
         """Waits until the cache has room for a part: at first nobody but this node has it."""
-        num_bytes = sum(shard.num_bytes for shard in index.shards)
-        store, is_said = self._store, False
-        while (
-            store.pinned_bytes() - store.reserved_bytes + num_bytes
-            > CACHE_SHARE * store.quota_bytes
-        ):
-            self.status = f"{share}; it waits for room in the cache (--cache-bytes)"
-            if not is_said:
-                is_said = True
-                log.warning(
-                    "the cache has no room for the next part of the corpus, and what is there is "
-                    "still needed: give a larger --cache-bytes, or wait until other peers keep "
-                    "copies",
-                    needs=format_bytes(num_bytes),
+        copies, is_said = self._first_copies, False
+        copies.needed_bytes = sum(shard.num_bytes for shard in index.shards)
+        try:
+            while not copies.has_room:
+                self.status = (
+                    f"{share}; it waits for room in the cache (--cache-bytes), until others have "
+                    "copies"
                 )
-            await trio.sleep(LOOK_SECONDS)
+                if not is_said:
+                    is_said = True
+                    log.warning(
+                        "the cache has no room for the next part of the corpus, and what is there "
+                        "is still needed: give a larger --cache-bytes, or wait until other peers "
+                        "keep copies",
+                        needs=format_bytes(copies.needed_bytes),
+                    )
+                await trio.sleep(LOOK_SECONDS)
+        finally:
+            copies.needed_bytes = 0
 
     def _new_folder(self) -> Path:
         """Returns an empty folder. What an earlier life left, perhaps with a process that still

@@ -15,7 +15,6 @@ holds nothing. The digest of the average's bytes follows, or zeros without an av
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -174,8 +173,8 @@ class Chunk:
     """The newest sum itself, kept until the average is here."""
     copy_digest: Digest = NO_DIGEST
     """Its digest, where sums are audited."""
-    steps: deque[SumStep] = field(default_factory=lambda: deque(maxlen=STEPS_MAX))
-    """How the copies came about, where sums are audited."""
+    steps: list[SumStep] = field(default_factory=list)
+    """How the copies came about, where sums are audited: at most `STEPS_MAX` steps."""
     copy_receiver: PeerId | None = None
     """The member to which the copy was sent; None: it was not sent yet."""
     average: Average | None = None
@@ -191,6 +190,12 @@ class Chunk:
         # A sum whose addition is under way may turn out to be malformed.
         copy_mask = self.copy_mask if self.copy is not None else 0
         return Held(copy_mask, None if average is None else (average.mask, average.digest))
+
+    @property
+    def has_all_steps(self) -> bool:
+        """Returns whether an auditor could not be told of a further step. None is forgotten
+        instead: the sum that it made is signed, and may be the one that became the average."""
+        return len(self.steps) == STEPS_MAX
 
     def drop_worse(self) -> None:
         """Forgets early averages that would not be taken any more: each is as large as a chunk."""

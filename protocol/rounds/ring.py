@@ -14,7 +14,8 @@ Rules
   of the living members, and neither would ever be finished. With the rule the best sum walks until
   it holds all of them. A member that is out counts like any other. If each member weighed with its
   own view, two members could refuse each other's sums for the sake of members that both then hear
-  are out. Without a fault there is one sum of each chunk, and this rule never applies.
+  are out. Without a fault there is one sum of each chunk, and this rule never applies. Where sums
+  are audited, it applies `STEPS_MAX` - 1 times at most: a member explains every sum that it signed.
 - After adding, the contributors may cover all members that this one believes living. Then it
   finishes, if it is the chunk's finisher (`living_members`): it divides and encodes. Otherwise it
   passes the partial sum to its next living member and keeps a copy until it has the average.
@@ -209,7 +210,8 @@ class RingReduce:
             if state.waiting is None or worth(mask | bit) > worth(state.waiting.mask | bit):
                 state.waiting = arrived
             return []
-        if state.sum_state != "absent" and worth(mask | bit) <= worth(state.copy_mask):
+        is_no_better = worth(mask | bit) <= worth(state.copy_mask)
+        if state.sum_state != "absent" and (is_no_better or state.has_all_steps):
             return []
         if not mask & bit:
             return [self._contribute(chunk, arrived)]

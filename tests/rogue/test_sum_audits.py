@@ -12,6 +12,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -24,12 +25,16 @@ from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.sum_audits import auditor_after
+from gossamer.protocol.rounds.actions import RingAction, Send
+from gossamer.protocol.rounds.inventory import Average, worth
+from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.opening_messages import (
     OPENING_PROTOCOL,
+    STEPS_MAX,
     Closed,
     Open,
     Opened,
@@ -55,6 +60,9 @@ FIRST_LIE = 4
 
 FORGED_VALUE = 1000.0
 """Honest parameters stay below 10."""
+
+FLOODED_ROUNDS = 30
+"""Rounds in which honest members are named if they forget what they have signed."""
 
 AUDITS_WAIT = 40
 """Rounds in which the honest members have found the liar: each audits one in four."""
@@ -257,3 +265,55 @@ def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
     assert rounds > 8
     assert audits["good"] >= rounds - 1, "the newest one may be under way"
     assert audits["poor"] == audits["undecided"] == 0
+
+
+@contextmanager
+def flooding(me: PeerId) -> Iterator[None]:
+    """In this context the node with that id sends its successor sums of ever more members of one
+    chunk before it passes the chunk's average on."""
+    pass_on, chunks = RingReduce._pass_on, WeakKeyDictionary[RingReduce, int]()
+
+    def flood(self: RingReduce, peer: PeerId, chunk: int, average: Average) -> list[RingAction]:
+        actions, members = pass_on(self, peer, chunk, average), self._members.members
+        if members[self._position] != me or peer != self.successor or not actions:
+            return actions
+        successor = members.index(peer)
+        on_the_way = (successor - average.finisher - 1) % len(members) + 1
+        real = sum(1 << (successor - step) % len(members) for step in range(on_the_way))
+        better = [
+            mask
+            for mask in range(1, 1 << len(members))
+            if mask >> successor & 1 and worth(mask) > worth(real)
+        ]
+        if len(better) < STEPS_MAX or chunks.setdefault(self, chunk) != chunk:
+            return actions
+        digest, payload = average.digest, average.payload
+        sums = [
+            Send(peer, chunk, mask, None, payload, signature=self._sign_sum(chunk, mask, digest))
+            for mask in sorted(better, key=worth)[: STEPS_MAX + 6]
+        ]
+        return [*sums, *actions]
+
+    with patch.object(RingReduce, "_pass_on", flood):
+        yield
+
+
+@pytest.mark.long
+def test_a_flood_of_sums_makes_no_honest_member_look_guilty(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=23, codec="fp32")
+    honest, found = "abcefgh", list[str]()
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, honest + LIAR)
+        await world.reach(2, *honest)
+
+        def is_over() -> bool:
+            found.extend(each.member for name in honest for each in verdicts_of(world, name))
+            return world.round("a") >= FLOODED_ROUNDS
+
+        await world.until(is_over, seconds=600.0, look_seconds=0.2)
+
+    liar_id = world.identity(LIAR).peer_id
+    with flooding(liar_id):
+        simulate(world, story)
+    assert {*found} <= {liar_id}

@@ -199,6 +199,38 @@ def test_a_download_leaves_no_stream_behind(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_peer_is_asked_whether_it_has_a_block(tmp_path: Path) -> None:
+    async def nonsense(stream: Stream) -> None:
+        await send_frame(stream, b"nonsense")
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            (block,) = make_blocks(1)
+            await here.seed("has it", [block])
+            await here.seed("lacks it", [])
+            liar = await here.stranger("talks nonsense", nonsense)
+            await here.stranger("says nothing", silent)
+            answers = [await here.service.is_at(peer, digest_of(block)) for peer in here.peers]
+            assert answers == [True, False, False, False]
+            assert not here.store.has(digest_of(block))
+            assert [peer for peer, _ in here.offences] == [liar]
+            here.service.spares_line = lambda: True
+            assert not await here.service.is_at(here.peers[0], digest_of(block))
+
+    run(main)
+
+
+def test_a_peer_that_is_asked_whether_it_has_a_block_does_not_send_it_whole(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            (block,) = make_blocks(1, 4 * WINDOW_BYTES)
+            seed = await here.seed("has it", [block])
+            assert await here.service.is_at(here.peers[0], digest_of(block))
+            assert seed.blocks_served == 0
+
+    trio.run(main)
+
+
 def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:
     async def main() -> None:
         async with world(tmp_path) as here:

@@ -16,6 +16,7 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
+from tests.support.builders import peers
 
 SHARDS = [number.to_bytes(2) * 50 for number in range(6)]
 INDEX = ShardIndex(
@@ -100,3 +101,27 @@ def test_blocks_that_come_and_go_are_counted(
     change(store)
     assert not store.has(digest)
     assert seen[0] < seen[1] < store.num_changes
+
+
+def test_names_without_standing_are_no_keepers(tmp_path: Path) -> None:
+    """One stranger may have many names, and keeps nothing."""
+    store = BlockStore(tmp_path / "blocks", 2**20)
+    for shard in SHARDS:
+        store.put(shard)
+    strangers, members = peers(60)[10:], peers(2)
+    others: Any = Others(store)
+
+    async def kept(living: Sequence[PeerId]) -> int:
+        others.living = lambda: dict.fromkeys(living)
+        async with trio.open_nursery() as nursery:
+            arguments = RunData(INDEX, 1), store, others, others, PeerId("me")
+            nursery.start_soon(keep_copies, *arguments, members.__contains__)
+            await trio.sleep(LOOK_SECONDS)
+            nursery.cancel_scope.cancel()
+        return store.num_pinned()
+
+    async def main() -> None:
+        assert await kept([*strangers, *members]) == len(SHARDS), "three members keep them all"
+        assert await kept(strangers) < len(SHARDS), "nobody has standing in a run that begins"
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -16,6 +16,9 @@ import trio
 
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.identity import Identity
+from gossamer.node.peers import first_copies
+from gossamer.node.peers.first_copies import FirstCopies
+from gossamer.node.peers.replication import keep_copies
 from gossamer.node.runs.cutting import CorpusCutter
 from gossamer.node.runs.draft import draft_of_preset, manifest_of
 from gossamer.node.runs.preparing import prepare_elsewhere
@@ -24,12 +27,13 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.training.more_data import AddedData, MoreDataFile
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.wire.statements import MoreData, Signed
 from gossamer.trainer.text.sources.corpus import no_progress
+from tests.support.builders import peers
 from tests.support.synced import Synced
 
 FOUNDER, OTHER = (Identity.from_seed(digest_of(name)) for name in (b"founder", b"other"))
@@ -53,6 +57,13 @@ async def in_thread(function: Callable[[], Any], /) -> Any:
     return await trio.to_thread.run_sync(function)
 
 
+class NothingComes:
+    """Blocks that this node never gets."""
+
+    async def fetch(self, *_: object) -> None:
+        await trio.sleep_forever()
+
+
 class Founder:
     """One life of a founder's node, as far as its corpus goes."""
 
@@ -70,12 +81,21 @@ class Founder:
             DiskHealth(),
         )
         self.added.load(self.data)
+        self.others = frozenset[PeerId]()
+        self.have_copies = False
+        """Whether the others have all that there is."""
+        self.copies = FirstCopies(self.data, self.store, self._is_at, lambda: self.others)
+        self.copies.note_added()
         self.cutter = CorpusCutter(
-            manifest, identity, self.state_dir, self.store, self.data, self.added, in_thread,
-            lambda: self.is_paused,
+            manifest, identity, self.state_dir, self.store, self.data, self.added,
+            self.copies, in_thread, lambda: self.is_paused,
         )  # fmt: skip
         self.is_paused = False
         self.published: list[int] = []
+
+    async def _is_at(self, _peer: PeerId, _digest: Digest) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self.have_copies
 
     async def _fetch(self, digests: Sequence[Digest], *_: object, **__: object) -> None:
         assert not self.store.missing(digests), "the founder has all that it says"
@@ -85,6 +105,9 @@ class Founder:
     def num_parts(self) -> int:
         return len(self.data.parts.parts)
 
+    def missing(self) -> list[Digest]:
+        return self.store.missing(Digest(shard.digest) for shard in self.data.shards)
+
     async def run(self, until: Callable[[], bool] | None = None) -> None:
         """Lives until the corpus is cut, or until a condition."""
         gossip = SimpleNamespace(
@@ -93,6 +116,12 @@ class Founder:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.added.run, cast(Any, gossip), lambda: None, in_thread)
+            nursery.start_soon(self.copies.run)
+            nursery.start_soon(
+                keep_copies, self.data, self.store, cast(Any, NothingComes()),
+                cast(Any, SimpleNamespace(living=lambda: self.others, sources=())),
+                FOUNDER.peer_id,
+            )  # fmt: skip
             if until is None:
                 await self.cutter.run()
             else:
@@ -159,7 +188,7 @@ def test_all_parts_are_added_in_order_and_nothing_is_left_behind(
         heldout = sum(shard.num_tokens for shard in founder.data.heldout)
         # One byte a token, and one token more for the end of each document.
         assert num_bytes < founder.data.num_tokens + heldout < 1.05 * num_bytes
-        assert not founder.store.missing(Digest(s.digest) for s in founder.data.shards)
+        assert not founder.missing()
         names = {path.name for path in (tmp_path / "a").iterdir()}
         assert names == {"blocks", "more_data"}
         await founder.cutter.run()  # it knows that nothing is left
@@ -261,6 +290,28 @@ def test_a_full_cache_makes_the_cutting_wait(tmp_path: Path, corpus: Path) -> No
         founder.store.quota_bytes = 64 * MIB
         await founder.run()
         assert founder.num_parts == NUM_PARTS - 1
+
+    live(story)
+
+
+def test_a_founder_keeps_what_it_cut_until_others_have_it(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven others are keepers of most shards, and have copied nothing for two of its lives."""
+    monkeypatch.setattr(first_copies, "LOOK_SECONDS", 0.01)
+
+    async def story() -> None:
+        manifest = await found(tmp_path / "a", corpus)
+        quota_bytes = 9 * Founder(tmp_path / "a", manifest).data.num_bytes // 2
+        for _ in range(2):
+            founder = Founder(tmp_path / "a", manifest)
+            founder.others = frozenset(peers(7))
+            founder.store.quota_bytes = quota_bytes
+            await founder.run(lambda: "waits for room" in founder.cutter.status)  # noqa: B023
+            assert founder.num_parts == 1
+            assert not founder.missing()
+        founder.have_copies = True
+        await founder.run(lambda: founder.num_parts == 2)
 
     live(story)
 

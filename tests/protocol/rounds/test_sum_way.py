@@ -26,9 +26,9 @@ from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingAction, Self, Send
-from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, SumStep
+from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, SumStep, worth
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.ring_parts import RingPart, SumPart
 from gossamer.protocol.rounds.set_parts import SetPart
@@ -42,6 +42,7 @@ from gossamer.protocol.rounds.sum_way import (
     opened_bytes_max,
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.opening_messages import STEPS_MAX
 from tests.protocol.codecs.test_sign_codec import random_update
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
 
@@ -293,6 +294,32 @@ def test_a_sum_that_goes_on_as_it_was_leads_to_its_sender() -> None:
 def test_two_members_that_name_each_other_do_not_go_on_for_ever() -> None:
     way = Swarm("fp32").way(0, {3: [whole_sum_of(1)], 1: [whole_sum_of(3)]})
     assert way.asked == 3
+
+
+def test_a_member_explains_what_it_signed_however_many_sums_come_after() -> None:
+    """A liar sends its successor the sum that becomes the average, and then ever more others."""
+    members = peers(8)
+    sender, me, successor = members[:3]
+    signed: set[Digest] = set()
+
+    def sign(_chunk: int, _mask: int, digest: Digest) -> bytes:
+        signed.add(digest)
+        return b"mine"
+
+    ring = RingReduce(members, me, 1, range(8), sign, sign)
+    used, came = digest_of(b"used"), ArrivedSum(sender, 1, b"", digest_of(b"came"), b"theirs")
+    assert ring.partial_sum_received(0, came) == [Contribute(0, b"", sender, 1)]
+    assert ring.contributed(0, b"used", used) == [
+        Send(successor, 0, 0b11, None, b"used", signature=b"mine")
+    ]
+    ever_better = sorted((mask for mask in range(4, 1 << 8) if mask & 2), key=worth)
+    for mask in ever_better[: 2 * STEPS_MAX]:
+        other = ArrivedSum(sender, mask, b"", digest_of(bytes([mask])), b"theirs")
+        ring.partial_sum_received(0, other)
+    steps = ring.steps_of(0)
+    assert steps[0].result == used
+    assert {step.result for step in steps} == signed
+    assert len(steps) == STEPS_MAX
 
 
 def whole_sum_of(sender: int) -> SumStep:
