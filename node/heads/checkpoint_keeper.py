@@ -121,10 +121,8 @@ class CheckpointKeeper:
         header = await run_in_thread(lambda: self._header(head))
         if summary is None or header is None or head not in self._committed.chain:
             return
-        checkpoint = checkpoint_of(header, self._choice.stakes_at(head), summary)
-        if checkpoint is None:
-            log.warning("too many peers have stake: there is no chain checkpoint", round=due)
-            return
+        stakes, tokens = self._choice.stakes_at(head), self._choice.tokens_at(head)
+        checkpoint = checkpoint_of(header, stakes, summary, tokens)
         me, run_id = self._identity.peer_id, self._manifest.run_id
         signature = self._identity.sign(signing_bytes(run_id, checkpoint.digest))
         mine = {me: CheckpointSignature(me, signature)}

@@ -172,6 +172,9 @@ class ChainCheckpoints:
         pending = self.pending
         if pending is None:
             return False
+        if pending.checkpoint.round <= self.last_round:
+            self.pending = None  # a peer's path has come meanwhile
+            return False
         opened = pending.opened()
         place = shortened(self._opened, opened, self._founder, self.branch_of)
         if place is None:

@@ -62,10 +62,10 @@ class Entrance:
                 ExpulsionFile(state_dir.root, state_dir.health),
             )  # fmt: skip
             votes.load()
-            own = _load(roll, file, manifest, identity.peer_id)
+            kept = _load(roll, file, manifest, identity.peer_id)
             randomness = random.Random(f"roll {identity.peer_id}")
             self._keeper = RollKeeper(
-                roll, transport, identity, offences, file, own, unix_seconds, randomness
+                roll, transport, identity, offences, file, kept, unix_seconds, randomness
             )
             self._keeper.votes = votes
             votes.changed = self._keeper.voted_out
@@ -134,9 +134,10 @@ def roll_of(manifest: Manifest) -> Roll:
     return Roll(manifest.run_id, roots_of(manifest.founder, manifest.allowed), verify)
 
 
-def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> Entry | None:
-    """Fills a roll from the disk, and returns the entry by which this node came in. It may not
-    count: then the node asks the others to be let in again.
+def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> tuple[Entry, ...]:
+    """Fills a roll from the disk, and returns what an earlier life has kept for this node: the
+    entries by which it came in, and those that they need. Where none of its own counts the node
+    asks the others to be let in again.
 
     Raises:
         NotAdmittedError: this node is not in the file, and the file is whole.
@@ -146,10 +147,10 @@ def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> Entry |
         roll.add(page)
     except (DamagedRollError, RemoteProtocolError) as error:
         log.warning("the roll cannot be read; the other members have it", error=str(error))
-        return None
+        return ()
     key = public_key_of(me)
-    own = next((each for each in page.entries if each.newcomer == key), None)
-    if roll.was_member(me) != roll.is_member(me) or (own is None and key not in roll.roots):
+    own = [each for each in page.entries if each.newcomer == key]
+    if roll.was_member(me) != roll.is_member(me) or (not own and key not in roll.roots):
         raise NotAdmittedError(
             f"this node ({me}) is no member of the run {manifest.name}"
             + (
@@ -160,4 +161,5 @@ def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> Entry |
             + ". A member lets it in with `gossamer invite`; a node that was put out needs a new "
             "--state-dir for it"
         )
-    return own
+    held = set(roll.page().entries)
+    return (*own, *(each for each in page.entries if each not in held))

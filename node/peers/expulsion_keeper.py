@@ -78,8 +78,8 @@ class ExpulsionKeeper:
         self._is_saved = True
         self._saved = SavedExpulsions((), ())
         """What the disk has."""
-        self._settled_head: Digest | None = None
-        """At which votes were counted last."""
+        self._counted_at: tuple[Digest | None, Digest] | None = None
+        """The settled head and the roll by which votes were counted last."""
         self._expelled = frozenset[bytes]()
         self._signed: dict[bytes, int] = {}
         """By target, the round that this life's newest vote named. The vote may have given way to
@@ -118,13 +118,14 @@ class ExpulsionKeeper:
             await trio.sleep(LOOK_SECONDS)
 
     def _advance(self) -> None:
-        """Counts anew when there are new rounds."""
+        """Counts anew when there are new rounds, or the roll has changed."""
         standings = self.standings
         if standings is None:
             return
         settled_head = standings.head_at(standings.settled_round)
-        if settled_head != self._settled_head:
-            self._settled_head = settled_head
+        counted_at = settled_head, self._roll.digest()
+        if counted_at != self._counted_at:
+            self._counted_at = counted_at
             self.expulsions.advance(standings)
             self._is_saved = False
             self._follow()
@@ -209,7 +210,8 @@ class ExpulsionKeeper:
             )
         for target in sorted(before - expelled):
             log.warning(
-                "a peer is in again: the chain went on without the round at which it was voted out",
+                "a peer is in again: the votes that put it out do not hold on this chain, or with "
+                "all members that are known by now",
                 target=peer_of(target),
             )
         self.changed(self._roll.expel(expelled))

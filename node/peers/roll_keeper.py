@@ -12,7 +12,7 @@ Streams:  see `protocol.wire.invitation_messages`
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 import trio
@@ -30,6 +30,7 @@ from gossamer.node.network.transport import (
 from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
 from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, exchange_of, pull_roll
 from gossamer.node.peers.offences import Offences
+from gossamer.node.peers.own_entries import OwnEntries
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId, short
@@ -84,13 +85,13 @@ class RollKeeper:
         identity: Identity,
         offences: Offences,
         file: RollFile,
-        own: Entry | None,
+        kept: Iterable[Entry],
         unix_seconds: Callable[[], float],
         randomness: random.Random,
     ) -> None:
         """
         Args:
-            own: the entry by which this node came in; None for a root.
+            kept: entries that an earlier life has kept for this node (`own_entries`).
             unix_seconds: the clock by which certificates expire.
         """
         self.roll = roll
@@ -98,7 +99,8 @@ class RollKeeper:
         self._identity = identity
         self._offences = offences
         self._file = file
-        self._own = own
+        self._own = OwnEntries(identity.peer_id, kept)
+        self._own.note(roll)
         self._unix_seconds = unix_seconds
         self._random = randomness
         self._topic = f"gossamer/{roll.run_id.hex()}/roll"
@@ -139,11 +141,10 @@ class RollKeeper:
                 await trio.sleep(ORDERS_SECONDS)
 
     def _page(self) -> RollPage:
-        """Returns the roll for the disk, with this node's own entry though it may not count."""
+        """Returns the roll for the disk, with what is kept for this node though it may not
+        count."""
         page = self.roll.page()
-        if self._own is None or self._own in page.entries:
-            return page
-        return RollPage((*page.entries, self._own), page.revocations)
+        return RollPage((*page.entries, *self._own.missing_in(self.roll)), page.revocations)
 
     def _carry_out(self, revocation: Revocation) -> None:
         """Takes a revocation that the operator has left."""
@@ -159,23 +160,13 @@ class RollKeeper:
     # Newcomers
 
     async def introduce(self, peer: PeerId) -> None:
-        """Shows a peer that this node is a member, and learns whether the peer is one.
-
-        The certificate is shown again, too: if this node's witness lost its own slot, the peer is
-        the new witness.
-        """
+        """Shows a peer that this node is a member, and learns whether the peer is one."""
         if trio.current_time() < self._refused.get(peer, 0.0):
             return
-        self._own = self.roll.entry(self._identity.peer_id) or self._own
-        if self._own is None:
-            claim = Claim((), None, b"")
-        else:
-            sponsor = peer_of(self._own.certificate.sponsor)
-            entries = self.roll.proof_of(self._identity.peer_id) or self.roll.proof_of(sponsor)
-            claim = Claim(entries, self._own.certificate, self._own.proof)
+        self._come_back()
         try:
             with trio.fail_after(ROLL_SECONDS):
-                answer = await ask_to_come_in(self._transport, peer, claim)
+                answer = await ask_to_come_in(self._transport, peer, self._own.claim(self.roll))
                 self._take(peer, RollPage((*answer.yours, *answer.mine), ()))
                 if answer.is_admitted and not self.roll.is_member(peer):
                     # Its roll may have the witnesses that are missing here.
@@ -231,6 +222,18 @@ class RollKeeper:
         if any(map(self._offences.is_banned, self._behind(certificate))):
             raise NotWelcomeError("its sponsor, or a holder of the same invitation, is banned now")
 
+    def _come_back(self) -> None:
+        """Takes what is kept for this node into its roll again, where its entry was replaced by one
+        that counts no more."""
+        if not self._own or self.roll.was_member(self._identity.peer_id):
+            return
+        try:
+            changes = self.roll.add(RollPage(self._own.missing_in(self.roll), ()))
+        except RemoteProtocolError as error:
+            log.warning("an entry that this node kept is damaged", error=str(error))
+            return
+        self._changed(changes, is_published=True)
+
     def _behind(self, certificate: Certificate) -> list[PeerId]:
         """Returns the sponsor and the present holders of a certificate."""
         return [peer_of(certificate.sponsor), *self.roll.of_certificate(certificate.key)]
@@ -264,18 +267,21 @@ class RollKeeper:
         if not changes:
             return
         self._is_saved = False
+        self._own.note(self.roll)
         for peer in sorted(changes.came):
             entry = self.roll.entry(peer)
             if entry is not None:  # another witness has let it in
                 behind = self._behind(entry.certificate)
                 self._offences.share(peer, [each for each in behind if each != peer])
             self._transport.let_in(peer)
-        if self._identity.peer_id in changes.gone:
+        me = self._identity.peer_id
+        if me in changes.gone and self.roll.was_member(me):
             log.warning("this node was put out of the run: its work counts nowhere any more")
         try:
             self._send_news.send_nowait((changes, is_published))
         except trio.WouldBlock:
             log.warning("many changes of the roll at once: comparisons have to bring them")
+        self._come_back()
 
     async def _spread(self) -> None:
         """Publishes news, and ends the connections of those who are out."""

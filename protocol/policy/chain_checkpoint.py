@@ -81,7 +81,7 @@ class ChainCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
     head: bytes
     tokens_total: int
     stakes: tuple[Stake, ...]
-    """At the head, by peer id."""
+    """At the head, by peer id: of `limits.MEMBERS_MAX` peers at most."""
     summary_digest: bytes
 
     @property
@@ -118,27 +118,32 @@ def signing_bytes(run_id: Digest, checkpoint_digest: Digest) -> bytes:
 
 
 def checkpoint_of(
-    header: Header, stakes: Mapping[PeerId, int], summary: ChainSummary
-) -> ChainCheckpoint | None:
+    header: Header,
+    stakes: Mapping[PeerId, int],
+    summary: ChainSummary,
+    tokens: Mapping[PeerId, int] | None = None,
+) -> ChainCheckpoint:
     """The checkpoint of the chain up to and with a header.
 
     Args:
         stakes: of each peer that has one at this head.
         summary: up to and with this round.
-
-    Returns:
-        None if more peers have stake than a checkpoint may name: then there is none for this round.
+        tokens: behind the stakes, see `HeadChoice.tokens_at`. Where more peers have stake than a
+            checkpoint may name it names those with the most, of equal ones those with the lower
+            peer ids. Among the stakes themselves many would be equal, and identities are free, so
+            strangers could choose ids that come first. None: the stakes decide.
     """
     assert summary.round == header.round
-    if len(stakes) > limits.MEMBERS_MAX:
-        return None
+    ranks = stakes if tokens is None else tokens
+    ranked = sorted(stakes, key=lambda peer: (-ranks.get(peer, 0), peer))
+    named = sorted(ranked[: limits.MEMBERS_MAX])
     return ChainCheckpoint(
         VERSION,
         header.run_id,
         header.round,
         header.digest,
         header.tokens_total,
-        tuple(Stake(peer, stakes[peer]) for peer in sorted(stakes)),
+        tuple(Stake(peer, stakes[peer]) for peer in named),
         summary.digest,
     )
 
@@ -291,11 +296,14 @@ def shortened(
     """How many checkpoints of a path are needed before a new one; None if it is not proven by any.
 
     Args:
-        path: proven from the run's beginning.
+        path: proven from the run's beginning when it was made. Branches change with the roll, so a
+            checkpoint that is not proven any more proves nothing here.
     """
-    anchors: list[Mapping[PeerId, int]] = [{founder: 1}]
-    anchors += [each.checkpoint.by_peer for each in path]
-    for place, stakes in enumerate(anchors):
+    anchors: list[tuple[int, Mapping[PeerId, int]]] = [(0, {founder: 1})]
+    for number, each in enumerate(path, start=1):
+        if is_proven(anchors[-1][1], each, branch_of):
+            anchors.append((number, each.checkpoint.by_peer))
+    for place, stakes in anchors:
         if is_proven(stakes, new, branch_of):
             return place if place < PATH_MAX else None
     return None

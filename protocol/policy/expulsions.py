@@ -20,7 +20,9 @@ Rules
   head: headers of older rounds are gone, so newcomers could not count it.
 - What held once holds for good, also where a voter signs other votes later: the votes that put a
   target out first, and the newest ones that do, are kept and shown to members that do not know it.
-  It ends only on a chain that has other heads in the places of both.
+  It ends only on a chain that has other heads in the places of both, or where a roll that has
+  become more complete shows, while the headers are here, that neither holds: the roll may have
+  lacked the branches of others.
 - Headers go, so each member that saw it hold *confirms* it with a vote of its own at a newer head,
   whenever the newest votes that it has are `CONFIRM_ROUNDS` old.
 
@@ -137,21 +139,39 @@ class Expulsions:
         return [vote for vote in votes if self._keep(vote)]
 
     def advance(self, standings: Standings) -> None:
-        """There are new rounds: forgets votes that have ended, and counts anew. Ask `expelled`
-        after it."""
+        """There are new rounds, or another roll: forgets votes that have ended, and counts anew.
+        Ask `expelled` after it."""
         oldest = standings.settled_round - VOTE_ROUNDS
         for vote in list(self._all()):
             if vote.round <= oldest or not self._is_known(vote):
                 self._forget(vote)
         for target, proofs in sorted(self._proofs.items()):
-            left = tuple(each for each in proofs if not _is_contradicted(each, standings))
+            left = tuple(each for each in proofs if self._still_holds(each, standings))
             if left != proofs:
                 self._digests = None
+                for vote in sorted({vote for proof in proofs for vote in proof}, key=_age_key):
+                    if vote.round > oldest and self._is_known(vote):
+                        self._keep(vote)  # they count again with others, or with another roll
                 self._proofs[target] = left
                 if not left:
                     del self._proofs[target]
         for target in sorted(self._votes):
             self._decide(target, (), standings)
+
+    def _still_holds(self, proof: Proof, standings: Standings) -> bool:
+        """Returns whether votes that held hold now, as far as can be told. The roll may have lacked
+        the branches of others when they were counted. A roll that lacks their voters lacks too much
+        to say so, and headers that are gone say nothing."""
+        newest = _newest(proof)
+        head = standings.head_at(newest.round)
+        if head is None:
+            return True
+        if head != newest.head:
+            return False
+        voters = [peer_of(vote.voter) for vote in proof]
+        if not all(map(self._roll.was_member, voters)):
+            return True
+        return self._count.tally(voters, head, standings).holds
 
     def _decide(
         self, target: bytes, brought: Collection[ExpulsionVote], standings: Standings
@@ -322,12 +342,6 @@ def _at(votes: Iterable[ExpulsionVote], round_number: int) -> dict[bytes, Expuls
 
 def _newest(proof: Proof) -> ExpulsionVote:
     return max(proof, key=lambda vote: vote.round)
-
-
-def _is_contradicted(proof: Proof, standings: Standings) -> bool:
-    """Returns whether this chain has another head where the votes were counted."""
-    newest = _newest(proof)
-    return standings.head_at(newest.round) not in (None, newest.head)
 
 
 def _of(voters: Collection[PeerId], votes: Mapping[bytes, ExpulsionVote]) -> Proof:

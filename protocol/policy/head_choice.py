@@ -111,7 +111,9 @@ class HeadChoice:
             _forget_old(self._stakes)
         return found
 
-    def _count_stakes(self, head: Digest) -> Mapping[PeerId, int]:
+    def tokens_at(self, head: Digest) -> Mapping[PeerId, int]:
+        """Returns the tokens, capped in each round alone, of which the stakes at a known head are
+        made. Stakes are capped once more, so most peers may have the same."""
         sums: dict[PeerId, int] = {}
         for _ in range(STANDING_ROUNDS):
             if not self._rounds.round_of(head):
@@ -122,7 +124,11 @@ class HeadChoice:
             for peer, tokens in zip(peers, counted, strict=True):
                 sums[peer] = sums.get(peer, 0) + tokens
             head = self._rounds.parent_of(head)
-        peers = sorted(peer for peer, tokens in sums.items() if tokens)
+        return {peer: sums[peer] for peer in sorted(sums) if sums[peer]}
+
+    def _count_stakes(self, head: Digest) -> Mapping[PeerId, int]:
+        sums = self.tokens_at(head)
+        peers = list(sums)
         if not peers:
             return {self._founder: 1}
         return dict(

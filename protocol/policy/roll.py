@@ -6,7 +6,8 @@ Rules
 - Entries count in an order that every node computes alike (`roll_order`): the first ones take the
   slots of a certificate.
 - A witness lets a newcomer in once and at a time after every entry of the same certificate that it
-  knows, so nobody who comes later takes the place of a member. Members that were cut off from each
+  knows, or at the last second of the certificate, so nobody who comes later takes the place of a
+  member. Members that were cut off from each
   other may fill the same slot twice; the order then says which entry stays.
 - A revocation counts if a root made it, or somebody above its target. It puts out the target and
   all below it, for good. Its slot is not free again, and what it witnessed stays. Votes of two
@@ -219,14 +220,9 @@ class Roll:
         self._check_certificate(certificate)
         if not self._verify(peer_of(certificate.key), proof_bytes(self.run_id, key), claim.proof):
             raise ForgedError("a proof that the invitation's secret did not sign")
-        times = [unix_seconds]
-        times += [
-            entry.unix_seconds + 1
-            for entry in self._counted.entries.values()
-            if entry.certificate.key == certificate.key
-            or entry.newcomer in (certificate.sponsor, public_key_of(witness))
-        ]
-        blank = Entry(certificate, key, claim.proof, public_key_of(witness), max(times), b"")
+        let_in_by = public_key_of(witness)
+        seconds = self._counted.time_of(certificate, let_in_by, unix_seconds)
+        blank = Entry(certificate, key, claim.proof, let_in_by, seconds, b"")
         if problem := self._counted.why_not(blank) or self._why_out(blank, self._counted.out):
             raise NotWelcomeError(problem)
         return Entry(

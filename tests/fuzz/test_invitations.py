@@ -120,7 +120,7 @@ def keeper(folder: Path, roll: Roll, answer: bytes = b"") -> tuple[RollKeeper, O
         ME,
         offences,  # type: ignore[arg-type]
         RollFile(folder),
-        None,
+        (),
         lambda: NOW,
         random.Random(0),
     )

@@ -185,7 +185,6 @@ class Member(Peer):
         summary, header = self._summaries[due]
         stakes = self.choice.stakes_at(header.digest)
         checkpoint = checkpoint_of(header, stakes, summary)
-        assert checkpoint is not None
         message = signing_bytes(self.manifest.run_id, checkpoint.digest)
         signatures = {
             each.peer_id: CheckpointSignature(each.peer_id, each.sign(message))

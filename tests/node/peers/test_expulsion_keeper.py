@@ -143,3 +143,18 @@ def test_a_wish_is_signed_once_and_renewed(tmp_path: Path) -> None:
         assert len(transport.votes) == 3
 
     trio.run(story)
+
+
+def test_votes_are_counted_again_when_the_roll_has_changed(tmp_path: Path) -> None:
+    """No round has come, but the roll has: votes of one branch hold no more."""
+    made, _, standings, keys = keeper(tmp_path)
+    made._advance()
+    vote = made.expulsions.vote(ME.peer_id, keys[0], standings, ME.sign)
+    assert vote is not None
+    made.expulsions.restore(SavedExpulsions((), ((vote,),)))
+    made._advance()
+    assert made.expulsions.expelled == {keys[0]}, "nothing has changed"
+    key = public_key_of(Identity.from_seed(bytes([250]) * 32).peer_id)
+    made._roll.add(RollPage((), (made._roll.revoke(ME.peer_id, key, ME.sign),)))
+    made._advance()
+    assert not made.expulsions.expelled

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gossamer.node.network.identity import Identity, verify
+from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy import chain_summary
@@ -43,6 +44,7 @@ from gossamer.protocol.wire.checkpoint_messages import (
     decode_path,
     encode_path,
 )
+from tests.support.builders import peer
 from tests.support.long_chains import TOKENS, rounds_after
 
 RUN_ID = digest_of(b"run")
@@ -57,9 +59,7 @@ def made(places: Iterable[int], period: int = 1) -> ChainCheckpoint:
     headers = [header for _, header in rounds_after(members, CHECKPOINT_PERIOD, RUN_ID)]
     header = msgspec.structs.replace(headers[-1], round=period * CHECKPOINT_PERIOD)
     summary = msgspec.structs.replace(extended(NO_SUMMARY, headers), round=header.round)
-    checkpoint = checkpoint_of(header, dict.fromkeys(members, TOKENS), summary)
-    assert checkpoint is not None
-    return checkpoint
+    return checkpoint_of(header, dict.fromkeys(members, TOKENS), summary)
 
 
 def signed(checkpoint: ChainCheckpoint, signers: Iterable[int]) -> SignedCheckpoint:
@@ -114,6 +114,28 @@ def test_a_summary_of_headers_with_a_gap_is_a_mistake_here() -> None:
     headers = [header for _, header in rounds_after(PEERS[:1], 3, RUN_ID)]
     with pytest.raises(AssertionError, match="do not follow"):
         extended(NO_SUMMARY, [headers[0], headers[2]])
+
+
+def test_a_checkpoint_names_as_many_stakes_as_it_may_those_with_most() -> None:
+    headers = [header for _, header in rounds_after(PEERS[:1], CHECKPOINT_PERIOD, RUN_ID)]
+    many = sorted(peer(3000 + number) for number in range(limits.MEMBERS_MAX + 2))
+    given = {each: 10 + (number > 500) for number, each in enumerate(many)}
+    checkpoint = checkpoint_of(headers[-1], given, extended(NO_SUMMARY, headers))
+    assert len(checkpoint.by_peer) == limits.MEMBERS_MAX
+    # Of equal stakes those with the higher peer ids go.
+    assert set(given) - set(checkpoint.by_peer) == set(many[499:501])
+    assert decode_checkpoint(encode_checkpoint(checkpoint), RUN_ID) == checkpoint
+
+
+def test_a_checkpoint_names_those_that_worked_most_before_the_cap() -> None:
+    """Strangers with ids that come first have as much stake as those that worked, and no tokens."""
+    headers = [header for _, header in rounds_after(PEERS[:1], CHECKPOINT_PERIOD, RUN_ID)]
+    many = sorted(peer(3000 + number) for number in range(limits.MEMBERS_MAX + 10))
+    tokens = {each: 1000 if number >= len(many) - 5 else 10 for number, each in enumerate(many)}
+    summary = extended(NO_SUMMARY, headers)
+    checkpoint = checkpoint_of(headers[-1], dict.fromkeys(many, 10), summary, tokens)
+    assert {*many[-5:]} < set(checkpoint.by_peer)
+    assert set(checkpoint.by_peer.values()) == {10}
 
 
 # Signatures
@@ -205,6 +227,18 @@ def test_a_path_is_as_short_as_its_signers_allow() -> None:
     assert shortened([first, second], with_founder, FOUNDER) == 0
     of_strangers = opened(made([4, 5, 6], 3), [4, 5, 6])
     assert shortened([first, second], of_strangers, FOUNDER) is None
+
+
+def test_a_path_whose_signers_are_one_branch_by_now_proves_nothing_new() -> None:
+    """The members of it that the roll has lost are one branch, that of all strangers."""
+    branches = {PEERS[place]: PEERS[place] for place in range(8)}
+    first = opened(made(range(7)), [0, 1, 2, 3])
+    second = opened(made(range(4, 8), 2), [4, 5, 6, 7])
+    branches.update(dict.fromkeys(PEERS[1:4], PEERS[1]))
+    assert is_proven(first.checkpoint.by_peer, second, branches.__getitem__)
+    assert shortened([first], second, FOUNDER, branches.__getitem__) is None
+    with_founder = opened(made([0, 4, 5, 6], 2), [0, 4, 5, 6])
+    assert shortened([first], with_founder, FOUNDER, branches.__getitem__) == 0
 
 
 def test_a_path_has_an_end() -> None:

@@ -556,6 +556,34 @@ def test_one_that_came_in_by_two_witnesses_is_out_when_its_entry_comes() -> None
     assert members_of(roll) == {ROOT, A, B, D, E}
 
 
+def test_what_a_part_of_the_roll_said_does_not_hold_with_all_of_it() -> None:
+    """A newcomer heard the votes before it knew most of the branches."""
+    more = tuple(entry(peer(100 + number), ROOT, 20 + number) for number in range(6))
+    stakes = dict.fromkeys([A, B, D, E, *(peer(100 + number) for number in range(6))], 10)
+    chain, votes = Chain(stakes), (vote(A), vote(B))
+    newcomer = new(MEMBERS[:3])
+    member = new((*MEMBERS, *more))
+    for node in (newcomer, member):
+        hear(node, chain, *votes)
+    assert not newcomer[0].is_member(C)
+    assert member[0].is_member(C)
+    newcomer[0].add(RollPage((*MEMBERS, *more), ()))
+    advance(newcomer, chain)
+    assert newcomer[0].is_member(C)
+    assert newcomer[1].digest() == member[1].digest(), "the votes stay"
+    hear(newcomer, chain, *(vote(each) for each in stakes if each not in (A, B)))
+    assert not newcomer[0].is_member(C)
+
+
+def test_a_roll_without_the_voters_says_nothing_about_what_held() -> None:
+    node, chain = new(), Chain(EQUAL)
+    hear(node, chain, *(vote(each) for each in (ROOT, A, B, D)))
+    again = new((MEMBERS[2],))
+    again[1].restore(node[1].saved())
+    advance(again, chain)
+    assert not again[0].is_member(C)
+
+
 # Messages
 
 

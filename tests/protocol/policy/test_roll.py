@@ -153,6 +153,32 @@ def test_whoever_is_in_stays_in_when_others_come_by_the_same_invitation() -> Non
     assert second.unix_seconds == first.unix_seconds + 1
 
 
+def test_a_witness_that_dates_an_entry_ahead_closes_no_invitation() -> None:
+    """The first one of a group comes in at the last second of the invitation, by its witness."""
+    roll = new_roll()
+    come_in(roll, B, 9, certificate(ROOT, 9))
+    by = certificate(ROOT, 1, slots=10)
+    roll.add(RollPage((entry(A, 1, by, witness=B, seconds=NOW + WEEK),), ()))
+    group = [peer(200 + number) for number in range(9)]
+    for newcomer in group:
+        come_in(roll, newcomer, 1, by, now=NOW + 60)
+    assert members_of(roll) == {ROOT, A, B, *group}
+    with pytest.raises(NotWelcomeError, match="used up"):
+        come_in(roll, C, 1, by, now=NOW + 60)
+
+
+def test_nobody_comes_in_before_its_sponsor_and_its_witness() -> None:
+    """Their own entries are of a later time than the invitation is good for."""
+    roll = new_roll()
+    come_in(roll, A, 1, certificate(ROOT, 1, depth=1), now=NOW + 10)
+    with pytest.raises(NotWelcomeError, match="expired"):
+        come_in(roll, B, 2, certificate(A, 2, expires=NOW + 10), now=NOW)
+    by = certificate(ROOT, 3, expires=NOW + 10)
+    with pytest.raises(NotWelcomeError, match="expired"):
+        come_in(roll, B, 3, by, now=NOW, witness=A)
+    come_in(roll, B, 3, by, now=NOW)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_chain_that_is_too_deep_lets_nobody_in(depth: int) -> None:
     roll = new_roll()
@@ -218,8 +244,30 @@ def test_one_member_cannot_fill_the_run() -> None:
     come_in(roll, A, 1, certificate(ROOT, 1, depth=1))
     for number in range(SPONSORED_MAX):
         come_in(roll, peer(2000 + number), 2, certificate(A, 2, slots=64))
-    with pytest.raises(NotWelcomeError, match="as many as one member may"):
+    with pytest.raises(NotWelcomeError, match="as one member may let in"):
         come_in(roll, B, 3, certificate(A, 3))
+
+
+def test_one_member_does_not_put_out_others_by_members_below_those_that_it_let_in() -> None:
+    """It witnesses them all at times before those of the honest ones."""
+    roll = new_roll()
+    come_in(roll, A, 1, certificate(ROOT, 1, depth=2))
+    come_in(roll, B, 2, certificate(ROOT, 2), now=NOW + 86_400)
+    forged: list[Entry] = []
+    for branch in range(16):
+        middle = peer(2000 + branch)
+        into = certificate(A, 50 + branch, depth=1)
+        forged.append(entry(middle, 50 + branch, into, witness=A, seconds=NOW + 1))
+        by = certificate(middle, 100 + branch, slots=SPONSORED_MAX)
+        forged += [
+            entry(peer(3000 + 100 * branch + number), 100 + branch, by, witness=A, seconds=NOW + 2)
+            for number in range(SPONSORED_MAX)
+        ]
+    roll.add(RollPage(tuple(forged), ()))
+    assert roll.is_member(B)
+    assert len(roll.below(A)) == SPONSORED_MAX
+    roll.add(revocation(ROOT, A))
+    assert members_of(roll) == {ROOT, B}
 
 
 def test_a_run_has_as_many_members_as_its_nodes_remember() -> None:

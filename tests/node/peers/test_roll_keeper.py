@@ -1,0 +1,140 @@
+"""A member stays one though its entry was replaced by one that counts no more."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import trio
+import trio.testing
+from msgspec.structs import replace
+
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.peers.own_entries import OTHERS_MAX, WITNESSES_MAX, OwnEntries
+from gossamer.node.peers.roll_keeper import RollKeeper
+from gossamer.node.storage.roll_file import RollFile
+from gossamer.protocol.ids import digest_of, public_key_of
+from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.wire.invitation_messages import (
+    CLAIM_BYTES_MAX,
+    Entry,
+    RollPage,
+    decode_claim,
+    encode,
+    proof_bytes,
+)
+from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedTransport
+
+RUN_ID = digest_of(b"a run with a hostile witness")
+NOW = 1_700_000_000
+EXPIRES = NOW + 1000
+ROOT, A, W, W2 = (Identity.from_seed(bytes([number]) * 32) for number in (50, 51, 52, 53))
+
+
+def new_roll() -> Roll:
+    return Roll(RUN_ID, [ROOT.peer_id], verify)
+
+
+def entry(
+    newcomer: Identity, number: int, witness: Identity, seconds: int, slots: int = 1
+) -> Entry:
+    """An entry by an invitation of the root, which no roll has looked at."""
+    secret = bytes([number]) * 32
+    one_time = Identity.from_seed(secret)
+    key = public_key_of(one_time.peer_id)
+    by = new_roll().certify(ROOT.peer_id, key, slots, EXPIRES, 0, ROOT.sign)
+    me = public_key_of(newcomer.peer_id)
+    proof = one_time.sign(proof_bytes(RUN_ID, me))
+    blank = Entry(by, me, proof, public_key_of(witness.peer_id), seconds, b"")
+    return replace(blank, signature=witness.sign(blank.signing_bytes(RUN_ID)))
+
+
+def copied(original: Entry, witness: Identity, seconds: int) -> Entry:
+    """What a hostile witness makes of an entry that stands in the roll."""
+    blank = replace(
+        original, witness=public_key_of(witness.peer_id), unix_seconds=seconds, signature=b""
+    )
+    return replace(blank, signature=witness.sign(blank.signing_bytes(RUN_ID)))
+
+
+FIRST = (entry(A, 1, ROOT, NOW, 2), entry(W, 1, ROOT, NOW + 100, 2))
+MINE = entry(ME, 2, ROOT, NOW + 500)
+COPY = copied(MINE, W, NOW + 200)
+LOST_SLOT = entry(W2, 1, A, NOW + 50, 2)
+"""It takes the slot of W, so the copy counts no more."""
+
+
+def keeper(folder: Path, roll: Roll, kept: tuple[Entry, ...] = ()) -> RollKeeper:
+    return RollKeeper(
+        roll, ScriptedTransport(), ME, Offences(), RollFile(folder), kept,  # type: ignore[arg-type]
+        lambda: EXPIRES + 1, random.Random(0),
+    )  # fmt: skip
+
+
+def attacked(roll: Roll) -> Roll:
+    """A roll after both steps: the members of it have forgotten this node."""
+    roll.add(RollPage((*FIRST, MINE), ()))
+    assert roll.is_member(ME.peer_id)
+    roll.add(RollPage((COPY,), ()))
+    assert roll.entry(ME.peer_id) == COPY
+    roll.add(RollPage((LOST_SLOT,), ()))
+    assert not roll.was_member(ME.peer_id)
+    return roll
+
+
+def test_a_claim_brings_a_member_back_whose_copied_entry_counts_no_more(tmp_path: Path) -> None:
+    """Its invitation has expired, so nobody can let it in again."""
+    roll, others = new_roll(), attacked(new_roll())
+    roll.add(RollPage((*FIRST, MINE), ()))
+    made = keeper(tmp_path, roll)
+    made._heard(ROOT.peer_id, encode(RollPage((COPY,), ())))
+    assert roll.entry(ME.peer_id) == COPY
+    made._heard(ROOT.peer_id, encode(RollPage((LOST_SLOT,), ())))
+    assert roll.entry(ME.peer_id) == MINE, "it comes back by itself where it kept its entry"
+    shown = encode(made._own.claim(roll))
+    assert len(shown) <= CLAIM_BYTES_MAX
+    other = RollKeeper(
+        others, ScriptedTransport(), ROOT, Offences(), RollFile(tmp_path), (),  # type: ignore[arg-type]
+        lambda: EXPIRES + 1, random.Random(0),
+    )  # fmt: skip
+    assert other._answer(ME.peer_id, decode_claim(shown)).is_admitted
+    assert others.is_member(ME.peer_id)
+
+
+def test_an_introduction_takes_the_kept_entry_again_after_a_restart(tmp_path: Path) -> None:
+    roll = new_roll()
+    roll.add(RollPage((*FIRST, MINE), ()))
+    made = keeper(tmp_path, roll)
+    made._heard(ROOT.peer_id, encode(RollPage((COPY,), ())))
+    page = made._page()
+    assert MINE in page.entries, "the disk has both"
+    again = new_roll()
+    again.add(page)
+    made = keeper(tmp_path, again, tuple(each for each in page.entries if each == MINE))
+    again.add(RollPage((LOST_SLOT,), ()))
+    assert not again.was_member(ME.peer_id)
+
+    async def run() -> None:
+        await made.introduce(ROGUE.peer_id)
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert again.is_member(ME.peer_id)
+
+
+def test_many_copies_do_not_push_out_the_original() -> None:
+    roll = new_roll()
+    own = OwnEntries(ME.peer_id, [MINE])
+    for number in range(2 * OTHERS_MAX):
+        witness = Identity.from_seed(bytes([100 + number % 90, number // 90]) * 16)
+        own._keep([copied(MINE, witness, NOW + 400 - number)])
+        own._keep([entry(witness, 3, ROOT, NOW + number, 64)])
+    missing = own.missing_in(roll)
+    assert MINE in missing
+    assert len(missing) <= WITNESSES_MAX + OTHERS_MAX
+    assert len(own.claim(roll).entries) <= 16
+    assert MINE in own.claim(roll).entries
+
+
+def test_a_root_has_no_entry_to_show(tmp_path: Path) -> None:
+    roll = new_roll()
+    assert not keeper(tmp_path, roll)._own.claim(roll).entries
