@@ -28,7 +28,7 @@ from gossamer.trainer.ipc import messages
 from gossamer.trainer.local_round import LocalRound
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks.spread import Spread, SpreadGradients
-from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.device import take_device
 from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
 from gossamer.trainer.state_reader import StateReader
 from gossamer.trainer.text.data import DataQueue, num_targets
@@ -82,7 +82,7 @@ class LocalTrainer:
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
-        self.device = choose_device(config.device, model.width)
+        self.device = take_device(config.device, model.width)
         self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()
         self._handover = HandOver(base, pseudo_gradient, self._decoder.flat)

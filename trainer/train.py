@@ -56,7 +56,7 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted, default_optimizer
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
-from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.device import take_device
 from gossamer.trainer.text.data import DataError, DataQueue, Tokens
 from gossamer.trainer.text.shard_folder import cut_text
 
@@ -72,7 +72,7 @@ class Worker:
         moment_format: MomentFormat = "fp32",
     ) -> None:
         self._inner, self._context = run.inner, run.model.context
-        self._device = choose_device(device, run.model.width)
+        self._device = take_device(device, run.model.width)
         if self._device.needs_loss_scale:
             self._device = dataclasses.replace(self._device, precision="fp32")
         self._decoder = Decoder(run.model, self._device.torch_device)

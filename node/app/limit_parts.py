@@ -14,7 +14,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN, gpu_memory_bytes
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.machine.capacity import device_memories, training_gpus, trains_on_host
+from gossamer.node.machine.capacity import device_memories, trains_on_host
 from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.power_limit import PowerLimit
 from gossamer.node.machine.trainer import Trainer
@@ -174,12 +174,18 @@ def worker_limits(settings: Settings, manifest: Manifest, gpus: Gpus) -> message
         memory_bytes = max(TRAINER_BYTES_MIN, settings.memory_max - daemon)
     card_bytes = 0
     if settings.gpu_memory:
-        cards = training_gpus(settings.device, gpus.read())
+        cards = device_memories(settings.device, gpus.read())
         if cards:  # the limit is each card's: a share is one of the smallest
-            total = min(gpu.memory_total_bytes for gpu in cards)
+            total = min(card.total_bytes for card in cards)
             card_bytes = gpu_memory_bytes(settings.gpu_memory, total)
         elif "%" not in settings.gpu_memory:
             card_bytes = gpu_memory_bytes(settings.gpu_memory, 0)
+        else:
+            log.warning(
+                "no driver says how much memory the card has, so a share of it limits nothing: "
+                "give gpu_memory as a size, such as 8GiB",
+                gpu_memory=settings.gpu_memory,
+            )
     return messages.Limits(
         threads=settings.threads, memory_bytes=memory_bytes, gpu_memory_bytes=card_bytes
     )

@@ -10,8 +10,10 @@ Which device trains is the trainer's word: `with_trainer_device` puts it in plac
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +48,7 @@ def devices_of(setting: str, gpus: list[Gpu]) -> tuple[str, ...]:
     if setting not in ("auto", ALL):
         return parts_of(setting)
     visible = _visible(gpus)
-    sizes = [gpu.memory_total_bytes for gpu in visible] or _amd_memory_bytes()
+    sizes = [gpu.memory_total_bytes for gpu in visible] or _usable_amd_bytes()
     if not sizes:
         return ("cpu",)
     if setting == "auto":
@@ -136,7 +138,7 @@ def device_memories(device: str, gpus: list[Gpu]) -> list[DeviceMemory]:
             for gpu in training_gpus(device, gpus)
             for total in [gpu.memory_total_bytes]
         ]
-    totals, used_of = _amd_memory_bytes(), _amd_memory_bytes(kind="used")
+    totals, used_of = _usable_amd_bytes(), _usable_amd_bytes(kind="used")
     ordinals = [_ordinal(each) for each in devices]
     if max(ordinals) >= len(totals) or len(totals) != len(used_of):
         return []
@@ -185,7 +187,7 @@ def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores:
             # CUDA counts the fastest first and NVML by bus: in a mixed machine the name decides.
             gpu = next((other for other in visible if other.name == name), gpu)
         return _capacity(gpu.name, "cuda", gpu.memory_total_bytes, host_memory, cores)
-    amd = _amd_memory_bytes()
+    amd = _usable_amd_bytes()
     memory = amd[ordinal] if ordinal < len(amd) else 0
     return _capacity(
         name or ("AMD GPU" if amd else "GPU"), "rocm" if amd else "cuda", memory, host_memory, cores
@@ -208,6 +210,25 @@ def _visible(gpus: list[Gpu]) -> list[Gpu]:
             break
         chosen.append(found[0])
     return chosen
+
+
+def torch_has_rocm() -> bool:
+    """Returns whether the torch of this environment is built for AMD's cards. It is not loaded for
+    that: its file of versions is read."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return re.search(r"^hip\b[^=]*= *['\"]", text, re.MULTILINE) is not None
+
+
+def _usable_amd_bytes(kind: Literal["total", "used"] = "total") -> list[int]:
+    """The memory of each AMD card, or what is in use of it; none where torch cannot use them.
+    Most processors of AMD have a small GPU of their own, which is one to the kernel."""
+    return _amd_memory_bytes(kind=kind) if torch_has_rocm() else []
 
 
 def _amd_memory_bytes(

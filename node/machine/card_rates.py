@@ -35,19 +35,32 @@ _OTHER_MODELS = frozenset({"TI", "SUPER", "LAPTOP", "D", "MOBILE", "MAX-Q"})
 
 
 def peak_operations(device_name: str, precision: str) -> float | None:
-    """Returns the operations a second of a card; None if they are not known.
+    """Returns the operations a second of one card or several; None if one is not known.
 
     Args:
-        device_name: as the driver gives it, such as `NVIDIA H100 80GB HBM3`.
+        device_name: as the driver gives it, such as `NVIDIA H100 80GB HBM3`; of several cards such
+            as `2 x NVIDIA A10, Tesla T4`.
         precision: `Configured.precision`.
     """
     if precision not in ("bf16", "fp16"):
         return None
+    total = 0.0
+    for each in device_name.split(", "):
+        count, _, name = each.rpartition(" x ")
+        rate = _rate_of(name)
+        if rate is None or (count and not count.isdecimal()):
+            return None
+        total += rate * int(count or 1)
+    return total * TERA
+
+
+def _rate_of(device_name: str) -> float | None:
+    """Returns the 10^12 operations a second of one card; None if they are not known."""
     words = device_name.upper().replace("-", " ").split()
     if _OTHER_MODELS & set(device_name.upper().split()):
         return None
     for name, rate in _RATES:
         wanted = name.upper().split()
         if any(words[start : start + len(wanted)] == wanted for start in range(len(words))):
-            return rate * TERA
+            return rate
     return None

@@ -19,7 +19,7 @@ import torch
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.compiling.parts import compile_now
 from gossamer.trainer.confinement.system_calls import end_with_parent
-from gossamer.trainer.resources.device import choose_device
+from gossamer.trainer.resources.device import take_device
 from gossamer.trainer.resources.passes import Pass
 
 _NICENESS = 10
@@ -53,7 +53,7 @@ def main() -> int:
     os.nice(_NICENESS)
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     torch.set_num_threads(order.threads)
-    device = choose_device(order.device, order.model.width)
+    device = take_device(order.device, order.model.width)
     try:
         compile_now(
             order.model, device, Pass(order.sequences, order.checkpointing), order.loss_rows

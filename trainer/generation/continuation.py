@@ -21,7 +21,7 @@ from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
-from gossamer.trainer.resources.device import Device, DeviceError, choose_device, is_out_of_memory
+from gossamer.trainer.resources.device import Device, DeviceError, is_out_of_memory, take_device
 from gossamer.trainer.text.tokenizers.tokens import (
     Tokenizer,
     TokenizerKind,
@@ -136,7 +136,7 @@ class Continuation(TextModel):
         """
         self._task = task
         vocabulary = load_vocabulary(task.model, task.tokenizer, task.tokenizer_block)
-        device = choose_device(task.device)
+        device = take_device(task.device)
         # A copy, because a device has memory of its own.
         model = msgspec.structs.replace(task.model, context=vocabulary.context)
         super().__init__(Decoder(model, device.torch_device), device, vocabulary)

@@ -16,7 +16,7 @@ from gossamer.trainer.inner_step.optimizer import gradient_norm
 from gossamer.trainer.inner_step.step_clock import Part, StepClock
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device, is_out_of_memory
-from gossamer.trainer.resources.passes import Passes
+from gossamer.trainer.resources.passes import Pass, Passes
 from gossamer.trainer.text.data import num_targets
 
 SCALE_FIRST = 2.0**16
@@ -58,6 +58,11 @@ class LossScale:
 log = logging.getLogger(__name__)
 
 
+STEADY_STEPS = 8
+"""Steps with a share of the same size after which layers are compiled for it. Shares of unlike
+devices are found in the first steps."""
+
+
 class TrainerError(RuntimeError):
     """Training cannot go on. The message says why, for people."""
 
@@ -89,6 +94,8 @@ class Gradients:
         self.passes = passes
         self._scale = LossScale()
         """In use if the device needs one."""
+        self._share, self._num_steady = 0, 0
+        """Sequences of the last step, and how many steps have had as many."""
 
     def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
         """(mean loss in nats, norm of the gradient, which is left in `.grad`).
@@ -102,11 +109,25 @@ class Gradients:
         # Without any targets loss and gradient are 0.
         return self.take_part(sequences, max(1, num_targets(sequences)))
 
+    def _largest_pass(self, num_sequences: int) -> Pass | None:
+        """Returns the size of the passes for which layers are compiled; None: not known yet.
+
+        One of several devices takes a share of a step, and `passes` are sized by the whole step.
+        """
+        self._num_steady = self._num_steady + 1 if num_sequences == self._share else 0
+        self._share = num_sequences
+        size = self.passes.proven
+        if size is None or size.sequences <= num_sequences:
+            return size
+        if self._num_steady < STEADY_STEPS:
+            return None
+        return size._replace(sequences=num_sequences)
+
     def take_part(self, sequences: NDArray[np.int64], targets: int) -> tuple[float, float]:
         """As `take`, of some sequences of a step with so many targets: their part of the mean loss,
         and the norm of their part of the gradient."""
         if self._compiler is not None:
-            self._compiler.look(self.passes.proven)
+            self._compiler.look(self._largest_pass(len(sequences)))
         self._begins("forward")
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
         while True:

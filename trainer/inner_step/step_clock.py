@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 
@@ -34,8 +35,6 @@ when its loss is read. More are those of a broken driver, and are dropped."""
 class Event(Protocol):
     """A moment in the work of a card; torch's event with its time."""
 
-    def record(self) -> None: ...
-
     def query(self) -> bool:
         """Returns whether the card has come to it."""
 
@@ -51,8 +50,8 @@ class StepClock:
     ) -> None:
         """
         Args:
-            make_event: makes an event of the card; None: the device has none, and the host's clock
-                holds for it.
+            make_event: makes an event of the card, at what it was told last; None: the device has
+                none, and the host's clock holds for it.
             clock: seconds of the host.
         """
         self._make_event = make_event
@@ -70,7 +69,6 @@ class StepClock:
         event: Event | None = None
         if self._make_event is not None and not {part, self._part} <= {*OF_HOST, None}:
             event = self._make_event()
-            event.record()
         if self._part is not None:
             if event is not None and self._event is not None and self._part not in OF_HOST:
                 self._pending.append((self._part, self._event, event))
@@ -103,10 +101,12 @@ def clock_of(device: torch.device) -> StepClock | None:
     """Returns the clock of a device; None for one that works behind the host and has no events that
     this module knows (Apple's and Intel's GPUs)."""
     if device.type == "cuda":  # ROCm too
-        return StepClock(_card_event)
+        return StepClock(partial(_card_event, device))
     return StepClock(None) if device.type == "cpu" else None
 
 
-def _card_event() -> Event:
-    event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    return event
+def _card_event(device: torch.device) -> Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    # Without a stream it would be one of the current device, which may be another card.
+    event.record(torch.cuda.current_stream(device))
+    return cast("Event", event)

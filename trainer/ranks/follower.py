@@ -30,7 +30,7 @@ from gossamer.trainer.ipc.messages import Limits
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks import messages
 from gossamer.trainer.ranks.group import Group
-from gossamer.trainer.resources.device import OWNER_LIMITS, choose_device, is_out_of_memory
+from gossamer.trainer.resources.device import OWNER_LIMITS, is_out_of_memory, take_device
 from gossamer.trainer.resources.passes import Passes
 
 _INBOX_MAX = 8
@@ -68,7 +68,7 @@ class Follower:
         """
         start = self._inbox.get()
         assert isinstance(start, messages.Start)
-        device = choose_device(start.device, start.model.width)
+        device = take_device(start.device, start.model.width)
         if device.torch_device.type == "cpu":
             os.nice(_NICENESS)
         OWNER_LIMITS.apply(start.limits, device.torch_device)

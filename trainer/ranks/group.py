@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 
 from gossamer.trainer.inner_step.gradients import TrainerError
+from gossamer.trainer.resources import accelerator
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 """By torch's kind of device; ROCm's library answers to the name of NVIDIA's."""
@@ -63,8 +64,7 @@ class Group:
                 f"({backend or 'no library'}): give --device only one of them"
             )
         os.environ.update(_ENVIRONMENT)
-        if self._device.type != "cpu":
-            torch.accelerator.set_device_index(self._device.index or 0)
+        accelerator.make_current(self._device)
         with self._told():
             dist.init_process_group(
                 backend,

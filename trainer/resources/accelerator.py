@@ -37,6 +37,13 @@ def num_devices() -> int:
     return torch.accelerator.device_count() if kind() else 0
 
 
+def make_current(device: torch.device) -> None:
+    """Makes a device the one on which the calling thread works where it names none: its kernels,
+    streams and events. Without it that is the first one."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index or 0)
+
+
 def name_of(device: torch.device) -> str:
     """The card's name, for people."""
     if device.type == "mps":

@@ -200,6 +200,13 @@ class Device:
         accelerator.release_memory(self.torch_device)
 
 
+def take_device(wanted: str, width: int = 0) -> Device:
+    """The device of a name, on which this thread works from now on. See `choose_device`."""
+    device = choose_device(wanted, width)
+    accelerator.make_current(device.torch_device)
+    return device
+
+
 def choose_device(wanted: str, width: int = 0) -> Device:
     """The device of a name; `auto` is the first accelerator, else the CPU.
 

@@ -59,7 +59,7 @@ class Transfer:
             buffer = self._buffer(turn)[: place.stop - place.start]
             fill(place, buffer)
             use(flat[place], buffer.to(self._device, non_blocking=is_card))
-            events[turn] = _recorded() if is_card else None
+            events[turn] = self._recorded() if is_card else None
         self._wait()
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class Transfer:
                 _use_oldest(under_way, use)
             buffer = self._buffer(number % 2)[: place.stop - place.start]
             buffer.copy_(flat[place], non_blocking=True)
-            under_way.append((place, buffer, _recorded()))
+            under_way.append((place, buffer, self._recorded()))
         while under_way:
             _use_oldest(under_way, use)
 
@@ -100,11 +100,12 @@ class Transfer:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-
-def _recorded() -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    def _recorded(self) -> torch.cuda.Event:
+        """Returns an event behind all that the device was told. Without a stream it would be one of
+        the current device, which may be another card."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
 
 def _use_oldest(under_way: list[tuple[slice, Tensor, torch.cuda.Event]], use: OfPiece) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
 
-from gossamer.node.app.limit_parts import DiskLimit, LimitParts
+from gossamer.node.app.limit_parts import DiskLimit, LimitParts, worker_limits
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import run_abandonable
+from gossamer.node.machine import capacity
 from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.power_limit import PowerLimit
@@ -296,3 +298,14 @@ def test_a_damaged_file_of_limits_is_not_passed_over(tmp_path: Path, content: by
     state_dir.limits_path.write_bytes(content)
     with pytest.raises(StateDirError, match="remove it"):
         OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)
+
+
+def test_a_share_of_a_card_of_another_maker_is_a_limit_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"total": [16_000_000_000], "used": [0]}
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": sizes[kind])
+    monkeypatch.setattr(capacity, "torch_has_rocm", lambda: True)
+    wanted = settings(tmp_path, gpu_memory="50%")
+    no_nvidia = cast("Gpus", SimpleNamespace(read=list))
+    assert worker_limits(wanted, manifest(), no_nvidia).gpu_memory_bytes == 8_000_000_000

@@ -1,3 +1,4 @@
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from gossamer.node.machine.capacity import (
     host_memory_bytes,
     measure_capacity,
     num_cores,
+    torch_has_rocm,
     training_gpus,
+    trains_on_host,
     with_trainer_device,
 )
 from gossamer.node.telemetry.gpus import Gpu, GpuCollector, Gpus
@@ -46,6 +49,7 @@ def test_the_memory_of_the_card_that_trains(
     assert device_memories("cuda", []) == [], "no driver says anything"
     sizes = {"total": [16_000], "used": [1_000]}
     monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": sizes[kind])
+    monkeypatch.setattr(capacity, "torch_has_rocm", lambda: True)
     assert device_memories("auto", []) == [("the AMD GPU", 16_000, 15_000)]
     assert device_memories("cuda:1", []) == []
 
@@ -180,12 +184,12 @@ def test_cuda_visible_devices_chooses(
 
 def test_cuda_visible_devices_may_hide_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(capacity, "_amd_memory_bytes", list)
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
     assert measure_capacity("auto", [SMALL]).device_kind == "cpu"
 
 
 def test_the_trainer_knows_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "_amd_memory_bytes", list)
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
     guess = measure_capacity("auto", [SMALL, LARGE])
     # CUDA's first is the fastest card, NVML's the one on the first bus.
     assert with_trainer_device(guess, "cuda:0", "Large", [SMALL, LARGE]).device == "Large"
@@ -202,10 +206,41 @@ def test_a_cuda_device_that_nvml_does_not_know_is_amd(
     card.mkdir(parents=True)
     (card / "mem_info_vram_total").write_text("17163091968\n")
     assert capacity._amd_memory_bytes(tmp_path) == [17163091968]
-    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda: [17163091968])
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [17163091968])
+    monkeypatch.setattr(capacity, "torch_has_rocm", lambda: True)
     measured = with_trainer_device(measure_capacity("cpu", []), "cuda:0", "Radeon", [])
     assert (measured.device, measured.device_kind) == ("Radeon", "rocm")
     assert measured.device_memory_bytes == 17163091968
+
+
+def test_an_amd_gpu_that_this_torch_cannot_use_does_not_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most processors of AMD have a small one of their own. With half a gigabyte it would be too
+    small for every run, where the processor is not."""
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [2**29])
+    monkeypatch.setattr(capacity, "torch_has_rocm", lambda: False)
+    assert devices_of("auto", []) == ("cpu",)
+    assert device_memories("auto", []) == []
+    assert trains_on_host("auto", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "has_rocm"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", True),
+        ("hip = '5.2.21151'\n", True),
+        ("cuda = '12.8'\nhip = None\n", False),
+    ],
+)
+def test_torchs_own_file_says_whether_it_is_for_amd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, has_rocm: bool
+) -> None:
+    (tmp_path / "version.py").write_text(text)
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    assert torch_has_rocm() is has_rocm
 
 
 def test_limits_of_a_container_count(tmp_path: Path) -> None:

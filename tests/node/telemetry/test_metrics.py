@@ -151,6 +151,10 @@ def test_a_step_shows_where_its_time_went_and_how_well_the_card_was_used() -> No
         ("NVIDIA L40", "bf16", None),
         ("NVIDIA H100 80GB HBM3", "fp32", None),
         ("AMD EPYC 9654", "bf16", None),
+        ("2 x NVIDIA A10", "bf16", 250e12),
+        ("NVIDIA A10, Tesla T4", "fp16", 190e12),
+        ("3 x Tesla T4, 2 x NVIDIA A10", "fp16", 445e12),
+        ("NVIDIA A10, Other", "bf16", None),
     ],
 )
 def test_utilisation_is_told_only_where_the_makers_figure_is_known(

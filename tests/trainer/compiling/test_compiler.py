@@ -26,12 +26,13 @@ from gossamer.trainer.compiling.ahead import Order, reason_of
 from gossamer.trainer.compiling.compiler import TRIES_MAX, Compiler
 from gossamer.trainer.compiling.parts import Backend, compile_parts
 from gossamer.trainer.compiling.tools import missing_tools
-from gossamer.trainer.inner_step.gradients import Gradients
+from gossamer.trainer.inner_step.gradients import STEADY_STEPS, Gradients
 from gossamer.trainer.ipc.choices import CompileChoice
 from gossamer.trainer.layers import Rotary, run_layer
 from gossamer.trainer.model import CompiledParts, Decoder
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.resources.passes import Pass, Passes
+from gossamer.trainer.text.data import num_targets
 
 SEQUENCES = 4
 """Of a step, which are two passes of two."""
@@ -208,6 +209,24 @@ def test_other_passes_stay_eager(
         decoder.loss_sum(torch.from_numpy(sequences[:2]))
     with pytest.raises(AssertionError):
         decoder.loss_sum(torch.from_numpy(sequences[:2]))
+
+
+def test_layers_are_compiled_for_the_share_of_one_device_of_several(
+    training: MakeTraining, sequences: NDArray[np.int64]
+) -> None:
+    """A pass is sized by the whole step, and has no more sequences than the device's share."""
+    compiled = training()
+    share = sequences[:1]
+    for _ in range(STEADY_STEPS):
+        compiled.gradients.take_part(share, num_targets(sequences))
+        compiled.gradients.drop()
+    assert compiled.decoder.compiled is None, "the share may still change"
+    for _ in range(2):
+        compiled.gradients.take_part(share, num_targets(sequences))
+        compiled.gradients.drop()
+    parts = compiled.decoder.compiled
+    assert parts is not None
+    assert parts.shape[0] == len(share)
 
 
 def test_a_smaller_pass_is_compiled_anew_and_not_for_ever(

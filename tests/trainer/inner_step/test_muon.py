@@ -181,7 +181,7 @@ def test_fp16_and_its_scale_learn_like_fp32(
 ) -> None:
     full = train(make_trainer(inner=muon_config), shard, 20)
     device = Device(torch.device("cpu"), "a card without bf16", "fp16")
-    monkeypatch.setattr(local_trainer, "choose_device", lambda _wanted, _width: device)
+    monkeypatch.setattr(local_trainer, "take_device", lambda _wanted, _width: device)
     half = train(make_trainer(inner=muon_config), shard, 20)
     assert not any(step.skipped for step in half)
     assert half[-1].loss == pytest.approx(full[-1].loss, rel=0.05)

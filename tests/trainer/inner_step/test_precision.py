@@ -157,7 +157,7 @@ def test_fp32_is_fp32(cards: Callable[..., None]) -> None:
 
 def _half(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(torch.device("cpu"), "a card without bf16", "fp16")
-    monkeypatch.setattr(local_trainer, "choose_device", lambda _wanted, _width: device)
+    monkeypatch.setattr(local_trainer, "take_device", lambda _wanted, _width: device)
 
 
 def test_fp16_learns_like_fp32(

@@ -19,26 +19,20 @@ class Card:
         """Events that it has come to."""
 
     def event(self) -> CardEvent:
-        event = CardEvent(self)
+        self.now_ms += 10.0  # each part takes the card 10 ms
+        event = CardEvent(self, self.now_ms)
         self.events.append(event)
         return event
 
 
 class CardEvent:
-    def __init__(self, card: Card) -> None:
-        self._card = card
-        self.at_ms: float | None = None
-
-    def record(self) -> None:
-        self._card.now_ms += 10.0  # each part takes the card 10 ms
-        self.at_ms = self._card.now_ms
+    def __init__(self, card: Card, at_ms: float) -> None:
+        self._card, self.at_ms = card, at_ms
 
     def query(self) -> bool:
         return self in self._card.events[: self._card.num_done]
 
     def elapsed_time(self, end: CardEvent) -> float:
-        assert self.at_ms is not None
-        assert end.at_ms is not None
         return end.at_ms - self.at_ms
 
 
