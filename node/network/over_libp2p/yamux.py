@@ -36,16 +36,19 @@ from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import (
     ACK,
     FIN,
-    FIRST_WINDOW_BYTES,
     GO_AWAY,
     HEADER,
     PING,
     RST,
-    SPEC_WINDOW_BYTES,
     SYN,
     WINDOW_UPDATE,
     PeerViolation,
     YamuxStream,
+)
+from gossamer.node.network.over_libp2p.yamux_windows import (
+    FIRST_WINDOW_BYTES,
+    SPEC_WINDOW_BYTES,
+    Windows,
 )
 from gossamer.node.network.over_libp2p.yamux_writer import YamuxWriter
 from gossamer.node.network.pings import Ping, Pings
@@ -54,14 +57,8 @@ from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
 
-# Upper bound on the unread bytes that one peer can make us hold, in at most twice the memory: its
-# streams' windows stop growing at this sum.
-CONNECTION_WINDOW_BYTES_MAX = 32 * 1024 * 1024
 # A node uses some ten streams with a peer, and its protocols allow it some forty in all.
 INBOUND_STREAMS_MAX = 64
-# Of them so many begin with a large window: what a peer can make us hold is 16 MiB for these and
-# 12 MiB for the others, besides the sum above.
-LARGE_WINDOWS_MAX = 16
 # Opening streams only to reset them costs the peer less than us.
 OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
@@ -120,7 +117,7 @@ class YamuxConnection(IMuxedConn):
         )
         self.search = LineSearch(secured_conn, line or LineRate())
         self.writer = YamuxWriter(secured_conn, self.search)
-        self._granted = 0
+        self.windows = Windows()
         self._opened = Throttle(OPEN_RATE)
         self._scope = trio.CancelScope()
         self._header = b""  # the start of a frame header whose end has not arrived
@@ -218,7 +215,8 @@ class YamuxConnection(IMuxedConn):
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self.is_established:
             raise MuxedStreamError("the connection is closed")
-        stream = YamuxStream(self._next_stream_id, self, True)
+        send_window = self.windows.of_outbound(self._num_open(self._next_stream_id))
+        stream = YamuxStream(self._next_stream_id, self, True, send_window=send_window)
         self._next_stream_id += 2
         self.streams[stream.stream_id] = stream
         self.control(WINDOW_UPDATE, SYN, stream.stream_id, FIRST_WINDOW_BYTES - SPEC_WINDOW_BYTES)
@@ -234,13 +232,7 @@ class YamuxConnection(IMuxedConn):
     def forget_if_closed(self, stream: YamuxStream) -> None:
         """Free a stream's place when both directions have ended."""
         if stream.closed and self.streams.pop(stream.stream_id, None) is not None:
-            self._granted -= stream.granted
-
-    def grant(self, num_bytes: int) -> int:
-        """Returns the part of `num_bytes` more window that the connection's sum allows."""
-        num_bytes = max(0, min(num_bytes, CONNECTION_WINDOW_BYTES_MAX - self._granted))
-        self._granted += num_bytes
-        return num_bytes
+            self.windows.give_back(stream.granted)
 
     # -- writing
 
@@ -310,7 +302,10 @@ class YamuxConnection(IMuxedConn):
         stream = self.streams.get(stream_id)  # None: a stream that ended here first
         if kind == WINDOW_UPDATE:
             if stream is not None:
-                stream.send_window += length
+                if flags & ACK and stream.is_initiator:
+                    stream.on_answer(length)
+                else:
+                    stream.send_window += length
                 self.writer.schedule(stream)
                 self._apply_flags(stream, flags)
             return
@@ -321,12 +316,12 @@ class YamuxConnection(IMuxedConn):
     def _on_new_stream(self, stream_id: int) -> None:
         if stream_id % 2 == self._next_stream_id % 2 or stream_id in self.streams:
             raise PeerViolation(f"the peer opened stream {stream_id}, which is not its")
-        inbound = sum(1 for number in self.streams if number % 2 != self._next_stream_id % 2)
+        inbound = self._num_open(stream_id)
         may_open = inbound < INBOUND_STREAMS_MAX and self._opened.try_take(trio.current_time())
         if not may_open or self.event_shutting_down.is_set():
             self.control(WINDOW_UPDATE, RST, stream_id, 0)
             return
-        window = FIRST_WINDOW_BYTES if inbound < LARGE_WINDOWS_MAX else SPEC_WINDOW_BYTES
+        window = self.windows.of_inbound(inbound)
         stream = YamuxStream(stream_id, self, False, window)
         try:
             self._accepted_out.send_nowait(stream)
@@ -335,6 +330,10 @@ class YamuxConnection(IMuxedConn):
             return
         self.streams[stream_id] = stream
         self.control(WINDOW_UPDATE, ACK, stream_id, window - SPEC_WINDOW_BYTES)
+
+    def _num_open(self, stream_id: int) -> int:
+        """The open streams of the end that opens the stream of this number."""
+        return sum(1 for number in self.streams if number % 2 == stream_id % 2)
 
     def _apply_flags(self, stream: YamuxStream | None, flags: int) -> None:
         if stream is None:

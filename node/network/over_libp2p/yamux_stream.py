@@ -18,6 +18,12 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, Mux
 
 from gossamer.node.base.rate_limit import SMALL_BYTES_MAX
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX
+from gossamer.node.network.over_libp2p.yamux_windows import (
+    CREDIT_BYTES_MAX,
+    FIRST_WINDOW_BYTES,
+    SPEC_WINDOW_BYTES,
+    STREAM_WINDOW_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from gossamer.node.network.over_libp2p.yamux import YamuxConnection
@@ -28,14 +34,11 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 FRAME_BYTES_MAX = PLAINTEXT_BYTES_MAX - HEADER.size
 """Largest body of a data frame that this side sends: header and body fill one noise message."""
 
-SPEC_WINDOW_BYTES = 256 * 1024  # what both sides may send before any update (yamux spec)
-# One whole chunk of the ring in flight from the first moment; 256 KiB would stall it four times.
-FIRST_WINDOW_BYTES = 1024 * 1024
-# 100 Mbit/s at 640 ms or 1 Gbit/s at 64 ms: the long fat links of home machines.
-STREAM_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 # A piece is a view into the message that it came in, which it keeps in memory. One that is a
 # smaller part of its message is copied, together with others.
 _PIECE_PARTS_MAX = 2
+# A peer that would empty its window in so many round trips is held up by it.
+_WINDOW_ROUND_TRIPS = 8
 
 
 class PeerViolation(ConnectionClosedError):
@@ -55,14 +58,20 @@ class YamuxStream(IMuxedStream):
         conn: YamuxConnection,
         is_initiator: bool,
         window: int = FIRST_WINDOW_BYTES,
+        send_window: int = SPEC_WINDOW_BYTES,
     ) -> None:
-        """`window`: how much the peer may send before any update of ours."""
+        """
+        Args:
+            window: how much the peer may send before any update of ours.
+            send_window: how much this end may send before any update of the peer's.
+        """
         self.stream_id = stream_id
         self.conn = conn
         self.muxed_conn = conn
         self.is_initiator = is_initiator
         self.traffic = [0, 0]  # payload bytes sent and received; see `count_in`
-        self.send_window = SPEC_WINDOW_BYTES
+        self.send_window = send_window
+        self._first_send_window = send_window
         self.outbox: deque[memoryview] = deque()
         self.is_small = False
         """Whether what is being sent is so small that it goes before other streams' data."""
@@ -70,7 +79,7 @@ class YamuxStream(IMuxedStream):
         self._window = window  # how much the peer may have under way to us
         self._credit = window  # of it, what the peer has not used
         self._consumed = 0  # read by us and not yet given back as credit
-        self._updated_at = 0.0
+        self._updated_at: float | None = None  # time of the last update, at first of the first byte
         self._pieces: deque[bytearray | memoryview] = deque()
         self._offset = 0  # read of the first piece
         self._buffered = 0
@@ -169,6 +178,12 @@ class YamuxStream(IMuxedStream):
             self._sent.set()
         return end
 
+    def on_answer(self, more_bytes: int) -> None:
+        """The peer has accepted the stream, with so much more window than the specification's."""
+        given = SPEC_WINDOW_BYTES + more_bytes
+        self.conn.windows.given(given, self._first_send_window)
+        self.send_window += given - self._first_send_window
+
     # -- receiving
 
     async def receive_exactly(self, num_bytes: int) -> bytearray:
@@ -245,13 +260,20 @@ class YamuxStream(IMuxedStream):
 
     def _give_credit(self, num_bytes: int) -> None:
         self._consumed += num_bytes
-        if self._consumed * 2 < self._window or self.recv_closed or self.was_reset:
+        windows = self.conn.windows
+        # A window that was wider in earlier streams has no need to prove itself by halves.
+        narrow_bytes = SPEC_WINDOW_BYTES if self._window < windows.widest_bytes else self._window
+        due_bytes = min(narrow_bytes // 2, CREDIT_BYTES_MAX)
+        if self._consumed < due_bytes or self.recv_closed or self.was_reset:
             return
         now = trio.current_time()
         increment = self._consumed
-        if now - self._updated_at < 4 * self.conn.rtt_or_guess():
-            growth = self.conn.grant(min(self._window, STREAM_WINDOW_BYTES_MAX - self._window))
+        fast_seconds = _WINDOW_ROUND_TRIPS * self.conn.rtt_or_guess() * due_bytes / self._window
+        if self._updated_at is not None and now - self._updated_at < fast_seconds:
+            wanted = max(2 * self._window, windows.widest_bytes)
+            growth = windows.grant(min(wanted, STREAM_WINDOW_BYTES_MAX) - self._window)
             self._window += growth
+            windows.widest_bytes = max(windows.widest_bytes, self._window)
             increment += growth
         self._updated_at = now
         self._consumed = 0
@@ -269,6 +291,8 @@ class YamuxStream(IMuxedStream):
         if self._credit < 0:
             raise PeerViolation("the peer sent more than its receive window")
         self.traffic[1] += size
+        if self._updated_at is None:
+            self._updated_at = trio.current_time()
         if self.recv_closed or self.was_reset:
             return
         if self.discarded_at is not None:
