@@ -9,7 +9,8 @@ gossip message. What is no news goes this way alone (`Gossip.keep`), unless a me
 Topics:   gossamer/<start of the run id>/members   Signed(Announce)
           gossamer/<start of the run id>/rounds    Signed(Ready | Accusation | Vote), rosters
                                                    (`compact_rosters`) and commit records
-Stream:   /gossamer/board/2           request: tags of the statements held, 8 bytes each
+Stream:   /gossamer/board/2           request: tags of 8 bytes of the statements that are held, or
+                                               not wanted now (`unwanted`)
                                       reply:   the statements that the requester lacks
 
 A gossip message is one byte for its kind, then msgpack.
@@ -30,6 +31,7 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
 from gossamer.node.peers.comparison_pace import ComparisonPace
 from gossamer.node.peers.listeners import GossipListener
+from gossamer.node.peers.unwanted import Unwanted
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -67,10 +69,6 @@ from gossamer.protocol.wire.statements import (
 )
 
 STATEMENTS_PROTOCOL = "/gossamer/board/2"
-
-DROPPED_SECONDS = 5.0
-"""Time for which this node does not take again what it dropped at a new head. Others drop it when
-they get there; meanwhile they would send back a whole round's statements, the roster among them."""
 
 TOPIC_RUN_BYTES = 8
 """Bytes of the run id in a topic. Each message carries its topic, and each statement is signed for
@@ -140,10 +138,8 @@ class Gossip:
         self._random = randomness
         self._newest_own: Announce | None = None
         self._pace = ComparisonPace(listener.is_apart, randomness)
-        self._dropped: dict[bytes, float] = {}
-        """Tags of statements that were dropped lately, and the local time until which they count.
-        The oldest first."""
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
+        self._unwanted = Unwanted(self.statement_store, transport.peers)
         self._rosters = CompactRosters(self.statement_store, self._is_good, self._try_reconcile)
         self._members_topic, self._rounds_topic = topics_of(run_id)
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
@@ -372,25 +368,27 @@ class Gossip:
             raise
 
     def _tags_held(self) -> list[bytes]:
-        """Returns the tags of what this node holds, and of what it dropped lately."""
-        now = trio.current_time()
-        for tag in self.statement_store.take_dropped():
-            self._dropped.pop(tag, None)
-            self._dropped[tag] = now + DROPPED_SECONDS
-        self._dropped = {tag: until for tag, until in self._dropped.items() if until > now}
-        return [*self.statement_store.tags(), *self._dropped][:STATEMENTS_MAX]
+        """Returns the tags of what this node holds, and of what it does not want now."""
+        return [*self.statement_store.tags(), *self._unwanted.tags()][:STATEMENTS_MAX]
 
     async def _take_all(self, peer: PeerId, statements: Sequence[Signed]) -> None:
         """Takes one statement after the other and lets other tasks run in between: signatures take
         time, and the peer chose how many there are."""
         connected = {*self._transport.peers(), peer}
         num_strangers = 0
-        for signed in statements:
-            is_stranger = signed.author not in connected
-            if is_stranger and num_strangers == STRANGERS_PER_RECONCILIATION:
-                continue
-            num_strangers += self._take(peer, signed, compared=True) and is_stranger
-            await trio.lowlevel.checkpoint()
+        refused: list[Signed] = []
+        try:
+            for signed in statements:
+                is_stranger = signed.author not in connected
+                if is_stranger and num_strangers == STRANGERS_PER_RECONCILIATION:
+                    continue
+                if self._take(peer, signed, compared=True):
+                    num_strangers += is_stranger
+                elif not self.statement_store.has(signed.digest):
+                    refused.append(signed)
+                await trio.lowlevel.checkpoint()
+        finally:
+            self._unwanted.note_refused(refused)
 
     async def _serve_reconciliation(self, stream: Stream) -> None:
         async with answering(stream, RECONCILE_TIMEOUT_SECONDS, self._listener.offence):

@@ -19,8 +19,8 @@ class GossipListener(Protocol):
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
         """Returns whether a statement is taken now. A statement that is not taken is not stored
-        either, so a peer that holds it offers it again. RemoteProtocolError for one that no peer
-        may make."""
+        either, so a peer that holds it offers it again, though not at once if many are not taken
+        (`unwanted`). RemoteProtocolError for one that no peer may make."""
 
     def heard_statement(self, signed: Signed, statement: Statement) -> bool:
         """A statement of another peer is new here, and its signature is good. Returns whether it

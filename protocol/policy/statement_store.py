@@ -13,14 +13,18 @@ current head.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.wire.statements import (
     TAG_BYTES,
+    Announce,
+    Extension,
+    MoreData,
     RingStatement,
+    Rollback,
     Signed,
     Statement,
     key_of,
@@ -32,6 +36,12 @@ STATEMENTS_MAX = 8 * limits.MEMBERS_MAX
 
 REPLY_BYTES_MAX = limits.FRAME_MESSAGE_BYTES_MAX // 2
 """Statements in one anti-entropy reply; the next reply brings the rest."""
+
+STRANGERS_REPLY_BYTES_MAX = REPLY_BYTES_MAX // 2
+"""Of these by authors without standing. The asker may refuse all of it, because other peers are
+connected to it: then it pays for no more than this. What a thousand newcomers say of one round
+takes some thirty replies, where gossip lost all of it. A stranger's roster of more bytes, of some
+200 members behind routers, comes by gossip or from its author, which has standing to itself."""
 
 STATEMENT_BYTES_MAX = REPLY_BYTES_MAX
 """A statement that does not fit a reply could never be handed on."""
@@ -163,17 +173,33 @@ class StatementStore:
         return [entry.signed.digest[:TAG_BYTES] for entry in self._entries.values()]
 
     def missing_from(self, held: Collection[bytes]) -> list[Signed]:
-        """Statements whose tag is not among `held`, up to `REPLY_BYTES_MAX`."""
+        """Statements whose tag is not among `held`, up to `REPLY_BYTES_MAX`.
+
+        The asker may refuse what this node took, and lack it the next time as well. So `_in_turns`
+        says what comes first, and strangers fill a part of the reply.
+        """
         known = set(held)
-        missing: list[Signed] = []
-        num_bytes = 0
-        for entry in self._entries.values():
-            is_held = entry.signed.digest[:TAG_BYTES] in known
-            if is_held or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
+        missing = [
+            entry
+            for entry in self._entries.values()
+            if entry.signed.digest[:TAG_BYTES] not in known
+        ]
+        if not missing:
+            return []
+        standing = {*filter(self.has_standing, self._bytes_of)}
+        chosen: set[int] = set()
+        num_bytes = of_strangers = 0
+        for index, is_strangers in _in_turns(missing, standing):
+            size = missing[index].num_bytes
+            if num_bytes + size > REPLY_BYTES_MAX:
                 continue
-            num_bytes += entry.num_bytes
-            missing.append(entry.signed)
-        return missing
+            if is_strangers:
+                if of_strangers + size > STRANGERS_REPLY_BYTES_MAX:
+                    continue
+                of_strangers += size
+            num_bytes += size
+            chosen.add(index)
+        return [entry.signed for index, entry in enumerate(missing) if index in chosen]
 
     def statements(self) -> list[tuple[Signed, Statement]]:
         return [(entry.signed, entry.statement) for entry in self._entries.values()]
@@ -253,3 +279,24 @@ class StatementStore:
         for key in keys:
             self._dropped.append(self._entries[key].signed.digest[:TAG_BYTES])
             self._forget(key)
+
+
+def _in_turns(missing: Sequence[_Entry], standing: Collection[str]) -> list[tuple[int, bool]]:
+    """Returns the places of these entries, in the order in which they may fill a reply, and whether
+    each counts as a stranger's.
+
+    - First what authors with standing say, and orders to all, which few may sign. Then what makes
+      a newcomer known: the announcements of others. Then the rest.
+    - In each class the author that has said least has its turn. So nobody keeps others out, however
+      much it says.
+    """
+    said = Counter[tuple[int, str]]()
+    turns: list[tuple[int, int, int]] = []
+    for index, (statement, signed, num_bytes) in enumerate(missing):
+        if signed.author in standing or isinstance(statement, Rollback | Extension | MoreData):
+            rank = 0
+        else:
+            rank = 1 if isinstance(statement, Announce) else 2
+        said[rank, signed.author] += num_bytes
+        turns.append((rank, said[rank, signed.author], index))
+    return [(index, rank > 0) for rank, _, index in sorted(turns)]

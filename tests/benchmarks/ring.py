@@ -10,7 +10,9 @@ behind a line of that rate in each direction (`tc tbf`), else they share the loo
 `--round-trip-ms` and `--lost` the lines have a delay and losses as well, from a process for each
 line, which takes processor time of its own: use it on a machine that is free. All systems take
 turns, one all-reduce each, so that other load on the machine meets them alike; the first turn
-warms up and does not count. Several codecs take turns likewise. The result of every turn is
+warms up and does not count. TCP begins slowly on a connection that has not carried a ring yet. The
+order of a ring is another one each time, so `--warm-up 12` measures members that have been together
+for a while. Several codecs take turns likewise. The result of every turn is
 compared with numpy's mean and between the members. With `--codec distro` a turn is 50 shared steps
 without training, whose results are sets: only their bits are compared. The bits alone are compared
 with `sparse` as well, whose average has a few elements of each member.
@@ -200,12 +202,13 @@ def measure(options: argparse.Namespace, systems: Sequence[System], console: Con
             stack.callback(system.members.end)
             console.log(f"starting {options.peers} members of {system.name}")
             system.start(options, lines, logs)
-        for number in range(options.repeats + 1):
+        for number in range(options.warm_up + options.repeats):
             for system in systems:
                 turn = system.turn(number, options.elements)
-                what = "warm-up" if number == 0 else f"turn {number}"
+                counted = number + 1 - options.warm_up
+                what = f"turn {counted}" if counted > 0 else "warm-up"
                 console.log(f"{system.name}: {what} {turn.seconds:.2f} s")
-                if number:
+                if counted > 0:
                     system.turns.append(turn)
 
 
@@ -234,6 +237,7 @@ def long_line(options: argparse.Namespace) -> Line:
         down_mbit=options.mbit,
         delay_seconds=options.round_trip_ms / 1000 / 4,
         loss=options.lost / 2,
+        queue_seconds=options.queue_ms / 1000,
     )
 
 
@@ -339,13 +343,20 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--mbit", type=float, help="each member's line, both directions")
     parser.add_argument("--round-trip-ms", type=float, default=0.0, help="between two members")
     parser.add_argument("--lost", type=float, default=0.0, help="share of packets, each direction")
+    parser.add_argument("--queue-ms", type=float, default=50.0, help="of a line with a delay")
+    parser.add_argument("--warm-up", type=int, default=1, help="turns that do not count")
     parser.add_argument("--chunk-elements", type=int, help="of a chunk; default: a run's default")
     parser.add_argument("--with-open", action="store_true", help='a ring with trust = "open", too')
     parser.add_argument("--with-unpacked", action="store_true", help="a ring without packing, too")
     parser.add_argument("--with-gloo", action="store_true")
     parser.add_argument("--with-hivemind", nargs="?", const="", metavar="PYTHON")
     options = parser.parse_args(arguments)
-    if options.peers < 2 or options.elements < options.peers or options.repeats < 1:
+    if (
+        options.peers < 2
+        or options.elements < options.peers
+        or options.repeats < 1
+        or options.warm_up < 0
+    ):
         parser.error("at least two peers, an element each, and one repeat")
     if options.mbit is None and (options.round_trip_ms or options.lost):
         parser.error("--round-trip-ms and --lost need --mbit")

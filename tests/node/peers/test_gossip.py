@@ -18,7 +18,8 @@ from gossamer.node.peers.comparison_pace import (
     QUIET_RECONCILE_SECONDS,
     RECONCILE_SECONDS,
 )
-from gossamer.node.peers.gossip import DROPPED_SECONDS, PUBLISHING_RING_MAX, Gossip
+from gossamer.node.peers.gossip import PUBLISHING_RING_MAX, Gossip
+from gossamer.node.peers.unwanted import DROPPED_SECONDS
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit

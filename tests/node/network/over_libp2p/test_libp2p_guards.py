@@ -31,7 +31,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network import doorstep
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import liveness as liveness_module
-from gossamer.node.network.over_libp2p import newcomers, tcp, yamux, yamux_stream
+from gossamer.node.network.over_libp2p import newcomers, tcp, yamux
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.liveness import Liveness
@@ -39,6 +39,7 @@ from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSes
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.yamux_windows import FIRST_WINDOW_BYTES
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
 from gossamer.protocol.ids import PeerId
 
@@ -499,7 +500,7 @@ def test_peer_that_ignores_the_window_is_cut_off() -> None:
         frames = [_syn(2), *[_data(2, body)] * 100]  # 6 MB into a window of 1 MiB
         connection, held = await _attack(frames)
         assert connection.is_closed
-        assert held <= yamux_stream.FIRST_WINDOW_BYTES
+        assert held <= FIRST_WINDOW_BYTES
 
     run(case)
 
