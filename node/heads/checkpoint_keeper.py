@@ -247,7 +247,7 @@ class CheckpointKeeper:
         rounds = manifest.rounds
         kept = kept_round(committed.entry.round, rounds.checkpoint_rounds, manifest.stale_rounds)
         bounds = [kept, self._checkpoints.last_round]
-        bounds += [entry.round for entry in committed.checkpoints[:1]]
+        bounds += [entry.round for entry in committed.checkpoints]
         return self._bounded(min(bounds))
 
     def _start_at(self, head: Digest) -> ChainStart | None:

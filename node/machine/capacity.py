@@ -51,10 +51,8 @@ def devices_of(setting: str, gpus: list[Gpu]) -> tuple[str, ...]:
     sizes = [gpu.memory_total_bytes for gpu in visible] or _usable_amd_bytes()
     if not sizes:
         return ("cpu",)
-    if setting == "auto":
-        return ("cuda",)
     cards = sorted(range(len(sizes)), key=lambda n: (-sizes[n], n))
-    return tuple(f"cuda:{n}" for n in cards[:DEVICES_MAX])
+    return tuple(f"cuda:{n}" for n in cards[: DEVICES_MAX if setting == ALL else 1])
 
 
 def measure_capacity(device: str, gpus: list[Gpu]) -> Capacity:
@@ -124,10 +122,7 @@ class DeviceMemory(NamedTuple):
 
 def device_memories(device: str, gpus: list[Gpu]) -> list[DeviceMemory]:
     """Returns the memory of each card that will most likely train, that of the first device first;
-    none for a CPU, for a device that shares the host's memory, and where no driver says it.
-
-    Where cards of several kinds are in the machine, CUDA may count them in another order.
-    """
+    none for a CPU, for a device that shares the host's memory, and where no driver says it."""
     devices = devices_of(device, gpus)
     visible = _visible(gpus)
     if not devices[0].startswith("cuda"):
@@ -184,7 +179,8 @@ def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores:
     if visible:
         gpu = visible[ordinal] if ordinal < len(visible) else visible[0]
         if name and gpu.name != name:
-            # CUDA counts the fastest first and NVML by bus: in a mixed machine the name decides.
+            # The owner may have let CUDA count the fastest card first, and NVML counts by bus. In a
+            # mixed machine the name decides.
             gpu = next((other for other in visible if other.name == name), gpu)
         return _capacity(gpu.name, "cuda", gpu.memory_total_bytes, host_memory, cores)
     amd = _usable_amd_bytes()
@@ -195,7 +191,10 @@ def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores:
 
 
 def _visible(gpus: list[Gpu]) -> list[Gpu]:
-    """The cards that CUDA_VISIBLE_DEVICES leaves, in its order (indices, or UUIDs' beginnings)."""
+    """The cards that CUDA_VISIBLE_DEVICES leaves, in its order (indices, or UUIDs' beginnings).
+    There are none where torch cannot use them."""
+    if not gpus or not torch_has_cuda():
+        return []
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return gpus
@@ -213,8 +212,18 @@ def _visible(gpus: list[Gpu]) -> list[Gpu]:
 
 
 def torch_has_rocm() -> bool:
-    """Returns whether the torch of this environment is built for AMD's cards. It is not loaded for
-    that: its file of versions is read."""
+    """Returns whether the torch of this environment is built for AMD's cards."""
+    return _torch_is_for("hip")
+
+
+def torch_has_cuda() -> bool:
+    """Returns whether the torch of this environment is built for NVIDIA's cards."""
+    return _torch_is_for("cuda")
+
+
+def _torch_is_for(platform_name: Literal["hip", "cuda"]) -> bool:
+    """Returns whether torch is built for a platform. It is not loaded for that: its file of
+    versions is read."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False
@@ -222,7 +231,7 @@ def torch_has_rocm() -> bool:
         text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
-    return re.search(r"^hip\b[^=]*= *['\"]", text, re.MULTILINE) is not None
+    return re.search(rf"^{platform_name}\b[^=]*= *['\"]", text, re.MULTILINE) is not None
 
 
 def _usable_amd_bytes(kind: Literal["total", "used"] = "total") -> list[int]:

@@ -7,11 +7,12 @@ finds the newer state.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.runs.manifest_here import manifest_here
+from gossamer.node.runs.rounds_here import rounds_here, spans_text
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_tree import Entry
@@ -73,9 +74,10 @@ def read_state(
                 if is_here and not is_newest and attempt < ATTEMPTS_MAX - 1:
                     continue  # the daemon has discarded blocks meanwhile, or is on another branch
             else:
-                target = _head_after(committed, newest, round_number)
+                way = _way_to(committed, newest)
+                target = _head_after(committed, way, round_number)
                 is_here = rebuild(committed, target) and committed.head == target
-                problem = "name a newer round, or leave the round out"
+                problem = "" if is_here else _what_to_name(committed, way)
             if not is_here:
                 continue
             digest = manifest.data.tokenizer_digest
@@ -120,15 +122,29 @@ def warn_if_older(state: StateOnDisk) -> None:
         )
 
 
-def _head_after(committed: CommittedState, newest: Digest | None, round_number: int) -> Digest:
-    """Returns the head of a round on the way to the newest one. Raises StateDirError if it has
-    none."""
+def _way_to(committed: CommittedState, newest: Digest | None) -> list[Digest]:
+    """Returns the heads on the way to the newest one, from the beginning of the kept chain on."""
     chain = committed.chain
     path = [] if newest is None else chain.path_between(chain.root, newest) or []
-    first = chain.entry(chain.root).round
-    if not 0 <= round_number - first <= len(path):
+    return [chain.root, *path]
+
+
+def _head_after(committed: CommittedState, way: Sequence[Digest], round_number: int) -> Digest:
+    """Returns the head of a round on the way. Raises StateDirError if it has none."""
+    first = committed.chain.entry(way[0]).round
+    if not first <= round_number < first + len(way):
         oldest = f", the oldest {first}" if first else ""
         raise StateDirError(
-            f"there is no round {round_number} here: the newest one is {first + len(path)}{oldest}"
+            f"there is no round {round_number} here: the newest one is "
+            f"{first + len(way) - 1}{oldest}"
         )
-    return [chain.root, *path][round_number - first]
+    return way[round_number - first]
+
+
+def _what_to_name(committed: CommittedState, way: Sequence[Digest]) -> str:
+    """Returns what to do if the state of a round cannot be rebuilt."""
+    possible = rounds_here(committed, way)
+    if not possible:
+        return "start the node until it has joined, and try again"
+    newest_round = committed.chain.entry(way[-1]).round
+    return f"name {spans_text(possible, newest_round)}, or leave the round out"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.node.heads.rollbacks import RollbackFiles
+from gossamer.node.runs.rounds_here import rounds_here, spans_text
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
-from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import open_read_only, rebuild
-from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_checkpoint import signing_depth
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.envelopes import seal
@@ -68,15 +68,19 @@ class RollbackDesk:
                 f"round {round_number} is none to go back to: the newest round here is "
                 f"{newest_round}"
             )
-        oldest_round = newest_round - signing_depth(self.manifest.rounds.checkpoint_rounds)
-        if round_number < max(first, oldest_round):
-            raise OrderError(
-                f"round {round_number} is too old to go back to: members have signed that it "
-                f"stays. Name a round from {max(first, oldest_round)} on"
-            )
+        signed_rounds = signing_depth(self.manifest.rounds.checkpoint_rounds)
+        oldest_round = max(first, newest_round - signed_rounds)
         target, undone = heads[round_number - first], heads[round_number - first + 1]
-        if not rebuild(committed, target) or committed.head != target:
-            raise OrderError(self._why_not(committed, heads, round_number))
+        problem = ""
+        if round_number < oldest_round:
+            problem = "is too old to go back to: members have signed that it stays"
+        elif not rebuild(committed, target) or committed.head != target:
+            problem = "is none to go back to: its state cannot be rebuilt from this disk"
+        if problem:
+            here = rounds_here(committed, heads[:-1])
+            possible = [each for each in here if each >= oldest_round]
+            what = _what_to_name(possible, newest_round - 1)
+            raise OrderError(f"round {round_number} {problem}. {what}")
         total = chain.entry(heads[-1]).tokens_total - chain.entry(target).tokens_total
         statement = Rollback(undone, target, round_number)
         authors = self._files.authors_of(statement) | {self._identity.peer_id}
@@ -90,16 +94,14 @@ class RollbackDesk:
         )
         self._files.write(signed)
 
-    @staticmethod
-    def _why_not(committed: CommittedState, heads: list[Digest], round_number: int) -> str:
-        first = committed.chain.entry(heads[0]).round
-        whole = [
-            first + place for place, head in enumerate(heads) if committed.blocks.has_state(head)
-        ]
-        problem = f"the state after round {round_number} cannot be rebuilt from this disk"
-        if not whole:
-            return f"{problem}: it holds no whole state. Start the node, and try again"
-        return (
-            f"{problem}: its oldest whole state is that after round {whole[0]}. Name a round from "
-            f"{whole[0]} on"
-        )
+
+def _what_to_name(possible: Sequence[int], newest_round: int) -> str:
+    """Says what to do about a rollback that is refused.
+
+    Args:
+        possible: the rounds to which this disk can go back, the oldest first.
+        newest_round: the newest round to which a rollback may go.
+    """
+    if not possible:
+        return "This disk has no other state to go back to: start the node, and try again"
+    return f"Name {spans_text(possible, newest_round)}"

@@ -166,7 +166,7 @@ class CommittedState:
 
     @property
     def checkpoints(self) -> tuple[Entry, ...]:
-        """The checkpoints that are kept, the oldest first."""
+        """The checkpoints that are kept, see `Retention.checkpoints`."""
         return self._disk.checkpoints
 
     # The outer step
@@ -332,7 +332,7 @@ class CommittedState:
             np.copyto(self.parameters, parameters)
         if momentum is not self.momentum:
             np.copyto(self.momentum, momentum)
-        self._next.forget()
+        self._next.begin_anew(self.parameters)
         self.index, self.ledger, self.head = index, ledger, entry.head
         self.tuned = None
         self.is_loaded = True

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gossamer.node.base.threads import map_pieces, num_piece_threads
-from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
+from gossamer.node.storage.shared_parameters import NO_ROUND, SharedParameters, sign_payloads
 from gossamer.protocol.codecs.payloads import AveragedPayloads, payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.step_payloads import SignPayloads
@@ -171,6 +171,13 @@ class NextState:
     def forget(self) -> None:
         """Drops the next state."""
         self.index = self._before = None
+
+    def begin_anew(self, parameters: FloatVector) -> None:
+        """The present state is another one, with these parameters. A round of which shared steps
+        were taken does not go on from it, though the next one may have the same number."""
+        self.forget()
+        if self.shared_parameters is not None:
+            self.shared_parameters.begin(NO_ROUND, parameters)
 
     def _take_averages(
         self,

@@ -32,6 +32,9 @@ from gossamer.protocol.state.exact_transform import chunks_of_step, grids_of, pi
 from gossamer.protocol.state.shared_step import shared_rate_at, shared_step, step_codec
 from gossamer.protocol.state.sign_agreement import SignAgreement, heard_updates
 
+NO_ROUND = 0
+"""Number where no round has begun: the run's first round is round 1."""
+
 
 def sign_payloads(model: ModelConfig, outer: OuterConfig, trust: Trust = "members") -> SignPayloads:
     """Returns the kind of payload that travels in a `distro` run."""
@@ -50,7 +53,7 @@ class SharedParameters:
         chunks = chunks_of_step(grids_of(manifest.model), self._outer.chunks_of_step)
         self._pieces = [pieces_of(grids, PIECE_ELEMENTS) for grids in chunks]
         self._payloads = payloads
-        self._number = 0
+        self._number = NO_ROUND
         self._standing: Standing | None = None
         self._taken: list[Digest] = []
         self._agreements: list[SignAgreement] = []

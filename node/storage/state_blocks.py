@@ -126,6 +126,13 @@ class StateBlocks:
         except KeyError:
             return False
 
+    def has_averages(self, head: Digest) -> bool:
+        """Returns whether every averaged chunk of this round is here."""
+        try:
+            return not self._store.missing(self.of_update(head))
+        except CannotRebuildError:
+            return False
+
     def _ledger_digest(self, entry: Entry) -> Digest | None:
         return None if entry.round == 0 else Digest(self.header(entry.head).ledger_digest)
 

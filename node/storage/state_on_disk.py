@@ -70,7 +70,7 @@ class StateOnDisk:
 
     @property
     def checkpoints(self) -> tuple[Entry, ...]:
-        """The checkpoints that are kept, the oldest first."""
+        """The checkpoints that are kept, see `Retention.checkpoints`."""
         return self._retention.checkpoints
 
     def write_averages(
@@ -126,14 +126,19 @@ class StateOnDisk:
         digests = state_digests(state.entry, vectors.index, state.ledger)
         self._retention.hold_checkpoint(state.entry, digests)
         self._blocks.write_state(vectors.parameters, vectors.momentum, vectors.index, state.ledger)
-        self._retention.add_checkpoint(state.entry)
+        self._retention.add_checkpoint(state.entry, self._way_to(state.entry))
 
     def found_checkpoint(self, state: WholeState) -> None:
         """Keeps a state whose blocks are all here."""
         assert state.vectors.index is not None
         digests = state_digests(state.entry, state.vectors.index, state.ledger)
         self._retention.hold_checkpoint(state.entry, digests)
-        self._retention.add_checkpoint(state.entry)
+        self._retention.add_loaded_checkpoint(state.entry, self._way_to(state.entry))
+
+    def _way_to(self, entry: Entry) -> frozenset[Digest]:
+        """The heads on the way to a checkpoint, as far back as one is kept."""
+        first = min((each.round for each in self.checkpoints), default=entry.round)
+        return frozenset(self._chain.ancestors(entry.head, entry.round - first))
 
     def keep_older(self, heads: Sequence[Digest]) -> None:
         """See `CommittedState.keep_older`."""

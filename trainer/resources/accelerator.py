@@ -92,6 +92,14 @@ def total_bytes(device: torch.device) -> int:
     return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
 
+def largest() -> int:
+    """The number of the device with the most memory, of several the first one; 0 without one."""
+    count = num_devices()
+    if count < 2:
+        return 0
+    return max(range(count), key=lambda n: total_bytes(torch.device(kind(), n)))
+
+
 def allocated_bytes(device: torch.device) -> int:
     """Memory of this process's tensors on a card with memory of its own."""
     return int(torch.get_device_module(device).memory_allocated(device))

@@ -208,7 +208,7 @@ def take_device(wanted: str, width: int = 0) -> Device:
 
 
 def choose_device(wanted: str, width: int = 0) -> Device:
-    """The device of a name; `auto` is the first accelerator, else the CPU.
+    """The device of a name; `auto` is the accelerator with the most memory, else the CPU.
 
     Args:
         width: of the model that is to be trained. A CPU takes bf16 for a wide one, if it is faster
@@ -219,7 +219,7 @@ def choose_device(wanted: str, width: int = 0) -> Device:
     """
     kind, count = accelerator.kind(), accelerator.num_devices()
     if wanted == "auto":
-        wanted = f"{kind}:0" if kind else "cpu"
+        wanted = f"{kind}:{accelerator.largest()}" if kind else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:

@@ -1,6 +1,6 @@
 """The words of the setting `device`. Without torch, which a daemon lacks.
 
-auto              the first accelerator, else the CPU
+auto              the accelerator with the most memory, else the CPU
 all               all accelerators as one trainer, else the CPU
 cuda:0,cuda:1     these as one trainer, one process for each; also `cpu,cpu`, for tests
 cpu, cuda, cuda:1, mps, xpu, xpu:1

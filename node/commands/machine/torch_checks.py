@@ -17,6 +17,7 @@ from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.machine.capacity import measure_capacity
 from gossamer.node.telemetry.gpus import Gpu, Gpus
 from gossamer.trainer.ipc.choices import CompileChoice
+from gossamer.trainer.ipc.environment import computing_environment
 from gossamer.trainer.resources.device_names import ALL, names_together, parts_of
 
 # Importing torch with CUDA from a cold network disk takes up to a minute.
@@ -38,6 +39,7 @@ print(json.dumps({
     "version": torch.__version__,
     "kind": kind,
     "names": [accelerator.name_of(torch.device(kind, n)) for n in range(count)],
+    "largest": accelerator.largest(),
     "hip": torch.version.hip or "",
     "connects": dist.is_available() and dist.is_backend_available(
         {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
@@ -55,6 +57,8 @@ class TorchReport(msgspec.Struct, frozen=True):
     names: list[str]
     """The accelerators, for people."""
     hip: str
+    largest: int = 0
+    """The accelerator with the most memory, by its place among them."""
     connects: bool = True
     """Whether several devices of the kind can train as one."""
     confinement: str = ""
@@ -119,6 +123,7 @@ def _ask_torch(probe: str, *, confined: bool) -> TorchReport | str:
                 capture_output=True,
                 text=True,
                 timeout=_TORCH_SECONDS_MAX,
+                env=computing_environment(),
                 check=False,
             )
             if done.returncode == 0:
@@ -140,7 +145,7 @@ def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
                 f"the driver has {gpus[0].name}, but torch {torch.version} cannot use it",
                 "Install a torch build with CUDA; until then the CPU trains",
             )
-        used = torch.names if device == ALL else torch.names[:1]
+        used = torch.names if device == ALL else torch.names[torch.largest :][:1]
     elif device.startswith("cpu"):
         used = []
     else:

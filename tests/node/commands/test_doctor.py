@@ -19,6 +19,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status
 from gossamer.trainer.ipc.choices import CompileChoice
+from gossamer.trainer.ipc.environment import CARD_ORDER
 from tests.support.ports import free_ports
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -127,6 +128,22 @@ def test_devices(device: str, torch: TorchReport, gpus: list[Gpu], level: str) -
     check = torch_checks.check_device(device, torch, gpus)
     assert check.level == level
     assert bool(check.advice) == (level != "ok")
+
+
+def test_auto_means_the_card_with_the_most_memory() -> None:
+    torch = TorchReport("2.9", "cuda", ["Small", "Large"], "", largest=1)
+    assert torch_checks.check_device("auto", torch, [CARD]).text == "Large through CUDA"
+
+
+def test_torch_is_asked_in_the_environment_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CARD_ORDER, raising=False)
+    probe = f"""
+import json, os
+names = [os.environ["{CARD_ORDER}"]]
+print(json.dumps({{"version": "2.9", "kind": "cuda", "names": names, "hip": ""}}))
+"""
+    checks = {check.name: check.text for check in torch_checks.check_torch("auto", probe)}
+    assert checks["device"] == "PCI_BUS_ID through CUDA"
 
 
 def test_the_state_directory(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gossamer.node.machine.capacity import (
     host_memory_bytes,
     measure_capacity,
     num_cores,
+    torch_has_cuda,
     torch_has_rocm,
     training_gpus,
     trains_on_host,
@@ -38,7 +39,8 @@ def test_the_memory_of_the_card_that_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     both = [SMALL, LARGE]
-    assert device_memories("auto", both) == [("Small", 8_000, 7_900)]
+    assert device_memories("auto", both) == [("Large", 80_000, 79_800)]
+    assert device_memories("cuda:0", both) == [("Small", 8_000, 7_900)]
     assert device_memories("cuda:1", both) == [("Large", 80_000, 79_800)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert device_memories("cuda", both) == [("Large", 80_000, 79_800)]
@@ -162,12 +164,32 @@ def test_this_machine() -> None:
 
 
 def test_a_card_is_taken_when_there_is_one() -> None:
-    assert measure_capacity("auto", [SMALL, LARGE]).device == "Small"
-    chosen = measure_capacity("cuda:1", [SMALL, LARGE])
+    assert measure_capacity("auto", [SMALL]).device == "Small"
+    chosen = measure_capacity("cuda:0", [SMALL, LARGE])
     assert (chosen.device, chosen.device_kind, chosen.device_memory_bytes) == (
-        "Large", "cuda", 80_000,
+        "Small", "cuda", 8_000,
     )  # fmt: skip
     assert measure_capacity("cpu", [SMALL]).device_kind == "cpu"
+
+
+def test_of_several_cards_that_with_the_most_memory_is_taken() -> None:
+    assert devices_of("auto", [SMALL, LARGE]) == ("cuda:1",)
+    assert devices_of("auto", [LARGE, SMALL]) == ("cuda:0",)
+    assert devices_of("auto", [SMALL, SMALL]) == ("cuda:0",)
+    assert measure_capacity("auto", [SMALL, LARGE]).device == "Large"
+    assert training_gpus("auto", [SMALL, LARGE]) == [LARGE]
+
+
+def test_a_card_that_this_torch_cannot_use_does_not_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
+    monkeypatch.setattr(capacity, "torch_has_cuda", lambda: False)
+    assert devices_of("auto", [SMALL]) == devices_of("all", [SMALL]) == ("cpu",)
+    assert trains_on_host("auto", [SMALL])
+    for device in ("auto", "all", "cuda", "cuda:1"):
+        assert device_memories(device, [SMALL]) == []
+        assert training_gpus(device, [SMALL]) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +213,7 @@ def test_cuda_visible_devices_may_hide_all(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_trainer_knows_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
     guess = measure_capacity("auto", [SMALL, LARGE])
-    # CUDA's first is the fastest card, NVML's the one on the first bus.
+    # An owner may let CUDA count the fastest card first; NVML counts by bus.
     assert with_trainer_device(guess, "cuda:0", "Large", [SMALL, LARGE]).device == "Large"
     assert with_trainer_device(guess, "cpu", "", [SMALL]).device_kind == "cpu"
     apple = with_trainer_device(measure_capacity("cpu", []), "mps", "Apple M2", [])
@@ -226,20 +248,22 @@ def test_an_amd_gpu_that_this_torch_cannot_use_does_not_train(
 
 
 @pytest.mark.parametrize(
-    ("text", "has_rocm"),
+    ("text", "has_cuda", "has_rocm"),
     [
-        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", True),
-        ("hip = '5.2.21151'\n", True),
-        ("cuda = '12.8'\nhip = None\n", False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False, False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", False, True),
+        ("hip = '5.2.21151'\n", False, True),
+        ("cuda = '12.8'\nhip = None\n", True, False),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True, False),
     ],
 )
-def test_torchs_own_file_says_whether_it_is_for_amd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, has_rocm: bool
+def test_torchs_own_file_says_whose_cards_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, has_cuda: bool, has_rocm: bool
 ) -> None:
     (tmp_path / "version.py").write_text(text)
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    assert torch_has_cuda() is has_cuda
     assert torch_has_rocm() is has_rocm
 
 

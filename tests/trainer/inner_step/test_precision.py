@@ -21,6 +21,7 @@ from tests.trainer.conftest import MakeTrainer, train
 
 # Generations of NVIDIA's: Pascal, Volta, Turing, Ampere.
 CAPABILITIES = {"P40": (6, 1), "V100": (7, 0), "T4": (7, 5), "A10": (8, 6)}
+GIGABYTES = {"P40": 24, "V100": 16, "T4": 16, "A10": 24}
 
 
 @pytest.fixture
@@ -40,8 +41,9 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         def properties(chosen: torch.device | int | None = None) -> SimpleNamespace:
             index = chosen.index if isinstance(chosen, torch.device) else chosen
-            major, minor = CAPABILITIES[names[current[0] if index is None else index]]
-            return SimpleNamespace(major=major, minor=minor)
+            name = names[current[0] if index is None else index]
+            major, minor = CAPABILITIES[name]
+            return SimpleNamespace(major=major, minor=minor, total_memory=GIGABYTES[name])
 
         def capability(chosen: torch.device | None = None) -> tuple[int, int]:
             found = properties(chosen)
