@@ -4,7 +4,8 @@ steps inside the ring, and is committed after the last one.
 The ring is at work from the roster on, for as long as its steps take, and training is a part of it.
 So a `Ready` promises work: the tokens of a round's steps. The header credits the tokens of those
 steps whose averages contain this peer's part. The data behind them is known only then, and the next
-`Ready` names it for the ledger.
+`Ready` names it for the ledger. A slow peer that is in less than half of the steps of every round
+trains on data that no round counts, and leaves them to others (`return_uncounted_data`).
 
 Only the trainer's momentum is carried from one round to the next (`carried_momentum`). Tokens of
 parts that came too late for their step count as dropped (`late`). Tokens of a round without a

@@ -203,6 +203,7 @@ class Joiner:
         await settlement.settle()
         await self._hear_heads()
         await self._hear_claims()
+        await settlement.drop_if_stale()  # an earlier life may have named too much
         self._trainings.feed.carry(work.account.state.spans)
 
     async def _try_to_load(self) -> None:

@@ -226,10 +226,12 @@ class Settlement:
             return None
 
     async def drop_if_stale(self) -> None:
-        """Drops work that missed too many rounds. If that was all work, its data is returned."""
+        """Drops work that missed too many rounds. If that was all work, its data is returned, and
+        so is data that no round would count."""
         next_round, work = self._committed.entry.round + 1, self._work
         if await self._trainings.run_in_thread(lambda: work.drop_stale(next_round)):
             await self._trainings.return_data()
+        await self._trainings.return_uncounted_data()
 
 
 class WorkSaver:

@@ -317,6 +317,11 @@ class Work:
         self._note()
         return tokens > 0 and self.account.carried == 0
 
+    def forget_data(self) -> None:
+        """The data that no round has counted goes back to the pool: no `Ready` names it again."""
+        self.account.state.spans = []
+        self._note()
+
     def _count_dropped(self, before: dict[str, int]) -> None:
         for reason, tokens in self.account.state.dropped.items():
             self._metrics.tokens_dropped.add(reason, max(0, tokens - before.get(reason, 0)))

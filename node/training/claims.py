@@ -4,6 +4,8 @@ Rules
 -----
 - A partition is held from the claim until the chain has consumed what this peer trained of it, and
   not only the trainer: others take up a partition that no peer claims.
+- If the rounds do not count what this peer trained of a partition, others take the partition up
+  first. This peer claims it again when the ledger has moved it, or if nothing else is free.
 - Positions are absolute, as in the ledger: token t of epoch e of n has position e * n + t.
 - The trainer consumes the tokens of a partition in the order in which they were queued. If no other
   partition is free, a held one is queued for its next epoch before the present epoch is committed:
@@ -78,6 +80,8 @@ class HeldPartitions:
         self._trained: dict[int, int] = {}
         """Position up to which this peer has trained each partition."""
         self._queued: dict[int, _Queued] = {}
+        self._left: dict[int, int] = {}
+        """Partitions that are left to others, each with its position in the ledger then."""
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -121,19 +125,34 @@ class HeldPartitions:
             return False
         if self._ranks is None or len(self._ranks) != len(self.partitions):
             self._ranks = claim_ranks(len(self.partitions), self._me)
-        chosen = choose_partitions(
+        useless = {*self._working, *uncommitted, *excluded}
+        left = self._left_to_others()
+        chosen = self._choose(num_wanted, useless | left)
+        if left and not chosen:
+            chosen = self._choose(num_wanted, useless)
+        for number in chosen:
+            self._trained.pop(number, None)
+        self._working += chosen
+        return bool(chosen)
+
+    def _choose(self, num_wanted: int, excluded: Collection[int]) -> list[int]:
+        return choose_partitions(
             self._positions(),
             self.partitions.tokens,
             self._others_claims(),
             self._me,
             num_wanted,
-            {*self._working, *uncommitted, *excluded},
+            excluded,
             self._ranks,
         )
-        for number in chosen:
-            self._trained.pop(number, None)
-        self._working += chosen
-        return bool(chosen)
+
+    def _left_to_others(self) -> set[int]:
+        """The partitions that others are to take up first. Without others there are none."""
+        if not any(self._others_claims().values()):
+            self._left.clear()
+        positions = self._positions()
+        self._left = {n: at for n, at in self._left.items() if positions.get(n, 0) == at}
+        return set(self._left)
 
     def extend(self, excluded: Collection[int] = ()) -> bool:
         """Holds one more epoch of the held partition that is the least far. False without one."""
@@ -177,6 +196,25 @@ class HeldPartitions:
         lost = lost_claims(self._working, self._others_claims(), self._me)
         self._working = [number for number in self._working if number not in lost]
         return lost, not lost.isdisjoint(self._queued)
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        """Leaves partitions to others. `forget_progress` has to follow."""
+        positions = self._positions()
+        self._left |= {number: positions.get(number, 0) for number in partitions}
+        self._working = [number for number in self._working if number not in self._left]
+
+    def has_gap(self, spans: Iterable[Span]) -> bool:
+        """Returns whether a held partition was trained further than the ledger comes with these
+        spans. The chain would never count what follows."""
+        positions, reached = self._positions(), dict[int, int]()
+        for span in sorted(spans, key=lambda span: (span.partition, span.start)):
+            at = reached.get(span.partition, positions.get(span.partition, 0))
+            if span.start <= at < span.stop:
+                reached[span.partition] = span.stop
+        return any(
+            self._trained.get(number, 0) > reached.get(number, positions.get(number, 0))
+            for number in (*self._uncommitted(), *self._working)
+        )
 
     def carry(self, spans: Iterable[Span]) -> None:
         """Work on this data is carried, from an earlier life or from rounds that left the chain.

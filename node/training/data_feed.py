@@ -167,6 +167,15 @@ class DataFeed:
         self._held.carry(spans)
         self._claims_changed()
 
+    def leave(self, spans: Sequence[Span]) -> None:
+        """No round counts this data: other peers take up its partitions first, if there are any.
+        `forget_progress` has to follow."""
+        self._held.leave({span.partition for span in spans})
+
+    def has_gap(self, spans: Sequence[Span]) -> bool:
+        """Returns whether data was trained on that is neither in the ledger nor in these spans."""
+        return self._held.has_gap(spans)
+
     def forget_progress(self) -> None:
         """Work was dropped: its data is not consumed. The queue has to be emptied as well."""
         self._held.forget_progress()

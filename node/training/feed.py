@@ -55,6 +55,13 @@ class Feed(Protocol):
     def carry(self, spans: Sequence[Span]) -> None:
         """Work on this data is carried, from an earlier life or from rounds that left the chain."""
 
+    def leave(self, spans: Sequence[Span]) -> None:
+        """No round counts this data: other peers take up its partitions first, if there are any.
+        `forget_progress` has to follow."""
+
+    def has_gap(self, spans: Sequence[Span]) -> bool:
+        """Returns whether data was trained on that is neither in the ledger nor in these spans."""
+
     def forget_progress(self) -> None:
         """Work was dropped. The queue has to be emptied as well."""
 

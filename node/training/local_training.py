@@ -22,6 +22,8 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.feed import Feed
+from gossamer.protocol.accounting.partitions import named_tokens_max
+from gossamer.protocol.accounting.spans import num_tokens
 from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.codecs.chunk_values import is_usable
 from gossamer.protocol.ids import Digest
@@ -110,6 +112,27 @@ class LocalTrainings:
         if still_carried is not None:
             self.feed.carry(still_carried)
         await self.trainer.forget()
+
+    async def return_uncounted_data(self) -> None:
+        """Returns data to the pool that no round would count. To be called between rounds.
+
+        It is data that this node names for too long, because it is in too few chunks of each round.
+        And it is data that this node has trained on and does not name: the data behind them would
+        never be in the ledger, and no other node would be given them.
+        """
+        spans = self.work.account.state.spans
+        tokens = num_tokens(spans)
+        if tokens > named_tokens_max(self.manifest):
+            log.info(
+                "this node has a part in too little of each round for its data to count: others "
+                "take these up",
+                tokens=tokens,
+            )
+            self.feed.leave(spans)
+            self.work.forget_data()
+            await self.return_data(())
+        elif self.feed.has_gap(spans):
+            await self.return_data(spans)
 
     async def drop_out_of_range(self) -> None:
         """Drops all work that is carried, because a value of it is out of range.

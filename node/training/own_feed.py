@@ -77,6 +77,13 @@ class OwnFeed:
     def carry(self, spans: Sequence[Span]) -> None:
         """See `Feed`: there is nothing to claim again."""
 
+    def leave(self, spans: Sequence[Span]) -> None:
+        """See `Feed`: nobody else has this data."""
+
+    def has_gap(self, spans: Sequence[Span]) -> bool:
+        """See `Feed`: no data is named."""
+        return False
+
     def forget_progress(self) -> None:
         """See `Feed`: the position stays."""
         self.requeue()

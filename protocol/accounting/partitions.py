@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.sync_modes import SYNC_MODES
 
 PARTITIONS_PER_ROUND = 16
 """Partitions in the data of one round: `limits.CLAIMS_MAX` has room for fifteen rounds. Two rounds
@@ -30,6 +31,10 @@ are queued, one waits for its commit, and some more may be carried."""
 PARTITIONS_MIN = 128
 """All partitions of a small corpus fit `limits.CLAIMS_MAX` if there are fewer than twice this
 number."""
+
+SHARED_ROUNDS_NAMED = 2
+"""Rounds of data that a peer names where steps are shared: the newest round's, which is named for
+the first time, and those of a round before that did not count."""
 
 
 def shards_per_partition(manifest: Manifest) -> int:
@@ -69,6 +74,17 @@ def round_tokens(manifest: Manifest) -> int:
     than the model's context."""
     steps = manifest.outer.round_steps_max
     return steps * manifest.inner.sequences_per_step * (manifest.model.context + 1)
+
+
+def named_tokens_max(manifest: Manifest) -> int:
+    """Returns the most tokens of data that an honest peer goes on naming when a round is over.
+
+    Where work is carried, its data are those of this round, of the carried rounds, and of the round
+    in which these go stale. Shared steps carry none.
+    """
+    shares_steps = SYNC_MODES[manifest.sync].shares_steps
+    num_rounds = SHARED_ROUNDS_NAMED if shares_steps else manifest.stale_rounds + 2
+    return num_rounds * round_tokens(manifest)
 
 
 class Partitions:

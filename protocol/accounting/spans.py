@@ -1,4 +1,5 @@
-"""Arithmetic on spans of data: as few as possible, and what is left of some without others."""
+"""Arithmetic on spans of data: as few as possible, what is left of some without others, and how
+many tokens they have."""
 
 from __future__ import annotations
 
@@ -35,3 +36,8 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
                 pieces.append(Span(span.partition, cut.stop, span.stop))
         left = pieces
     return left
+
+
+def num_tokens(spans: Iterable[Span]) -> int:
+    """Returns the sum of the tokens of spans."""
+    return sum(span.stop - span.start for span in spans)

@@ -30,6 +30,8 @@ Rules
 - Work that is carried in memory and was not written (`saved`) is lost with the process, and so are
   steps of a round under way, also where only the trainer died. A header may still turn up that took
   some of it in time: then it was not lost. The same holds for what was dropped.
+- A `Ready` names data until the ledger counts it. Data of steps that were skipped have no tokens in
+  any lot and are named with the next work: the ledger counts nothing behind a gap.
 - Tokens that a header says it took from me and that I know nothing of were trained by an earlier
   life whose records are gone: they count as trained and committed.
 
@@ -125,9 +127,9 @@ class WorkAccount:
         """
         state = self.state
         state.end_local_round(tokens)
+        state.spans = merged([*state.spans, *spans])
         if tokens:
             state.add_lot(head, round_number, tokens)
-            state.spans = merged([*state.spans, *spans])
             state.since = [since or round_number for since in state.since]
             state.has_grown = True
 

@@ -155,7 +155,7 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     next_number: int = 1
     """Number of the next lot or offer."""
     spans: list[Span] = msgspec.field(default_factory=list)
-    """Data behind the carried work that no committed round has counted."""
+    """Data that this peer trained on, or skipped, and that no committed round has counted."""
     since: list[int] = msgspec.field(default_factory=list)
     """Round of the oldest work in each chunk of `pending`; 0 for a chunk without work."""
     saved_chunks: bytes = b""

@@ -8,6 +8,9 @@ Rules
   heads, may have trained for the same round again.
 - The data that a peer says it consumed is in proportion: the targets of its sequences, the tokens
   between them, and tails of shards. Where each peer trains on data of its own, it names none.
+- A round counts the data of members that are in at least half of its chunks. A member that never is
+  would name more data with each round, up to an offence. So an honest peer names no more than
+  `accounting.partitions.named_tokens_max`, and returns them to the pool.
 - A partition has at least one shard. So the data are of no partition whose number is that of the
   run's shards or above. Where data are added to the run this peer may not know how many there are.
 - A run that ends has no round after its last one (`Manifest.last_round`). Otherwise a member could

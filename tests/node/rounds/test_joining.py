@@ -37,7 +37,7 @@ def test_heads_that_nobody_proves_do_not_keep_a_node_from_its_first_round() -> N
     trainings.orders.pause = None
     trainings.orders.wait = trio.sleep
     trainings.run_in_thread = AsyncMock(return_value=False)
-    follower.settlement.settle = AsyncMock()
+    follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
     prover.has_open_questions, fetcher.is_at_work = True, False
     joiner = Joiner(
         committed, rest, MagicMock(), trainings, follower, prover, fetcher, has_bootstrap=False

@@ -263,6 +263,60 @@ def test_carried_work_behind_a_gap_is_not_gone_on_with() -> None:
     world.run(story)
 
 
+def test_data_that_no_round_counts_are_left_to_others_until_the_ledger_has_them() -> None:
+    world = World(2)
+    world.others = {OTHER: (5,)}
+
+    async def story() -> None:
+        first, start = await world.next_shard()
+        span = world.train(first, start, 40)
+        world.feed.leave([span])
+        world.feed.forget_progress()
+        second, _ = await world.next_shard()
+        assert second != first
+        assert world.feed.claims == (second,)
+        world.train(second, 0, SHARD_TOKENS)
+        assert await world.next_shard() == (first, 0), "nothing else is free"
+        world.feed.leave([Span(first, 0, 1)])
+        world.feed.forget_progress()
+        world.ledger = Ledger(((first, 10), (second, SHARD_TOKENS)))
+        assert await world.next_shard() == (first, 10)
+
+    world.run(story)
+
+
+def test_a_node_without_others_leaves_no_data_to_them() -> None:
+    world = World(2)
+    world.ledger = Ledger(((0, SHARD_TOKENS + 1), (1, 1)))
+
+    async def story() -> None:
+        assert await world.next_shard() == (1, 1)
+        world.feed.leave([world.train(1, 1, 40)])
+        world.feed.forget_progress()
+        assert await world.next_shard() == (1, 1)
+
+    world.run(story)
+
+
+def test_a_gap_is_where_data_was_trained_on_that_nobody_names() -> None:
+    world = World(2)
+
+    async def story() -> None:
+        shard, _ = await world.next_shard()
+        assert not world.feed.has_gap([])
+        world.train(shard, 0, 40)
+        world.train(shard, 40, 60)
+        assert not world.feed.has_gap([Span(shard, 40, 60), Span(shard, 0, 40)])
+        assert world.feed.has_gap([Span(shard, 0, 40)])
+        assert world.feed.has_gap([Span(shard, 40, 60)])
+        world.ledger = Ledger(((shard, 40),))
+        assert not world.feed.has_gap([Span(shard, 30, 60)])
+        world.ledger = Ledger(((shard, 60),))
+        assert not world.feed.has_gap([])
+
+    world.run(story)
+
+
 def test_where_the_chain_stands() -> None:
     world = World(2)
     world.ledger = Ledger(((0, 2 * SHARD_TOKENS + 5), (1, SHARD_TOKENS + 30)))

@@ -14,7 +14,9 @@ import trio.testing
 
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.accounting.ledger import claim_rank
+from gossamer.protocol.accounting.partitions import SHARED_ROUNDS_NAMED
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Finished
 from tests.node.training.test_data_feed import SHARD_TOKENS, World
 
@@ -41,9 +43,25 @@ class QueueingTrainer:
         return Finished(round=number, steps=0, tokens=0, spans=(), loss_mean=math.nan)
 
 
-def trainings_of(world: World, trainer: QueueingTrainer) -> LocalTrainings:
+class NamingWork:
+    """The data that the account names."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.account = SimpleNamespace(state=self)
+
+    def forget_data(self) -> None:
+        self.spans.clear()
+
+
+def trainings_of(
+    world: World, trainer: QueueingTrainer, work: NamingWork | None = None
+) -> LocalTrainings:
     manifest = SimpleNamespace(
-        outer=SimpleNamespace(inner_steps_of=lambda _: 20, first_inner_step_of=lambda _: 0),
+        sync="distro",
+        outer=SimpleNamespace(
+            inner_steps_of=lambda _: 20, first_inner_step_of=lambda _: 0, round_steps_max=1
+        ),
         inner=SimpleNamespace(sequences_per_step=1),
         model=SimpleNamespace(context=SHARD_TOKENS - 1),
         rounds=SimpleNamespace(round_seconds=60.0),
@@ -52,7 +70,7 @@ def trainings_of(world: World, trainer: QueueingTrainer) -> LocalTrainings:
         cast(Any, manifest),
         cast(Any, trainer),
         world.feed,
-        cast(Any, None),
+        cast(Any, work),
         cast(Any, SimpleNamespace()),
         cast(Any, SimpleNamespace(notify=lambda: None)),
         cast(Any, None),
@@ -101,3 +119,40 @@ def test_nothing_is_queued_twice_when_the_queue_is_emptied(
         twice = [shard for shard, number in Counter(trainer.queued).items() if number > 1]
         assert not twice, f"after {num_turns} turns"
         assert trainer.queued, "the queue is filled anew"
+
+
+def test_data_that_are_not_named_are_trained_on_again() -> None:
+    """The ledger would count nothing behind them."""
+    world, trainer, work = World(1), QueueingTrainer(), NamingWork()
+    trainings = trainings_of(world, trainer, work)
+
+    async def story() -> None:
+        assert await world.next_shard() == (0, 0)
+        work.spans.append(world.train(0, 0, 40))
+        await trainings.return_uncounted_data()
+        assert world.train(0, 40, 60) == Span(0, 40, 60), "all of it is named"
+        await trainings.return_uncounted_data()
+        assert await world.next_shard() == (0, 40)
+        assert world.train(0, 40, 60) == Span(0, 40, 60)
+        assert work.spans == [Span(0, 0, 40)]
+
+    world.run(story)
+
+
+def test_data_that_rounds_do_not_count_are_named_for_so_long() -> None:
+    world, trainer, work = World(8), QueueingTrainer(), NamingWork()
+    trainings = trainings_of(world, trainer, work)
+    world.others = {PeerId("other"): (99,)}
+
+    async def story() -> None:
+        for number in range(1, 4):
+            shard, start = await world.next_shard()
+            work.spans.append(world.train(shard, start, SHARD_TOKENS))
+            named = list(work.spans)
+            await trainings.return_uncounted_data()
+            assert work.spans == (named if number <= SHARED_ROUNDS_NAMED else [])
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.feed.claims
+        assert {span.partition for span in named}.isdisjoint(world.feed.claims)
+
+    world.run(story)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.accounting.work_records import ABANDONED
+from gossamer.protocol.manifest import decode_manifest
+from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.state.chain import ChunkAverage, Header
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.ipc import messages
 from tests.support.node_world import (
     SHARD_TOKENS,
+    NumbersTrainer,
     World,
     assert_account_is_true,
     credited,
@@ -20,6 +30,7 @@ from tests.support.node_world import (
     settled,
     simulate,
     start,
+    tokens_of,
 )
 
 
@@ -202,6 +213,80 @@ def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Pat
         await settled(world, *"abc")
         for name in "abc":
             assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+class SkippingTrainer(NumbersTrainer):
+    """In some rounds all its steps are skipped: no gradient was finite."""
+
+    skipped_rounds = range(3, 40, 5)
+
+    async def train(self, round_number: int, *arguments: Any) -> messages.Finished:
+        if round_number not in self.skipped_rounds:
+            return await super().train(round_number, *arguments)
+        listener = self._listener
+        skipping = SimpleNamespace(
+            needs_data=listener.needs_data,
+            stepped=lambda step: listener.stepped(replace(step, tokens=0, skipped=True)),
+        )
+        self._listener = cast(TrainerListener, skipping)
+        finished = await super().train(round_number, *arguments)
+        self._listener = listener
+        self._work[:] = 0.0
+        return replace(finished, tokens=0, loss_mean=math.nan, text_bytes=0)
+
+    async def _share(self, round_number: int, deadline: float) -> None:
+        if round_number not in self.skipped_rounds:
+            await super()._share(round_number, deadline)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "distro"])
+def test_a_round_whose_steps_are_all_skipped_keeps_no_data_from_the_epoch(
+    tmp_path: Path, codec: str
+) -> None:
+    world = World(tmp_path, seed=51, codec=codec, num_shards=8, wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"], SkippingTrainer)
+        b = world.nodes["b"]
+        await world.until(lambda: b.participant is not None)
+        feed = world.participant("b").context.feed
+        await world.until(lambda: feed.epoch_progress().epoch >= 2)
+        skipped = [
+            header
+            for header in headers_of(world, "a")
+            if header.round in SkippingTrainer.skipped_rounds
+        ]
+        assert skipped
+        assert sum(tokens_of(world, header, "b") for header in skipped) == 0
+        await settled(world, "b")
+        assert_account_is_true(world, "b")
+
+    simulate(world, story)
+
+
+def test_a_life_that_named_too_much_data_is_not_followed_by_another(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=52)
+    bounds = WorkBounds(decode_manifest(world.signed.manifest))
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await world.reach(3, *"ab")
+        work = world.participant("b").context.work
+        work.account.state.spans = [Span(0, 0, bounds.span_tokens_max + 1)]
+        work.moved_to(world.path("b")[-1])  # writes the account down
+        for name in "ab":  # nobody has a newer head, which would be a moment to look at it
+            world.crash(name)
+        before = credited(world, "b")
+        await trio.sleep(1.0)
+        await start(world, nursery, "ab")
+        await world.until(lambda: world.participant_or_none("b") is not None)
+        await world.until(lambda: credited(world, "b") > before)
+        assert world.participant("a").context.swarm.num_banned == 0
+        named = [span for header in headers_of(world, "b") for span in header.spans]
+        assert max(span.stop for span in named) <= SHARD_TOKENS
 
     simulate(world, story)
 

@@ -305,6 +305,16 @@ def test_shared_steps_are_offered_once_they_are_done_with_the_data_that_was_told
     assert fates(one) == (700, 0, 100, 0, 0)
 
 
+def test_the_data_of_skipped_steps_are_named_with_the_next_work() -> None:
+    """The ledger counts nothing behind a gap."""
+    one = account()
+    one.trained(H0, 1, 0, [span(0, 100)])
+    assert fates(one) == (0, 0, 0, 0, 0)
+    assert one.offer(H0, 1) is None
+    one.trained(H1, 2, 100, [span(100, 200)])
+    assert offered(one, H1, 2).spans == (span(0, 200),)
+
+
 def test_a_round_that_took_what_was_dropped_took_it_all_the_same() -> None:
     one = account()
     one.trained(H0, 1, 100, [])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 
+from gossamer.protocol.accounting.partitions import named_tokens_max, round_tokens
 from gossamer.protocol.errors import (
     ImplausibleError,
     MalformedError,
@@ -91,3 +94,16 @@ def test_a_span_names_a_partition_of_the_run(grows: bool) -> None:
                 continue
             with pytest.raises(ImplausibleError, match=f"partition {invented} of 12 shards"):
                 bounds.check_statement(statement, RUN_ID)
+
+
+@pytest.mark.parametrize("stale_rounds", [1, 1000])
+@pytest.mark.parametrize("sync", get_args(SyncMode))
+def test_an_honest_peer_names_less_data_than_would_be_an_offence(
+    sync: SyncMode, stale_rounds: int
+) -> None:
+    """Also with the data of a round that it trains ahead."""
+    example = manifest(trust="members")
+    rounds = msgspec.structs.replace(example.rounds, stale_rounds=stale_rounds)
+    run = msgspec.structs.replace(example, sync=sync, rounds=rounds)
+    bound = WorkBounds(run).span_tokens_max
+    assert named_tokens_max(run) + round_tokens(run) < bound

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import trio
 
+from gossamer.protocol.accounting.partitions import named_tokens_max
+from gossamer.protocol.accounting.spans import num_tokens
+from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.trainer.ipc import messages
 from tests.support.node_world import (
@@ -406,5 +409,41 @@ def test_a_slow_line_costs_its_neighbours_at_most_one_round(
         world.assert_one_chain(*"abc")
         for name in "abc":
             assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+class LongSteps(NumbersTrainer):
+    """Rounds are far longer than the time for which others wait."""
+
+    step_seconds = 10 * STEP_SECONDS
+
+
+class FourTimesLongSteps(NumbersTrainer):
+    step_seconds = 4 * LongSteps.step_seconds
+
+
+@pytest.mark.long
+def test_the_data_of_a_member_that_is_four_times_slower_go_to_others(tmp_path: Path) -> None:
+    """It has a part in three eighths of each round's steps, and data count from a half on."""
+    steps = 8
+    world = World(
+        tmp_path, seed=7, codec="distro", num_shards=10, inner_steps=steps, gather_seconds=20.0
+    )
+    bound = named_tokens_max(decode_manifest(world.signed.manifest))
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", [], LongSteps)
+        await nursery.start(world.run, "c", ["a"], LongSteps)
+        await nursery.start(world.run, "b", ["a"], FourTimesLongSteps)
+        await world.reach(20, *"abc", seconds=400.0)
+        slow = [tokens_of(world, header, "b") for header in headers_of(world, "a")[2:]]
+        assert max(slow) < steps * STEP_TOKENS / 2
+        assert sum(slow) > bound
+        state = world.participant("b").context.work.account.state
+        assert 0 < max(num_tokens(offer.spans) for offer in state.offers) <= bound
+        for name in "abc":
+            assert world.participant(name).context.swarm.num_banned == 0
+            assert world.participant(name).context.feed.epoch_progress().epoch >= 1
 
     simulate(world, story)
