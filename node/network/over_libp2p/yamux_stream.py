@@ -71,7 +71,8 @@ class YamuxStream(IMuxedStream):
         self.is_initiator = is_initiator
         self.traffic = [0, 0]  # payload bytes sent and received; see `count_in`
         self.send_window = send_window
-        self._first_send_window = send_window
+        self._assumed_bytes = send_window - SPEC_WINDOW_BYTES  # of the peer's window
+        self._is_answered = False
         self.outbox: deque[memoryview] = deque()
         self.is_small = False
         """Whether what is being sent is so small that it goes before other streams' data."""
@@ -180,9 +181,11 @@ class YamuxStream(IMuxedStream):
 
     def on_answer(self, more_bytes: int) -> None:
         """The peer has accepted the stream, with so much more window than the specification's."""
-        given = SPEC_WINDOW_BYTES + more_bytes
-        self.conn.windows.given(given, self._first_send_window)
-        self.send_window += given - self._first_send_window
+        if not self._is_answered:
+            self._is_answered = True
+            self.conn.windows.given(more_bytes, self._assumed_bytes)
+            more_bytes -= self._assumed_bytes
+        self.send_window += more_bytes
 
     # -- receiving
 

@@ -57,13 +57,15 @@ class Windows:
         is_large = self._peer_gives_large and num_open < LARGE_WINDOWS_MAX
         return FIRST_WINDOW_BYTES if is_large else SPEC_WINDOW_BYTES
 
-    def given(self, num_bytes: int, assumed_bytes: int) -> None:
-        """The peer's answer to a new stream of this node gives it a window of so many bytes.
+    def given(self, more_bytes: int, assumed_bytes: int) -> None:
+        """The peer's answer to a new stream gives so much more window than the specification's.
 
-        Other implementations answer with the credit of what they have read, which is never as much
-        as `FIRST_WINDOW_BYTES`. A peer that gives less than was assumed is not believed again.
+        Other implementations answer with the credit of what they have read, which is never as much.
+        A peer that gives less than was assumed is not believed again.
         """
-        if num_bytes < assumed_bytes:
+        if more_bytes < assumed_bytes:
             self._peer_gives_large = False
-        elif num_bytes == FIRST_WINDOW_BYTES and self._peer_gives_large is None:
+        elif (
+            more_bytes == FIRST_WINDOW_BYTES - SPEC_WINDOW_BYTES and self._peer_gives_large is None
+        ):
             self._peer_gives_large = True
