@@ -14,7 +14,7 @@ that. So a part that reports to the participant is given it at the start of its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 import trio
@@ -34,6 +34,7 @@ from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
+from gossamer.node.base.pausing import Hold
 from gossamer.node.base.printable import printable
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
@@ -128,6 +129,7 @@ class Node:
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._run_logs = RunLogs(self._inputs, self._speed)
         self._leaving = trio.Event()
+        self._orders = Orders()
         self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread, runtime.unix_seconds)
         self._pause_watch = PauseWatch(
             pause_rules(settings, runtime.zone),
@@ -179,6 +181,14 @@ class Node:
         `OwnerLimits.change`."""
         await self._limits.change(changes)
 
+    def hold_off(self, holds: Sequence[Hold]) -> None:
+        """See `Holdable`. The watch runs before there is a participant: weights of gigabytes are
+        fetched first, and a metered line is spared them, too."""
+        if self.participant is None:
+            self._orders.others = tuple(holds)
+        else:
+            self.participant.hold_off(holds)
+
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
         self._leaving.set()
@@ -219,6 +229,8 @@ class Node:
             nursery.start_soon(self.entrance.run, run_in_thread)
             nursery.start_soon(core.discovery.run)
             nursery.start_soon(core.known_peers.run)
+            self.hold_off(await self._pause_watch.look())
+            nursery.start_soon(self._pause_watch.run, self)
             found = await self._get_data(core, own_text)
             if found is None:
                 log.info("left before this node had the data to train on")
@@ -242,6 +254,9 @@ class Node:
             run_data = RunData.of(self.manifest, await core.run_blocks.fetch_index())
             core.added_data.load(run_data)
             first_copies = self._build_first_copies(core, run_data)
+            # The index is small, and without it a metered node cannot show that it is paused.
+            orders = self._orders
+            self._blocks.spares_line = core.swarm.spares_line = lambda: orders.spares_line
             await core.run_blocks.fetch_frozen()
             feed = await build_feed(self._inputs, core, self._blocks, run_data, own_text)
             found = run_data, feed, first_copies
@@ -271,10 +286,9 @@ class Node:
     ) -> None:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
-        orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
+        self._orders.user_pause = self._pause_orders.read()
         audit_data = build_audit_data(self._inputs, core, self._blocks, run_data)
-        self.participant = participant = self._build_participant(core, feed, orders, audit_data)
-        self._blocks.spares_line = swarm.spares_line = lambda: orders.spares_line
+        self.participant = participant = self._build_participant(core, feed, audit_data)
         if self._leaving.is_set():
             participant.leave()
         core.chain_sync.report_to(participant)
@@ -289,13 +303,12 @@ class Node:
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
             self._runtime.zone, self._limits, self._limit_parts.disk,
             MemberName(self._settings.name, self._settings.team),
-            run_data, lambda: cutter.status,
+            run_data, lambda: cutter.status, lambda: self.entrance.problem,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
         say_hello(self.manifest, self._transport.addresses())
         nursery.start_soon(self._pause_orders.run, participant)
-        nursery.start_soon(self._pause_watch.run, participant)
         nursery.start_soon(swarm.run)
         nursery.start_soon(
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
@@ -309,7 +322,9 @@ class Node:
         nursery.start_soon(cutter.run)
         nursery.start_soon(core.checkpoint_keeper.run, self._runtime.run_in_thread)
         nursery.start_soon(reporter.run)
-        notices = Notices(self._settings.notices, participant, self._state_dir)
+        notices = Notices(
+            self._settings.notices, participant, self._state_dir, lambda: self.entrance.problem
+        )
         nursery.start_soon(notices.run)
         self._run_logs.follow(participant)
         nursery.start_soon(self._run_logs.run)
@@ -324,7 +339,7 @@ class Node:
         await self._participate(participant, trainer)
 
     def _build_participant(
-        self, core: Core, feed: Feed, orders: Orders, audit_data: AuditData | None
+        self, core: Core, feed: Feed, audit_data: AuditData | None
     ) -> Participant:
         context = NodeContext(
             self.manifest, self._identity, self._transport, core.committed, core.chain_sync,
@@ -341,7 +356,7 @@ class Node:
             has_bootstrap=bool(self._settings.bootstrap or known),
             wait_for_peers=self._settings.wait_for_peers,
             serve_seconds=parse_serve_after(self._settings.serve_after),
-            orders=orders,
+            orders=self._orders,
         )
 
     def _data_has_grown(self) -> None:

@@ -178,7 +178,8 @@ def build_app(
         now = status()
         if is_ready(now):
             return PlainTextResponse("ok\n")
-        return PlainTextResponse(f"not taking part in rounds: {now.phase}\n", status_code=503)
+        reason = now.put_out or now.phase
+        return PlainTextResponse(f"not taking part in rounds: {reason}\n", status_code=503)
 
     def pause(request: Request) -> None:
         seconds, after_round = parse_pause(request.query_params)

@@ -1,4 +1,5 @@
-"""Notices to the node's owner: it failed, the disk takes nothing, the run is finished.
+"""Notices to the node's owner: it failed, it was put out, the disk takes nothing, the run is
+finished.
 
 Each goes to the desktop (`notify-send`) or to a webhook, as the setting `notices` says. A webhook
 gets one POST with a JSON object: `event`, `text`, `content` (the same text: chat programs take one
@@ -29,7 +30,7 @@ from gossamer.node.base.threads import run_abandonable
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
 
-Event = Literal["failed", "disk", "finished"]
+Event = Literal["failed", "put_out", "disk", "finished"]
 
 LOOK_SECONDS = 5.0
 """Time between two looks at the node."""
@@ -105,6 +106,7 @@ class Notices:
         places: Sequence[str],
         participant: Participant,
         state_dir: StateDir,
+        put_out: Callable[[], str | None] = lambda: None,
         *,
         waits_seconds: Sequence[float] = WAITS_SECONDS,
         send: Callable[[str, Notice], None] | None = None,
@@ -112,16 +114,18 @@ class Notices:
         """
         Args:
             places: `desktop`, or the address of a webhook.
+            put_out: says why the members do not take this node for one; None if they do.
             send: takes a notice to a place, in a thread; raises NotTakenError.
         """
         self._places = tuple(places)
         self._participant = participant
         self._state_dir = state_dir
+        self._put_out = put_out
         self._waits_seconds = tuple(waits_seconds)
         self._send = send or send_notice
         self._begun = Begun()
         self._undelivered: list[tuple[str, Notice]] = []
-        """At most three events to each place: `QUIET_SECONDS` is longer than all attempts."""
+        """At most four events to each place: `QUIET_SECONDS` is longer than all attempts."""
 
     async def run(self) -> None:
         """Runs until cancelled, and then gives the last notices `FAREWELL_SECONDS_MAX`."""
@@ -142,7 +146,7 @@ class Notices:
                         nursery.start_soon(self._deliver, *one)
 
     def _look(self) -> list[tuple[str, Notice]]:
-        holding = conditions(self._participant, self._state_dir.health)
+        holding = conditions(self._participant, self._state_dir.health, self._put_out())
         context = self._participant.context
         run_id = context.manifest.run_id.hex()
         new: list[tuple[str, Notice]] = []
@@ -204,12 +208,16 @@ class Notices:
         return is_lasting
 
 
-def conditions(participant: Participant, health: DiskHealth) -> dict[Event, str]:
+def conditions(
+    participant: Participant, health: DiskHealth, put_out: str | None = None
+) -> dict[Event, str]:
     """Returns the causes of a notice that hold now, each with a sentence."""
     progress, name = participant.progress, participant.context.manifest.name
     holding: dict[Event, str] = {}
     if progress.phase == "failed":
         holding["failed"] = f"the node of the run {name} has failed: {progress.problem}"
+    if put_out is not None:
+        holding["put_out"] = f"the node of the run {name} trains for nothing: {put_out}"
     if health.problem is not None or progress.paused_reason == "disk":
         holding["disk"] = f"the node of the run {name} {_disk_problem(participant, health)}"
     if participant.is_finished:

@@ -12,6 +12,8 @@ function doing(s) {
   const ends = (s.pauses || []).some(each => each.after_round);
   if (ends && (s.phase === "training" || s.phase === "averaging")) return ["Finishing round " + next, "This node pauses when the round ends."];
   if (s.leaves_after_round) return ["Finishing round " + next, "This node leaves when the round ends."];
+  if (s.put_out && s.phase !== "failed") return ["Put out of the run", s.put_out];
+  if (s.waits_for) return ["Waiting for others", s.waits_for + "."];
   switch (s.phase) {
     case "joining": return ["Looking for the swarm", "Dialling peers and checking the run's manifest."];
     case "syncing": return ["Fetching the model", s.rounds_behind ? plural(s.rounds_behind, "round", "rounds") + " behind the swarm." : "Blocks come from several peers at once and are checked one by one."];
@@ -66,6 +68,8 @@ function showBar(bar, done, all) {
 
 // What a screen reader is told: what has changed for the owner, and not each round.
 function heard(s) {
+  if (s.put_out && s.phase !== "failed") return s.put_out;
+  if (s.waits_for) return "The node waits for others.";
   switch (s.phase) {
     case "training": case "averaging": return "The node takes part in rounds.";
     case "paused": return "The node is paused: " + paused(s);

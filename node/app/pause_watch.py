@@ -52,7 +52,7 @@ def pause_rules(settings: Settings, zone: tzinfo | None = None) -> PauseRules:
 
 
 class Holdable(Protocol):
-    """The participant, as this watch sees it."""
+    """The node, as this watch sees it."""
 
     def hold_off(self, holds: Sequence[Hold]) -> None: ...
 
@@ -102,11 +102,11 @@ class PauseWatch:
         self._tell(holds)
         return holds
 
-    async def run(self, participant: Holdable) -> None:
-        """Keeps the participant up to date until cancelled."""
+    async def run(self, node: Holdable) -> None:
+        """Keeps the node up to date until cancelled."""
         while True:
             self._changed = trio.Event()
-            participant.hold_off(await self.look())
+            node.hold_off(await self.look())
             with trio.move_on_after(LOOK_SECONDS):
                 await self._changed.wait()
 

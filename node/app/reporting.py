@@ -73,6 +73,7 @@ class Reporter:
         shown: MemberName = MemberName(),  # noqa: B008
         run_data: RunData | None = None,
         cutting: Callable[[], str] = str,
+        put_out: Callable[[], str | None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -80,10 +81,12 @@ class Reporter:
             shown: the name and the team that the owner chose.
             run_data: all data of the run; None in a run where each peer has its own.
             cutting: says how far this node is with the rest of its corpus; nothing if it has none.
+            put_out: says why the members do not take this node for one; None if they do.
         """
         self._shown = shown
         self._run_data = run_data
         self._cutting = cutting
+        self._put_out = put_out
         node = participant.context
         self.names = MemberNames(
             NamesFile(state_dir.names_path, node.manifest.run_id),
@@ -137,9 +140,9 @@ class Reporter:
                 reach.reach, reach.num_confirmed, addresses[0] if addresses else "", peers
             ),
             phase=progress.phase,
-            problem=(
-                progress.problem or self._health.problem or node.feed.problem or self._parted()
-            ),
+            problem=self._problem(),
+            put_out=self._put_out(),
+            waits_for=progress.waits_for,
             paused_reason=progress.paused_reason,
             resumes_at=iso_moment(resumes_at(holds), self._zone) if is_paused else None,
             pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
@@ -187,10 +190,23 @@ class Reporter:
     def line(self) -> str:
         """Returns phase, round and cause in a few words."""
         progress = self._participant.progress
-        cause = f" ({progress.paused_reason})" if progress.paused_reason else ""
-        problem = f": {progress.problem}" if progress.problem else ""
+        cause = progress.paused_reason or progress.waits_for
+        shown_cause = f" ({cause})" if cause else ""
+        problem = self._problem()
+        shown_problem = f": {problem}" if problem else ""
         round_number = self._participant.context.committed.entry.round
-        return f"{progress.phase}{cause}, round {round_number}{problem}"
+        return f"{progress.phase}{shown_cause}, round {round_number}{shown_problem}"
+
+    def _problem(self) -> str | None:
+        """Returns what is the matter with this node; the worst of several."""
+        node = self._participant.context
+        return (
+            self._participant.progress.problem
+            or self._put_out()
+            or self._health.problem
+            or node.feed.problem
+            or self._parted()
+        )
 
     def _rounds_behind(self) -> int:
         mine = self._participant.context.committed.entry
@@ -280,6 +296,7 @@ class Reporter:
         measured_seconds = -math.inf
         while True:
             metrics.set_paused(self._participant.progress.paused_reason)
+            metrics.waiting_for_peers.set(self._participant.progress.waits_for is not None)
             self._note_checkpoint()
             metrics.set_traffic(self._transport.traffic())
             paths: Counter[str] = Counter(

@@ -180,8 +180,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time for which the node serves the final state of a finished run before it leaves: `0`,
     `30m`, `12h`, `7d` or `forever`."""
     notices: tuple[str, ...] = ()
-    """Where the owner is told that the node failed, that the disk takes nothing, or that the run is
-    finished: `desktop`, and addresses of webhooks (`https://...`), which get a POST with JSON."""
+    """Where the owner is told that the node failed or was put out, that the disk takes nothing, or
+    that the run is finished: `desktop`, and addresses of webhooks (`https://...`), which get a POST
+    with JSON."""
 
     @property
     def log_folder_path(self) -> Path:

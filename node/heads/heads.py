@@ -255,6 +255,10 @@ class Heads:
         committed = self._committed
         return not committed.chain.only_in(head, committed.head)
 
+    def is_on_disk(self, head: Digest) -> bool:
+        """Returns whether this disk has a way to a known head; in a thread."""
+        return self._chain_sync.needs_no_peer(head)
+
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
         """Returns whether the branch of a head begins with the round that this ring commits."""
         return ring_id is not None and self._rounds.ring_id_of(self._branch_of(head)) == ring_id

@@ -6,15 +6,16 @@ keepers have signed the same (`policy.rollback_signers`). The node whose own sta
 rounds back goes back first, and then gossip brings the statement to the others. Each node keeps all
 of them for the rest of the run:
 
-    rollbacks/    one file for each, the signed statement (`wire.statements.Rollback`)
+    rollbacks/    one file for each, the signed statement (`wire.statements.Rollback`), and a hidden
+                  empty one for each of this node's own that peers know
 
 A head is void if a round on the way to it was taken back. `heads` has what follows from that.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +70,10 @@ class RollbackNode(Protocol):
     def has_gone_back(self) -> bool:
         """Returns whether this node is at no round that was taken back."""
 
+    @property
+    def spares_line(self) -> bool:
+        """Returns whether this node fetches no state now."""
+
 
 class RollbackFiles:
     """The rollbacks in one state directory."""
@@ -89,6 +94,18 @@ class RollbackFiles:
     def remove(self, signed: Signed) -> None:
         """Forgets a rollback."""
         remove_quietly(self._path / signed.digest.hex())
+        remove_quietly(self._told_path(signed))
+
+    def write_told(self, signed: Signed) -> None:
+        """Notes for later lives that peers know a rollback. Raises DiskError."""
+        write_atomically(self._told_path(signed))
+
+    def was_told(self, signed: Signed) -> bool:
+        """Returns whether peers know a rollback, as far as was noted."""
+        return self._told_path(signed).exists()
+
+    def _told_path(self, signed: Signed) -> Path:
+        return self._path / f".{signed.digest.hex()}.told"
 
     def names(self) -> list[str]:
         """Returns the names of the files, at most `ROLLBACKS_MAX` for each signer."""
@@ -137,6 +154,10 @@ class Rollbacks:
         """Names of the files that were read or written."""
         self._damaged: set[str] = set()
         """Names of files that could not be read. They are written anew when a peer brings them."""
+        self._told: set[Digest] = set()
+        """Those of this node's own that peers know. They are not withdrawn."""
+        self._noted: set[Digest] = set()
+        """Those of `_told` of which the disk says so."""
 
     def __iter__(self) -> Iterator[Rollback]:
         """Those that hold, in the order in which they came to hold."""
@@ -205,24 +226,31 @@ class Rollbacks:
             if name in self._on_disk or name in self._damaged:
                 continue
             try:
-                found.append(self._files.read(name))
+                signed, statement = self._files.read(name)
             except (OSError, RemoteProtocolError) as error:
                 self._damaged.add(name)
                 log.warning("a rollback on disk is left out", file=name, error=str(error))
-            else:
-                self._on_disk.add(name)
+                continue
+            if self._files.was_told(signed):
+                self._told.add(signed.digest)
+                self._noted.add(signed.digest)
+            self._on_disk.add(name)
+            found.append((signed, statement))
         return found
 
-    def _write(self, unwritten: Sequence[Signed]) -> None:
-        """Keeps rollbacks that were heard; in a thread."""
-        for signed in unwritten:
-            try:
+    def _write(self, unwritten: Sequence[Signed], unnoted: Sequence[Signed]) -> None:
+        """Keeps rollbacks that were heard, and notes which peers know; in a thread."""
+        try:
+            for signed in unwritten:
                 self._files.write(signed)
-            except DiskError as error:
-                self._health.failed("rollbacks", error)
-                return
+                self._on_disk.add(signed.digest.hex())
+            for signed in unnoted:
+                self._files.write_told(signed)
+                self._noted.add(signed.digest)
+        except DiskError as error:
+            self._health.failed("rollbacks", error)
+        else:
             self._health.wrote("rollbacks")
-            self._on_disk.add(signed.digest.hex())
 
     def _withdraw(self, signed: Signed) -> None:
         """Gives up an order that this node itself could not follow."""
@@ -243,29 +271,41 @@ class Rollbacks:
         serve them the state.
         """
         said: set[Digest] = set()
-        orders: dict[Digest, float] = {}
+        began: dict[Digest, float] = {}
+        """Local time since which this life of the node tries to follow an order of its own."""
         for look in itertools.count():
             is_due = look % DISK_LOOKS == 0
             for signed, statement in await run_in_thread(self._read_new) if is_due else ():
                 if self.heard(signed, statement):
-                    orders[signed.digest] = trio.current_time()
                     node.notify()
+            now = trio.current_time()
             for digest, (signed, statement) in list(self._known.items()):
-                decides = signed.author == node.me and not self._missing(statement)
                 if digest in said:
                     if not gossip.statement_store.has(digest):  # others needed the room
                         gossip.statement_store.post(signed, statement)
-                elif not decides or node.has_gone_back or not self._missing(statement, signed):
+                elif not self._is_to_follow_first(node, signed, statement):
                     said.add(digest)
+                    if signed.author == node.me:
+                        self._told.add(digest)
                     gossip.publish(signed, statement)
-                elif trio.current_time() > orders.get(digest, math.inf) + ORDER_SECONDS:
+                elif node.spares_line:
+                    began.pop(digest, None)  # the state may have to be fetched: it has all its time
+                elif now > began.setdefault(digest, now) + ORDER_SECONDS:
+                    del began[digest]
                     self._withdraw(signed)
                     node.notify()
-            unwritten = [
-                signed
-                for digest, (signed, _) in self._known.items()
-                if digest.hex() not in self._on_disk
-            ]
-            if unwritten:
-                await run_in_thread(lambda unwritten=unwritten: self._write(unwritten))  # type: ignore[misc]
+            known = [signed for signed, _ in self._known.values()]
+            unwritten = [each for each in known if each.digest.hex() not in self._on_disk]
+            unnoted = [each for each in known if each.digest in self._told - self._noted]
+            if unwritten or unnoted:
+                write = functools.partial(self._write, unwritten, unnoted)
+                await run_in_thread(write)
             await sleep_to_tick(LOOK_SECONDS)
+
+    def _is_to_follow_first(self, node: RollbackNode, signed: Signed, statement: Rollback) -> bool:
+        """Returns whether this node has to go back before it tells others of a rollback: it is its
+        own, takes the rounds back, and no peer knows it. One that is not on this disk came from a
+        peer."""
+        is_untold = signed.digest not in self._told and signed.digest.hex() in self._on_disk
+        decides = not self._missing(statement) and bool(self._missing(statement, signed))
+        return signed.author == node.me and is_untold and decides and not node.has_gone_back

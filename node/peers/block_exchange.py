@@ -41,6 +41,9 @@ PIECE_BYTES = 256 * KIB
 _CHECKING_THREADS = 2
 
 
+_IS_METERED = "this node's line is metered"
+
+
 class FetchError(Exception):
     """Some blocks could not be had from anybody; `missing` are their digests."""
 
@@ -123,14 +126,14 @@ class BlockService:
 
         Raises:
             FetchError: no peer has some of them, after several attempts. The others are stored. Or
-                this node spares its line.
+                this node spares its line, from the beginning or since a second.
             DiskError: the store could not write.
 
         Cancellation: what has been stored stays, the next fetch goes on from there.
         """
         wanted = list(dict.fromkeys(digests))
         if self.spares_line() and (missing := self._store.missing(wanted)):
-            raise FetchError(missing, len(wanted), "this node's line is metered")
+            raise FetchError(missing, len(wanted), _IS_METERED)
         pin_name = f"fetch {next(self._fetch_numbers)}"
         self._store.pin(pin_name, wanted)
         try:
@@ -230,12 +233,15 @@ class BlockService:
             sources,
             on_stored=stored,
             on_offence=self._note_fetch_offence,
+            spares_line=lambda: self.spares_line(),
         )
         try:
             await download.run()
         finally:
             for digest in download.wanted:
                 self._fetching.pop(digest).set()
+        if self.spares_line():
+            return list(download.wanted), _IS_METERED
         if not download.peers_asked:
             return list(download.wanted), "there was no peer to ask"
         why = f"asked {len(download.peers_asked)} peers and none of them sent these"
@@ -264,6 +270,9 @@ class BlockService:
         self._num_streams += 1
         try:
             while (digest := await self._receive_request(stream)) is not None:
+                if self.spares_line():  # perhaps only since the stream was opened
+                    await stream.reset()
+                    return
                 with trio.fail_after(self._serve_limits.send_seconds):
                     await self._answer(stream, digest)
         except RemoteProtocolError as error:

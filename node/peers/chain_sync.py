@@ -183,6 +183,17 @@ class ChainSync:
         bases += [one for one in (older, *kept, *last_resort) if one and one not in bases]
         return bases
 
+    def needs_no_peer(self, head: Digest) -> bool:
+        """Returns whether all blocks of a way to a head are here. It reads their indices, in a
+        thread. Blocks that are here count as undamaged."""
+        committed = self._committed
+        blocks, present = committed.blocks, committed.head if committed.is_loaded else None
+        return any(
+            (base == present or blocks.has_state(base))
+            and all(map(blocks.has_averages, committed.chain.path_between(base, head) or ()))
+            for base in self._bases(head)
+        )
+
     async def _follow_from(
         self, base: Digest, head: Digest, sources: Callable[[], Sequence[PeerId]]
     ) -> None:

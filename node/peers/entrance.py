@@ -87,6 +87,11 @@ class Entrance:
         roll = self.roll
         return roll is not None and roll.was_member(peer) and not roll.is_member(peer)
 
+    @property
+    def problem(self) -> str | None:
+        """The reason why the members of the run do not take this node for one; None if they do."""
+        return None if self._keeper is None else self._keeper.problem
+
     def require_known(self, peers: list[PeerId]) -> None:
         """Requires that the manifest admits every member of a header.
 

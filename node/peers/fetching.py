@@ -110,6 +110,7 @@ class Download:
         sources: asked again and again for the peers that may have the blocks.
         on_stored: called with digest and bytes of each block as it is stored.
         on_offence: called for a peer that sent what the protocol does not allow.
+        spares_line: says that no blocks are to be moved now, which ends the download.
 
     `wanted` are the blocks still missing, `peers_asked` everybody who was asked, `last_problem`
     what went wrong last with one of them.
@@ -126,6 +127,7 @@ class Download:
         sources: Callable[[], Sequence[PeerId]],
         on_stored: Callable[[Digest, int], None],
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
+        spares_line: Callable[[], bool],
     ) -> None:
         self.wanted = {digest: _Wanted(digest) for digest in digests}
         self.peers_asked: set[PeerId] = set()
@@ -137,6 +139,7 @@ class Download:
         self._sources = sources
         self._on_stored = on_stored
         self._on_offence = on_offence
+        self._spares_line = spares_line
         self._workers: list[_Worker] = []
         self._not_before: dict[PeerId, float] = {}
         self._offenders: set[PeerId] = set()
@@ -144,7 +147,8 @@ class Download:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """Returns when all blocks are here or no peer can be asked any more (see `wanted`).
+        """Returns when all blocks are here, no peer can be asked any more (see `wanted`), or the
+        line is spared.
 
         Raises:
             DiskError: our own disk failed; likewise whatever a callback raises.
@@ -152,7 +156,7 @@ class Download:
         Cancellation: streams are reset; the blocks stored so far stay.
         """
         passes_left = self._limits.passes
-        while self.wanted:
+        while self.wanted and not self._spares_line():
             num_wanted = len(self.wanted)
             await self._pass()
             if self._failure is not None:
@@ -166,7 +170,7 @@ class Download:
     async def _pass(self) -> None:
         self._not_before.clear()
         async with trio.open_nursery() as nursery:
-            while self.wanted and self._failure is None:
+            while self.wanted and self._failure is None and not self._spares_line():
                 self._start_workers(nursery)
                 if not self._workers:
                     break

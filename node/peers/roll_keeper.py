@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import structlog
 import trio
 
+from gossamer.node.base.printable import printable
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.identity import Identity
@@ -66,6 +67,10 @@ INTRODUCE_AGAIN_SECONDS = 60.0
 """Wait after a peer has not taken this node for a member: until then it has heard of this node, or
 this node was put out."""
 
+REFUSED_SECONDS = 3 * RECONCILE_SECONDS
+"""A node that a member refuses counts as put out when no member has taken it for one in so long,
+which is time for three exchanges. One member's word alone is not enough."""
+
 ADMISSIONS_AT_ONCE_MAX = 2
 """Streams of one peer that ask to come in: one, and one that it gave up a moment ago."""
 
@@ -108,6 +113,8 @@ class RollKeeper:
         self._is_saved = True
         self._refused: dict[PeerId, float] = {}
         """Time until which this node is not introduced again; members only, so they are few."""
+        self._refusal: tuple[float, str] | None = None
+        """Time and reason of the first refusal since a member took this node for one."""
         self._was_told = False
         """Whether a person was told that this node is no member."""
         self.votes: ExpulsionKeeper | None = None
@@ -139,6 +146,21 @@ class RollKeeper:
                     page, self._is_saved = self._page(), True
                     await run_in_thread(lambda page=page: self._file.save(page))  # type: ignore[misc]
                 await trio.sleep(ORDERS_SECONDS)
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why the members do not take this node for one; None if they do."""
+        me = self._identity.peer_id
+        if self.roll.was_member(me) and not self.roll.is_member(me):
+            reason = "it was put out of the run"
+        elif self._refusal and trio.current_time() - self._refusal[0] >= REFUSED_SECONDS:
+            reason = printable(self._refusal[1])
+        else:
+            return None
+        return (
+            f"the members of the run do not take this node for one: {reason}. Its work counts "
+            "nowhere. Ask for a new invitation, and join with a new --state-dir"
+        )
 
     def _page(self) -> RollPage:
         """Returns the roll for the disk, with what is kept for this node though it may not
@@ -174,9 +196,14 @@ class RollKeeper:
         except ORDINARY_ENDS as error:
             log.debug("not introduced", peer=short(peer), error=str(error))
             return
-        if answer.is_admitted or not self.roll.is_member(peer):
+        if not self.roll.is_member(peer):
+            return
+        if answer.is_admitted:
+            self._refusal = None
             return
         self._refused[peer] = trio.current_time() + INTRODUCE_AGAIN_SECONDS
+        if answer.problem and self._refusal is None:
+            self._refusal = trio.current_time(), answer.problem
         if answer.problem and not self._was_told:
             self._was_told = True
             log.warning(
@@ -315,6 +342,7 @@ class RollKeeper:
         try:
             with trio.fail_after(ROLL_SECONDS):
                 await self.reconcile(peer)
+                self._refusal = None  # members answer only those whom they take for one
                 if self.votes is not None:
                     await self.votes.reconcile(peer)
         except ProtocolRefused:

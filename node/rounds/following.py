@@ -26,7 +26,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import restore
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.ids import short
+from gossamer.protocol.ids import Digest, short
 
 RETRY_SECONDS = 2.0
 """Pause between attempts to get the initial state, or to write what the disk did not take."""
@@ -83,21 +83,35 @@ class Follower:
         """
         while (better := self.heads.better()) is not None:
             self.check_leave()
-            if self.phases.progress.phase not in ("paused", "failed"):
-                others_wait = self.heads.is_near(better.head) and self._trainings.trainer.is_up
-                self.phases.set("training" if others_wait else "syncing")
-            try:
-                if await self.heads.try_take_over(better.head):
-                    self._health.wrote("blocks")
-            except DiskError as error:
-                self._health.failed("blocks", error)
+            if not await self._take_over(better.head):
                 return False
-            finally:
-                # The head may also have moved where it did not come all the way.
-                await self.settlement.settle()
-            await self.settlement.drop_if_stale()
-            await self._saver.save()
         return True
+
+    async def _take_over(self, head: Digest) -> bool:
+        """Tries to take over a head. Returns False if the disk does not take it."""
+        if self.phases.progress.phase not in ("paused", "failed"):
+            others_wait = self.heads.is_near(head) and self._trainings.trainer.is_up
+            self.phases.set("training" if others_wait else "syncing")
+        try:
+            if await self.heads.try_take_over(head):
+                self._health.wrote("blocks")
+        except DiskError as error:
+            self._health.failed("blocks", error)
+            return False
+        finally:
+            # The head may also have moved where it did not come all the way.
+            await self.settlement.settle()
+        await self.settlement.drop_if_stale()
+        await self._saver.save()
+        return True
+
+    async def _go_back_without_line(self) -> None:
+        """Leaves rounds that were taken back, if the state before them is on this disk. The node of
+        the founder tells the others when it is there."""
+        if self.heads.allowed.own() or (better := self.heads.better()) is None:
+            return
+        if await self._trainings.run_in_thread(lambda: self.heads.is_on_disk(better.head)):
+            await self._take_over(better.head)
 
     async def wait_for_disk(self) -> None:
         """The disk takes nothing, so the swarm cannot be followed; blocks are still served."""
@@ -131,7 +145,8 @@ class Follower:
 
     async def while_paused(self) -> None:
         """Frees the device until nothing keeps the node from training, or the run is finished;
-        heads are followed, blocks are served, unless the node spares its line."""
+        heads are followed, blocks are served, unless the node spares its line. Rounds that were
+        taken back are left all the same."""
         log.info("pausing")
         await self._saver.save(now=True)
         await self._trainings.trainer.suspend()
@@ -142,7 +157,9 @@ class Follower:
                 await self._trainings.trainer.suspend()
             if (progress.phase, progress.paused_reason) != ("paused", hold.reason):
                 self.phases.pause(hold.reason)
-            if not self._orders.spares_line:
+            if self._orders.spares_line:
+                await self._go_back_without_line()
+            else:
                 await self.catch_up()
             if self.heads.allowed.is_finished:
                 return

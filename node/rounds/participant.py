@@ -209,6 +209,11 @@ class Participant:
         return self.context.committed.is_loaded and self._heads.allowed.may_stand(self._heads.mine)
 
     @property
+    def spares_line(self) -> bool:
+        """See `RollbackNode`."""
+        return self._orders.spares_line
+
+    @property
     def is_finished(self) -> bool:
         """Returns whether this node has the final state of the run."""
         return self._heads.allowed.is_finished
@@ -307,6 +312,12 @@ class Participant:
 
     async def _wait_for_others(self) -> None:
         """Waits before the run's first round for the peers that the operator wants in it."""
+        try:
+            await self._until_others_are_ready()
+        finally:
+            self.progress.waits_for = None
+
+    async def _until_others_are_ready(self) -> None:
         while True:
             phases = [announce.phase for announce in self.context.swarm.living().values()]
             number = self.context.committed.entry.round
@@ -315,8 +326,12 @@ class Participant:
                 return
             self._follower.check_leave()
             if self._orders.pause:
+                self.progress.waits_for = None
                 await self._follower.while_paused()
                 continue
+            if self.progress.waits_for is None:
+                log.info("the first round waits for other peers", wanted=self._wait_for_peers)
+            self.progress.waits_for = f"the first round waits: {decision.reason}"
             self._phases.set("training")
             await self._orders.wait_to_tick(POLL_SECONDS)
             await self._follower.catch_up()

@@ -271,15 +271,25 @@ def _problems_of_data(draft: Draft) -> list[str]:
         problems.append(
             'corpus.heldout is for data = "own"; a shared corpus has a part of itself held out'
         )
+    return problems + problems_without_model(draft, "gossamer start")
+
+
+def problems_without_model(draft: Draft, command: str) -> list[str]:
+    """Returns a sentence for each choice that needs a model to begin with, if there is none.
+
+    Args:
+        command: that takes the model.
+    """
+    problems: list[str] = []
     if draft.corpus.format == "messages" and not draft.init_from:
         problems.append(
             'corpus.format is "messages"; the chat template of a model says how conversations are '
-            "written: gossamer start --init-from FOLDER"
+            f"written: {command} --init-from FOLDER"
         )
     if draft.model.lora and not draft.init_from:
         problems.append(
             "model.lora is set, and there is no model whose weights the adapters belong to: "
-            "gossamer start --init-from FOLDER"
+            f"{command} --init-from FOLDER"
         )
     return problems
 

@@ -86,6 +86,9 @@ class Metrics:
     def _add_node(self, add: Registrar) -> None:
         self._phase = add.gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)
         self._paused = add.gauges("paused", "1 if paused for this reason.", "reason", PAUSE_REASONS)
+        self.waiting_for_peers = add.gauge(
+            "waiting_for_peers", "1 while the run's first round waits for other peers."
+        )
         self.restarts = add.counters(
             "restarts_total",
             "Restarts of the trainer process.",

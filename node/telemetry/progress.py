@@ -17,6 +17,8 @@ class Progress:
     problem: str | None = None
     paused_reason: str | None = None
     """One of `PauseReason`. `disk`: it takes nothing, so this node cannot follow the swarm."""
+    waits_for: str | None = None
+    """The reason why the run's first round does not begin yet."""
     inner_step: int = 0
     """Inner steps that are done in the present round."""
     inner_steps: int = 0

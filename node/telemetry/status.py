@@ -228,7 +228,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """This node's reach, in words for people."""
     phase: Phase
     problem: str | None = None
-    """The reason why the phase is `failed`, for people."""
+    """What is the matter with this node, for people: why the phase is `failed`, for example."""
+    put_out: str | None = None
+    """The reason why the members of an invite-only run do not take this node for one; null if they
+    do. `problem` has it too."""
+    waits_for: str | None = None
+    """The reason why the run's first round does not begin yet, for people: see the option
+    `wait_for_peers`."""
     paused_reason: str | None = None
     """`user`, `schedule`, `battery`, `metered`, `process`, `idle`, `temperature` or `disk`, while
     the phase is `paused`. Of several the first one here."""
@@ -349,8 +355,8 @@ def link_of(status: Status) -> str | None:
 
 
 def is_ready(status: Status) -> bool:
-    """Returns whether the node takes part in rounds."""
-    return status.phase in ("training", "averaging")
+    """Returns whether the node takes part in rounds that count."""
+    return status.phase in ("training", "averaging") and status.put_out is None
 
 
 class LossHistory:

@@ -209,6 +209,18 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         'gossamer_offences_total{instance="stuck",reason="forged"}': "0x300",
         'gossamer_tokens_dropped_total{instance="healthy",reason="stale"}': "0x300",
         'gossamer_tokens_dropped_total{instance="stuck",reason="stale"}': "0+9x300",
+        # Its founder takes rounds back all the time.
+        'gossamer_tokens_dropped_total{instance="healthy",reason="rolled_back"}': "0+9x300",
+        # It wants others in the run's first round.
+        'gossamer_phase{instance="patient",phase="training"}': "1x300",
+        'gossamer_inner_steps_total{instance="patient"}': "0x300",
+        'gossamer_waiting_for_peers{instance="patient"}': "1x300",
+        'gossamer_waiting_for_peers{instance="stuck"}': "0x300",
+        # It serves a finished run, and all others have left.
+        'gossamer_phase{instance="last",phase="finished"}': "1x300",
+        'gossamer_phase{instance="lone",phase="finished"}': "0x300",
+        'gossamer_peers{instance="last",path="direct"}': "0x300",
+        'gossamer_dials_total{instance="last",outcome="unreachable"}': "0+1x300",
     }
     firing: dict[str, list[dict[str, str]]] = {
         "GossamerNodeDown": [{"job": "gossamer", "instance": "down"}],

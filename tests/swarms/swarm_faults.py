@@ -81,6 +81,8 @@ class SwarmFaults(FaultInjector[str]):
         self._standstill = Standstill.install()
         self._num_crashes = 0
         self._living: set[str] = set()
+        self._seeds: dict[str, list[str]] = {}
+        """The peers whose addresses each peer was given when it began."""
         self.frozen: set[str] = set()
 
     async def found(self) -> None:
@@ -184,7 +186,10 @@ class SwarmFaults(FaultInjector[str]):
         kind = trainer_of(place, self._story.step_seconds[place])
         self._note(f"{name} starts")
         # Addresses of those that run: a newcomer knows one, and a peer that comes back knows all.
-        await self._nodes.start(self._world.run, name, self.living(), kind)
+        # The line that starts a service has its first seeds in each life. Without them a peer that
+        # died before it wrote whom it has met might know private peers alone.
+        seeds = {*self._living, *self._seeds.setdefault(name, self.living())}
+        await self._nodes.start(self._world.run, name, sorted(seeds), kind)
         self._living.add(name)
 
     def kill(self, peer: str, *, silently: bool) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export.weight_files import (
@@ -36,6 +37,26 @@ CARD_NAME = "README.md"
 ADAPTER_NAME, ADAPTER_CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 
 CARD_MARK = "<!-- Written by gossamer export. Remove this line to keep your own text. -->"
+
+_ADAPTER_CONFIG_BYTES_MAX = 64 * 1024
+"""Of an adapters' configuration that is read: ours has some hundred bytes."""
+
+_OF_A_RUN = ("r", "lora_alpha", "target_modules")
+_OF_ALL_ADAPTERS: dict[str, object] = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    # The run does not know under which name its founder found the model.
+    "base_model_name_or_path": None,
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "modules_to_save": None,
+    "use_rslora": False,
+    "use_dora": False,
+    "inference_mode": True,
+}
+"""The configuration of adapters besides the values of `_OF_A_RUN`. PEFT writes more keys, so it
+also tells that an export wrote it."""
 
 _NEW = ".new"
 """Behind the name of a file that is not complete."""
@@ -61,8 +82,8 @@ def export_model(
 ) -> None:
     """Writes the weights, config.json, generation_config.json, and, with a tokenizer,
     tokenizer.json and tokenizer_config.json; for an imported model instead the files that it came
-    with. Makes the folder; files of these names are replaced, and other weights of an earlier
-    export are removed. Until everything is on the disk, the folder stays as it was.
+    with. Makes the folder; files of these names are replaced, and other weights and adapters of an
+    earlier export are removed. Until everything is on the disk, the folder stays as it was.
 
     Args:
         flat_params: (num_parameters,) in the order of `flat.layout_of`.
@@ -116,29 +137,19 @@ def export_adapter(
         flat_params: (num_parameters,) in the order of `layout_of`.
 
     Raises:
-        ExportError: the model has no adapters, or the folder cannot be written.
+        ExportError: the model has no adapters, the folder has a model that an export wrote, or it
+            cannot be written.
     """
     if not (lora := model.lora):
         raise ExportError(
             "this run trains whole weights and has no adapters: export it without --adapter"
         )
-    alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
-    config: dict[str, object] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        # The run does not know under which name its founder found the model.
-        "base_model_name_or_path": None,
-        "r": lora.rank,
-        "lora_alpha": alpha,
-        "target_modules": list(lora.targets),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "modules_to_save": None,
-        "use_rslora": False,
-        "use_dora": False,
-        "inference_mode": True,
-    }
+    if _has_exported_model(directory):
+        raise ExportError(
+            f"{directory} has a model that gossamer export wrote. Programs that load the folder "
+            "would apply the adapters to it, in which they are merged already: name another folder"
+        )
+    config = _adapter_config(lora)
     weights = [WeightFile(ADAPTER_NAME, layout_of(model))]
     try:
         _write_folder(directory, {ADAPTER_CONFIG_NAME: _json(config)}, weights, flat_params, dtype)
@@ -146,6 +157,43 @@ def export_adapter(
         raise ExportError(
             f"cannot write the adapters to {directory}: {error.strerror or error}"
         ) from error
+
+
+def _adapter_config(lora: LoraConfig) -> dict[str, object]:
+    alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
+    return _OF_ALL_ADAPTERS | {
+        "r": lora.rank,
+        "lora_alpha": alpha,
+        "target_modules": list(lora.targets),
+    }
+
+
+def _has_exported_model(directory: Path) -> bool:
+    """Returns whether an export wrote the model in a folder. That of a base model lacks the mark,
+    and adapters may lie beside it."""
+    try:
+        is_marked = CARD_MARK.encode() in (directory / CARD_NAME).read_bytes()
+        return is_marked and bool(stale_files(directory, []))
+    except OSError:  # there is no such folder, or no card
+        return False
+
+
+def _stale_adapters(directory: Path) -> list[Path]:
+    """Adapters that an export wrote. Programs that load a whole model apply those that lie beside
+    it, and a merged model has them already. Others' adapters, told by their configuration, stay."""
+    path = directory / ADAPTER_CONFIG_NAME
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(_ADAPTER_CONFIG_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(config, dict):
+        return []
+    rest = {key: value for key, value in config.items() if key not in _OF_A_RUN}
+    if rest != _OF_ALL_ADAPTERS:
+        return []
+    # The configuration last: with it an export that was interrupted is finished by the next one.
+    return [each for each in (directory / ADAPTER_NAME, path) if each.exists()]
 
 
 def _write_folder(
@@ -164,10 +212,10 @@ def _write_folder(
             write_weights(directory / (file.name + _NEW), file.tensors, flat_params, dtype)
         for name, content in files.items():
             (directory / (name + _NEW)).write_bytes(content)
-        # A whole model beside adapters stays: they may belong to it.
-        stale = stale_files(directory, weights) if weights[0].name != ADAPTER_NAME else []
-        for path in stale:
-            path.unlink()
+        # A base model beside adapters stays: they belong to it.
+        if weights[0].name != ADAPTER_NAME:
+            for path in (*stale_files(directory, weights), *_stale_adapters(directory)):
+                path.unlink()
         for name in names:
             os.replace(directory / (name + _NEW), directory / name)
     except OSError:

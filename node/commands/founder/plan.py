@@ -18,10 +18,14 @@ from gossamer.node.commands.founder.founding_options import (
 from gossamer.node.commands.founder.plan_view import print_plan
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.runs.data_plan import plan_data
-from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.founding import problems_without_model
+from gossamer.node.runs.importing import draft_for, with_pretrained
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
+from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.presets.table import DEFAULT_PRESET
+from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from gossamer.trainer.text.tokenizers.encoders import num_cores
 
@@ -33,12 +37,16 @@ def plan(
         str | None,
         Parameter(
             show_default=DEFAULT_PRESET,
-            help=f"Model and settings, instead of a manifest: {PRESET_HELP}.",
+            help="Model and settings, instead of a manifest; with --init-from only the settings: "
+            f"{PRESET_HELP}.",
         ),
     ] = None,
     corpus: Annotated[
         tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="as the manifest says"),
+    ] = None,
+    init_from: Annotated[
+        Path | None, Parameter(show_default="none: the model of the manifest or preset")
     ] = None,
     start_after: Annotated[str | None, Parameter(show_default=START_AFTER_HELP)] = None,
     peers: int = 4,
@@ -61,6 +69,9 @@ def plan(
     corpus
         Files, folders and patterns of the text, to plan when its parts are there. It is supposed
         that this machine cuts them.
+    init_from
+        Folder of a Hugging Face model that the run begins with, as in `gossamer start`. A manifest
+        with model.lora, or of conversations, is planned only with it.
     start_after
         Part of the corpus with which the run begins, as in `gossamer start`; or all.
     peers
@@ -76,12 +87,9 @@ def plan(
     json
         Print JSON.
     """
-    check_founding_options(manifest, preset, corpus)
+    check_founding_options(manifest, preset, corpus, init_from)
     start_bytes = parse_start_after(start_after)
-    if manifest is None:
-        draft = draft_of_preset(preset or DEFAULT_PRESET)
-    else:
-        draft = read_manifest_file(manifest)
+    draft = _draft_of(manifest, preset, init_from)
     try:
         planned = plan_round(draft, peers, Line(up, down, latency / 1000), tokens_per_second)
     except ValueError as error:
@@ -97,3 +105,22 @@ def plan(
             notes = [f"The data are not planned: {problem}." for problem in error.problems]
     print_plan(planned, data, open_console(), json=json, notes=notes)
     return 0
+
+
+def _draft_of(manifest: Path | None, preset: str | None, init_from: Path | None) -> Draft:
+    """Returns the draft that `gossamer start` would found.
+
+    Raises:
+        ManifestError, FolderError: it would found none.
+    """
+    if init_from is None:
+        if manifest is None:
+            return draft_of_preset(preset or DEFAULT_PRESET)
+        draft = read_manifest_file(manifest)
+        if problems := problems_without_model(draft, "gossamer plan"):
+            raise ManifestError(problems)
+        return draft
+    pretrained = open_pretrained(init_from)
+    if manifest is None:
+        return draft_for(pretrained, preset)[0]
+    return with_pretrained(read_manifest_file(manifest, from_weights=True), pretrained)

@@ -66,6 +66,8 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
         doing = f"  step {status.inner_step} of {status.inner_steps}"
     elif status.paused_reason:
         doing = f"  ({_pause(status)})"
+    elif status.waits_for:
+        doing = f"  ({status.waits_for})"
     if status.leaves_after_round:
         doing += "  (leaves when this round ends)"
     row("phase", _phase(status.phase), doing)

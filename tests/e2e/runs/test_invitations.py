@@ -11,6 +11,7 @@ from gossamer.node.network.identity import Identity
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,
+    get,
     gossamer,
     in_rounds_of,
     poll,
@@ -70,3 +71,11 @@ def test_invited_nodes_come_in_while_the_founder_is_away_and_go_when_revoked(
     for node in (founder, second):
         node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round without the revoked node")
     poll(lambda: said(third, "does not take this node for one"), "word to the revoked node")
+    third.wait_for(
+        lambda status: "Its work counts nowhere" in (status.problem or ""),
+        PATIENCE_SECONDS,
+        "problem of the revoked node",
+    )
+    code, text = get(third, "/readyz")
+    assert code == 503
+    assert "do not take this node for one" in text

@@ -161,6 +161,10 @@ def test_ready_only_while_taking_part_in_rounds() -> None:
     assert refused.status_code == 503
     assert "syncing" in refused.text
     assert ask(node, "GET", "/livez").status_code == 200
+    node.now = msgspec.structs.replace(TRAINING, put_out="its work counts nowhere")
+    refused = ask(node, "GET", "/readyz")
+    assert refused.status_code == 503
+    assert "its work counts nowhere" in refused.text
 
 
 def test_metrics_in_both_formats() -> None:

@@ -276,6 +276,13 @@ def test_the_owners_own_limit_of_the_disk_is_named(node: Node) -> None:
     assert told.endswith("cannot write: the disk is full")
 
 
+def test_an_owner_hears_that_the_node_was_put_out(node: Node) -> None:
+    participant, health = cast(Participant, node), node.state_dir.health
+    assert not conditions(participant, health, None)
+    told = conditions(participant, health, "its work counts nowhere")
+    assert told["put_out"].endswith("trains for nothing: its work counts nowhere")
+
+
 def test_without_places_nothing_is_watched(node: Node) -> None:
     watch = Notices((), cast(Participant, node), node.state_dir, send=node.send)
     node.progress.phase = "failed"

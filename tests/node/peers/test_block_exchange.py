@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 import trio
@@ -229,6 +229,34 @@ def test_a_peer_that_is_asked_whether_it_has_a_block_does_not_send_it_whole(tmp_
             assert seed.blocks_served == 0
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("metered", ["the one that fetches", "the one that serves"])
+def test_a_line_that_becomes_metered_ends_a_fetch(tmp_path: Path, metered: str) -> None:
+    """What has come by then stays, and the fetch goes on from there when the line is free."""
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            blocks = make_blocks(20)
+            seed = await here.seed("sends a block a second", blocks)
+            send = seed._send_block
+
+            async def send_slowly(*arguments: Any, **more: Any) -> None:
+                await trio.sleep(1)
+                await send(*arguments, **more)
+
+            seed._send_block = send_slowly  # type: ignore[method-assign]
+            service = seed if metered == "the one that serves" else here.service
+            service.spares_line = lambda: here.store.num_blocks() >= 5
+            why = "none of them sent these" if service is seed else "this node's line is metered"
+            with pytest.raises(FetchError, match=why):
+                await here.fetch(blocks)
+            assert here.store.num_blocks() in (5, 6)
+            service.spares_line = lambda: False
+            await here.fetch(blocks)
+            assert here.has(blocks)
+
+    run(main)
 
 
 def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:

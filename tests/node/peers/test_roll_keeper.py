@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity, verify
+from gossamer.node.peers import roll_keeper
 from gossamer.node.peers.own_entries import OTHERS_MAX, WITNESSES_MAX, OwnEntries
-from gossamer.node.peers.roll_keeper import RollKeeper
+from gossamer.node.peers.roll_keeper import (
+    INTRODUCE_AGAIN_SECONDS,
+    REFUSED_SECONDS,
+    RollKeeper,
+)
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.protocol.ids import digest_of, public_key_of
 from gossamer.protocol.policy.roll import Roll
@@ -19,6 +25,7 @@ from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
     Entry,
     RollPage,
+    Welcomed,
     decode_claim,
     encode,
     proof_bytes,
@@ -138,3 +145,45 @@ def test_many_copies_do_not_push_out_the_original() -> None:
 def test_a_root_has_no_entry_to_show(tmp_path: Path) -> None:
     roll = new_roll()
     assert not keeper(tmp_path, roll)._own.claim(roll).entries
+
+
+def test_a_member_that_others_refuse_has_a_problem_until_one_lets_it_in_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll = new_roll()
+    roll.add(RollPage((*FIRST, MINE), ()))
+    made = keeper(tmp_path, roll)
+    answer = Welcomed(False, "it was put out\x1b[2J", (), ())
+
+    async def answers(*_: object) -> Welcomed:
+        return answer
+
+    monkeypatch.setattr(roll_keeper, "ask_to_come_in", answers)
+
+    async def run() -> None:
+        nonlocal answer
+        await made.introduce(ROOT.peer_id)
+        assert made.problem is None, "one member's word, and another may take it for one"
+        await trio.sleep(REFUSED_SECONDS)
+        assert made.problem is not None
+        assert "it was put out" in made.problem
+        assert "\x1b" not in made.problem
+        await trio.sleep(INTRODUCE_AGAIN_SECONDS)
+        answer = Welcomed(True, "", (), ())
+        await made.introduce(ROOT.peer_id)
+        assert made.problem is None
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_member_that_hears_of_its_own_revocation_has_a_problem_at_once(tmp_path: Path) -> None:
+    roll = new_roll()
+    roll.add(RollPage((*FIRST, MINE), ()))
+    made = keeper(tmp_path, roll)
+    revocation = roll.revoke(ROOT.peer_id, public_key_of(ME.peer_id), ROOT.sign)
+    roll.add(RollPage((), (revocation,)))
+
+    async def run() -> None:
+        assert "was put out of the run" in str(made.problem)
+
+    trio.run(run)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -48,6 +49,7 @@ class Node:
 
     me = FOUNDER.peer_id
     has_gone_back = False
+    spares_line = False
 
     def notify(self) -> None:
         """Nothing waits."""
@@ -83,6 +85,70 @@ def test_an_order_that_was_withdrawn_can_be_given_again(tmp_path: Path) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0.0))
 
 
+def live(root: Path, gossip: Gossip, node: Node, seconds: float, heard: bool = False) -> Rollbacks:
+    """One life of a node. Returns its rollbacks. `heard`: whether a peer brings the order."""
+    known, _ = rollbacks_in(root)
+    known.load()
+
+    async def main() -> None:
+        with trio.move_on_after(seconds):
+            if heard:
+                known.heard(SIGNED, ORDER)
+            await known.run(cast(Any, gossip), node, in_no_thread)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.0))
+    return known
+
+
+def test_an_order_of_an_earlier_life_that_was_not_told_is_withdrawn(tmp_path: Path) -> None:
+    _, files = rollbacks_in(tmp_path)
+    gossip, node = Gossip(), Node()
+    files.write(SIGNED)
+    assert list(live(tmp_path, gossip, node, ORDER_SECONDS / 2)) == [ORDER]
+    assert list(live(tmp_path, gossip, node, ORDER_SECONDS - 2 * LOOK_SECONDS)) == [ORDER]
+    assert list(live(tmp_path, gossip, node, ORDER_SECONDS + 3 * LOOK_SECONDS)) == []
+    assert not files.names()
+    assert gossip.published == []
+
+
+@pytest.mark.parametrize("by_peer", [False, True])
+def test_an_order_that_peers_know_is_not_withdrawn_in_a_later_life(
+    tmp_path: Path, *, by_peer: bool
+) -> None:
+    """This node told them of it, or has lost its disk and hears its own word again."""
+    _, files = rollbacks_in(tmp_path)
+    node = Node()
+    if not by_peer:
+        files.write(SIGNED)
+        node.has_gone_back = True
+    live(tmp_path, Gossip(), node, 2 * LOOK_SECONDS, heard=by_peer)
+    node.has_gone_back = False
+    gossip = Gossip()
+    assert list(live(tmp_path, gossip, node, 2 * ORDER_SECONDS)) == [ORDER]
+    assert gossip.published == [SIGNED]
+
+
+def test_the_time_of_an_order_begins_when_the_line_is_free(tmp_path: Path) -> None:
+    known, files = rollbacks_in(tmp_path)
+    node = Node()
+    node.spares_line = True
+    files.write(SIGNED)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(known.run, cast(Any, Gossip()), node, in_no_thread)
+            await trio.sleep(3 * ORDER_SECONDS)
+            assert list(known) == [ORDER]
+            node.spares_line = False
+            await trio.sleep(ORDER_SECONDS - 2 * LOOK_SECONDS)
+            assert list(known) == [ORDER]
+            await trio.sleep(4 * LOOK_SECONDS)
+            assert list(known) == []
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.0))
+
+
 def test_a_damaged_file_is_written_anew_when_a_peer_brings_it(tmp_path: Path) -> None:
     known, files = rollbacks_in(tmp_path)
     files.write(SIGNED)
@@ -90,7 +156,9 @@ def test_a_damaged_file_is_written_anew_when_a_peer_brings_it(tmp_path: Path) ->
     path.write_bytes(b"nonsense")
     known.load()
     assert list(known) == []
-    other = SimpleNamespace(me="another node", notify=lambda: None, has_gone_back=False)
+    other = SimpleNamespace(
+        me="another node", notify=lambda: None, has_gone_back=False, spares_line=False
+    )
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -52,6 +52,9 @@ targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 """
 
 
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
+
+
 def draft_of(folder: Path, text: str = MANIFEST) -> tuple[Draft, Pretrained]:
     pretrained = open_pretrained(folder)
     return with_pretrained(parse_manifest_file(text, folder), pretrained), pretrained
@@ -182,15 +185,48 @@ def test_other_exports_have_the_merged_weights(settings: Settings, tmp_path: Pat
     assert "adapters (LoRA) of 3,712 parameters: rank 4, alpha 16" in card
 
 
-def test_a_whole_model_beside_adapters_stays(
+def test_a_base_model_beside_adapters_stays(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "out", config_of_family("llama"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert export(settings, tmp_path / "out", "--adapter", "--force", "--dtype", "bf16") == 0
+    after = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert "model.safetensors" in before
+    assert after.keys() - before.keys() == ADAPTER_FILES
+    assert before.items() <= after.items()
+    assert export(settings, tmp_path / "other", "--adapter", "--gguf") == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_a_merged_export_leaves_no_adapters_beside_it(settings: Settings, tmp_path: Path) -> None:
+    """Programs that load the folder would apply them a second time."""
+    assert export(settings, tmp_path / "out", "--adapter") == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == ADAPTER_FILES
+    assert export(settings, tmp_path / "out", "--force") == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "model.safetensors" in names
+    assert not names & ADAPTER_FILES
+
+
+def test_adapters_that_no_export_wrote_stay(settings: Settings, tmp_path: Path) -> None:
+    assert export(settings, tmp_path / "out", "--adapter") == 0
+    path = tmp_path / "out" / "adapter_config.json"
+    theirs = json.loads(path.read_text()) | {"peft_version": "0.21.2"}
+    for content in (json.dumps(theirs), "[]", "not JSON"):
+        path.write_text(content)
+        assert export(settings, tmp_path / "out", "--force") == 0
+        assert {path.name for path in (tmp_path / "out").iterdir()} >= ADAPTER_FILES
+
+
+def test_adapters_are_not_written_beside_a_merged_model(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(settings, tmp_path / "out") == 0
-    assert export(settings, tmp_path / "out", "--adapter", "--force", "--dtype", "bf16") == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"model.safetensors", "adapter_model.safetensors", "adapter_config.json"}
-    assert export(settings, tmp_path / "other", "--adapter", "--gguf") == 2
-    assert "exclude each other" in capsys.readouterr().err
+    before = {path.name for path in (tmp_path / "out").iterdir()}
+    assert export(settings, tmp_path / "out", "--adapter", "--force") == 2
+    assert "name another folder" in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_generate_reads_the_merged_model(
@@ -213,6 +249,37 @@ def test_weights_that_are_gone_are_told(settings: Settings) -> None:
             read_state(settings)
     finally:
         store.path(listed).write_bytes(data)
+
+
+@pytest.mark.parametrize("text", [MANIFEST, 'preset = "tiny"\n[corpus]\nformat = "messages"\n'])
+def test_a_run_that_begins_with_a_model_is_not_planned_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    assert run_command(["plan", str(tmp_path / "run.toml")]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert "gossamer plan --init-from FOLDER" in " ".join(said.err.split())
+
+
+def test_adapters_are_planned_for_the_model_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "model", config_of_family("llama"))
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    command = ["plan", "--init-from", str(tmp_path / "model"), "--json"]
+    assert run_command([*command, str(tmp_path / "run.toml")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    draft, pretrained = draft_of(tmp_path / "model")
+    assert said["parameters"] == draft.model.num_parameters == 3712
+    planned = plan_round(draft, 4, Line(20, 100, 0.02))
+    assert said["payload_bytes"] == planned.payload_bytes
+    assert said["state_bytes"] == planned.state_bytes
+
+    assert run_command([*command, "--preset", "tiny"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == pretrained.model.num_parameters
+    assert run_command(["plan", "--init-from", str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err
 
 
 def test_the_draft_has_the_folders_shape_and_type(tmp_path: Path) -> None:

@@ -93,6 +93,10 @@ def test_ready_means_taking_part_in_rounds(phase: Phase, ready: bool) -> None:
     assert is_ready(msgspec.structs.replace(full_status(), phase=phase)) is ready
 
 
+def test_a_node_that_was_put_out_is_not_ready() -> None:
+    assert not is_ready(msgspec.structs.replace(full_status(), put_out="it was put out"))
+
+
 def test_speeds_are_unknown_until_measured() -> None:
     capacity = Capacity("GPU", "cuda", 24, 64, 8, 0.0, 1e6)
     status = CapacityStatus.of(capacity)

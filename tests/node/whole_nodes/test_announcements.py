@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from prometheus_client import generate_latest
 
 from gossamer.node.peers import comparison_pace
 from gossamer.node.peers.announcer import QUIET_SECONDS
@@ -58,6 +59,19 @@ def assert_no_flood(times: dict[PeerId, list[float]]) -> None:
         assert all(gate.admits(now, author, author, is_connected=True)[0] for now in seconds)
 
 
+def assert_names_the_wait(world: World, name: str, num_ready: int) -> None:
+    """Status, line of the service manager and gauge say what the node waits for."""
+    reporter = world.nodes[name].reporter
+    assert reporter is not None
+    reason = f"the first round waits: {num_ready} of 9 other peers are ready"
+    status = reporter.status()
+    assert status.waits_for == reason
+    assert status.problem is None
+    assert reporter.line() == f"training ({reason}), round 0"
+    text = generate_latest(world.nodes[name].metrics.registry).decode()
+    assert "gossamer_waiting_for_peers 1.0" in text
+
+
 @pytest.mark.parametrize("names", ["ab", "abcd"])
 def test_nodes_that_wait_for_more_peers_announce_at_the_usual_period(
     tmp_path: Path, announced: dict[PeerId, list[float]], names: str
@@ -75,6 +89,7 @@ def test_nodes_that_wait_for_more_peers_announce_at_the_usual_period(
             swarm = world.participant(name).context.swarm
             assert len(swarm.living()) == len(names) - 1
             assert swarm.num_banned == 0
+            assert_names_the_wait(world, name, len(names) - 1)
             recent = [each for each in announced[swarm.me] if each >= began]
             assert len(recent) <= 1.2 * watched_seconds / ANNOUNCE_SECONDS
 

@@ -249,6 +249,9 @@ def test_a_state_directory_that_is_deleted_under_the_node(
         await world.until(lambda: health.problem is not None)
         assert health.problem is not None
         assert "gone" in health.problem
+        reporter = world.nodes["b"].reporter
+        assert reporter is not None
+        assert health.problem in reporter.line()
         await world.reach(world.round("a") + 3, "a", seconds=60)
         # Without its data it falls behind, and what it would have to fetch has no place.
         await world.until(lambda: phase(node) == "paused", seconds=60)

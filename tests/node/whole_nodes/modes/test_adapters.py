@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import trio
 
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.network.identity import SIGNATURE_BYTES
+from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.storage.block_files import path_of
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.lora import LoraConfig
@@ -109,6 +112,60 @@ def test_a_node_takes_part_when_it_has_the_weights_whole(tmp_path: Path) -> None
         assert lost.read_bytes() == good
         await world.reach(world.round("a") + 2, "a", "b")
         world.assert_one_chain("a", "b")
+
+    simulate(world, story)
+
+
+def test_a_metered_newcomer_fetches_no_weights_until_its_line_is_free(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=95, lora=LORA)
+    is_metered = True
+
+    async def story(nursery: trio.Nursery) -> None:
+        nonlocal is_metered
+        await nursery.start(world.run, "a")
+        await world.reach(2, "a")
+        world.use = MachineUse(
+            lambda: None, lambda _names: (), lambda: None, lambda: True,
+            is_metered=lambda: is_metered,
+        )  # fmt: skip
+        await nursery.start(world.run, "b", ["a"])
+        await trio.sleep(60)
+        assert not any(path.exists() for path in frozen_paths(world, "b"))
+        assert world.participant_or_none("b") is None
+        is_metered = False
+        await world.until(lambda: world.participant_or_none("b") is not None, 60)
+        assert all(path.exists() for path in frozen_paths(world, "b"))
+        await world.reach(world.round("a") + 2, "a", "b")
+        world.assert_one_chain("a", "b")
+
+    simulate(world, story)
+
+
+def test_a_metered_node_that_lacks_weights_serves_no_blocks(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=96, lora=LORA)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(2, "a", "b")
+        for name in ("a", "b"):  # then nobody has what it lacks
+            world.crash(name)
+        await trio.sleep(1)
+        for path in frozen_paths(world, "b"):
+            path.unlink()
+        world.use = MachineUse(
+            lambda: None, lambda _names: (), lambda: None, lambda: True, is_metered=lambda: True
+        )
+        await nursery.start(world.run, "b", ["a"])
+        await trio.sleep(30)
+        assert world.participant_or_none("b") is None
+        index = Digest(decode_manifest(world.signed.manifest).data.index_digest)
+        store = BlockStore(tmp_path / "stranger", 2**20)
+        peer = world.identity("b").peer_id
+        async with world.network.transport(world.identity("stranger")) as stranger:
+            await stranger.connect_any(peer, world.network.addresses_of(peer))
+            with pytest.raises(FetchError, match="none of them sent these"):
+                await BlockService(stranger, store).fetch([index], lambda: [peer], passes=1)
 
     simulate(world, story)
 

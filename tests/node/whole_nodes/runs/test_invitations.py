@@ -18,6 +18,7 @@ from gossamer.node.peers.run_exchange import NotAdmittedError
 from gossamer.node.runs.inviting import InviteOnlyRun
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status, is_ready
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import decode_manifest
@@ -56,6 +57,12 @@ def run_of(world: World, name: str) -> InviteOnlyRun:
     """The run as the commands see it in a node's state directory."""
     manifest = decode_manifest(world.signed.manifest)
     return InviteOnlyRun.of(manifest, world.identity(name), StateDir(world.root / name))
+
+
+def status_of(world: World, name: str) -> Status:
+    reporter = world.nodes[name].reporter
+    assert reporter is not None
+    return reporter.status()
 
 
 def in_round_of(world: World, name: str, *names: str) -> bool:
@@ -182,6 +189,29 @@ def test_a_revoked_member_is_shut_out_with_those_below_it(tmp_path: Path) -> Non
         # Headers that it worked for stay good for a newcomer that hears of it as one who is out.
         await nursery.start(world.run, "e", ["b"], NumbersTrainer, invitation(world, "a"))
         await world.until(lambda: in_round_of(world, "e", *"abe"))
+
+    simulate(world, story)
+
+
+def test_a_member_that_was_put_out_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=79, is_by_invitation=True)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        await nursery.start(world.run, "b", ["a"], NumbersTrainer, invitation(world, "a"))
+        await world.until(lambda: in_round_of(world, "b", *"ab"))
+        assert status_of(world, "b").put_out is None
+        run_of(world, "a").revoke(world.identity("b").peer_id)
+        await world.until(lambda: status_of(world, "b").put_out is not None, 60.0)
+        told = status_of(world, "b")
+        assert told.problem == told.put_out
+        assert told.phase in ("training", "averaging")
+        assert not is_ready(told)
+        reporter = world.nodes["b"].reporter
+        assert reporter is not None
+        assert str(told.problem) in reporter.line()
+        assert status_of(world, "a").problem is None
 
     simulate(world, story)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.balance import is_balanced
-from tests.support.node_world import World, simulate, start
+from tests.support.node_world import NOT_USED, World, simulate, start
 
 CACHE_BYTES = 1 << 30
 
@@ -136,7 +137,11 @@ def test_a_rollback_goes_deeper_than_a_fork_and_outlives_its_founder(tmp_path: P
 
 
 @pytest.mark.long
-def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(
+    tmp_path: Path, *, dies: bool
+) -> None:
+    """Also if the node dies while it tries."""
     world = World(tmp_path, seed=92)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -148,6 +153,12 @@ def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(tmp_pat
         files = files_of(world, "a")
         files.write(seal(order, identity.peer_id, run_id, identity.sign))
         await world.until(lambda: len(world.participant("a").context.rollbacks) == 1, 5.0)
+        if dies:
+            world.crash("a")
+            await trio.sleep(1.0)
+            await nursery.start(world.run, "a", ["b"])
+            await world.until(lambda: world.participant_or_none("a") is not None)
+            assert len(world.participant("a").context.rollbacks) == 1
         await world.until(
             lambda: len(world.participant("a").context.rollbacks) == 0, 2 * ORDER_SECONDS
         )
@@ -157,6 +168,34 @@ def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(tmp_pat
         assert world.path("a")[:2] == [first, second]
         for name in "bc":
             assert len(world.participant(name).context.rollbacks) == 0
+
+    simulate(world, story)
+
+
+def test_a_founder_on_a_metered_line_takes_rounds_back_from_its_own_disk(tmp_path: Path) -> None:
+    is_metered = False
+    use = replace(NOT_USED, is_metered=lambda: is_metered)
+    world = World(tmp_path, seed=95, use=use, inner_steps=40)
+
+    async def story(nursery: trio.Nursery) -> None:
+        nonlocal is_metered
+        await nursery.start(world.run, "a")
+        world.use = NOT_USED
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(4, *"ab", seconds=300.0)
+        is_metered = True
+        paused = world.participant("a").progress
+        await world.until(lambda: paused.paused_reason == "metered")
+        statement = roll_back(world, world.round("a") - 1)
+        await world.until(
+            lambda: all(has_left(world, name, statement.undone) for name in "ab"), TOGETHER_SECONDS
+        )
+        assert paused.paused_reason == "metered"
+        at = world.round("a")
+        assert at == statement.round
+        await world.reach(at + 3, "b", seconds=300.0)
+        assert world.round("a") == at, "it fetched rounds over the metered line"
+        assert list(world.participant("a").context.rollbacks) == [statement]
 
     simulate(world, story)
 
