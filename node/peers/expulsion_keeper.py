@@ -113,8 +113,10 @@ class ExpulsionKeeper:
             saved = self._saved if self._is_saved else self.expulsions.saved()
             self._is_saved = True
             if saved != self._saved:
-                self._saved = saved
-                await run_in_thread(lambda saved=saved: self._file.save(saved))  # type: ignore[misc]
+                if await run_in_thread(lambda saved=saved: self._file.save(saved)):  # type: ignore[misc]
+                    self._saved = saved
+                else:
+                    self._is_saved = False
             await trio.sleep(LOOK_SECONDS)
 
     def _advance(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import structlog
 import trio
@@ -111,6 +112,8 @@ class RollKeeper:
         self._topic = f"gossamer/{roll.run_id.hex()}/roll"
         self._send_news, self._news = trio.open_memory_channel[tuple[Changes, bool]](NEWS_MAX)
         self._is_saved = True
+        self._carried_out: set[Path] = set()
+        """Files of orders that the roll has, and that wait for the disk to take the roll."""
         self._refused: dict[PeerId, float] = {}
         """Time until which this node is not introduced again; members only, so they are few."""
         self._refusal: tuple[float, str] | None = None
@@ -140,12 +143,24 @@ class RollKeeper:
             nursery.start_soon(self._spread)
             nursery.start_soon(self._reconcile_forever)
             while True:
-                for revocation in await run_in_thread(self._file.take_orders):
-                    self._carry_out(revocation)
-                if not self._is_saved:
-                    page, self._is_saved = self._page(), True
-                    await run_in_thread(lambda page=page: self._file.save(page))  # type: ignore[misc]
+                await self._look(run_in_thread)
                 await trio.sleep(ORDERS_SECONDS)
+
+    async def _look(self, run_in_thread: RunInThread) -> None:
+        """Takes the operator's orders, and saves the roll. An order's file stays until the roll
+        with it is on the disk: a node that ends before finds the order again."""
+        orders = await run_in_thread(self._file.orders)
+        for path in orders.keys() - self._carried_out:
+            self._carry_out(orders[path])
+        self._carried_out = {*orders}
+        if not self._is_saved:
+            page, self._is_saved = self._page(), True  # the roll may change during the save
+            if not await run_in_thread(lambda: self._file.save(page)):
+                self._is_saved = False
+                return
+        if orders:
+            await run_in_thread(lambda: self._file.remove_orders(orders))
+            self._carried_out = set()
 
     @property
     def problem(self) -> str | None:
@@ -171,6 +186,9 @@ class RollKeeper:
     def _carry_out(self, revocation: Revocation) -> None:
         """Takes a revocation that the operator has left."""
         target = peer_of(revocation.target)
+        if not self.roll.has_room(peer_of(revocation.revoker), [revocation.target]):
+            log.warning("no more revocations of this node count: ask a root", target=target)
+            return
         try:
             changes = self.roll.add(RollPage((), (revocation,)))
         except RemoteProtocolError as error:

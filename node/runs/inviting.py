@@ -19,7 +19,7 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.roll import NotWelcomeError, Roll
+from gossamer.protocol.policy.roll import REVOCATIONS_MAX, NotWelcomeError, Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     INVITATION_ADDRESSES_MAX,
@@ -178,6 +178,13 @@ class InviteOnlyRun:
                 f"{', '.join(sorted(above)) or 'the roots'}"
             )
         key = public_key_of(target)
+        waiting = [each.target for each in self.file.orders().values()]
+        if not self.roll.has_room(me, [*waiting, key]):
+            roots = ", ".join(sorted(map(peer_of, self.roll.roots)))
+            raise InvitationError(
+                f"this node ({me}) has made {REVOCATIONS_MAX} revocations, as many as count of a "
+                f"member that is no root: ask a root to put {target} out: {roots}"
+            )
         self.file.order(self.roll.revoke(me, key, self.identity.sign))
         out = self.roll.put_out_with(key)
         return sorted(peer for peer in out if self.roll.is_member(peer))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.node.base.disk_health import DiskHealth, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PUBLIC_KEY_BYTES
@@ -52,10 +52,16 @@ class ExpulsionFile:
         """Replaces the file. Raises DiskError."""
         write_atomically(self.path, encode_saved(saved))
 
-    def save(self, saved: SavedExpulsions) -> None:
-        """Replaces the file. A disk that does not take it does not end the node."""
-        with self._health.writing("expulsions"):
+    def save(self, saved: SavedExpulsions) -> bool:
+        """Replaces the file, and returns whether the disk took it. A disk that does not take it
+        does not end the node."""
+        try:
             self.write(saved)
+        except DiskError as error:
+            self._health.failed("expulsions", error)
+            return False
+        self._health.wrote("expulsions")
+        return True
 
     def wishes(self) -> list[bytes]:
         """Returns the keys that the operator wants out, at most `VOTES_MAX`."""

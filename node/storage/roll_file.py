@@ -9,9 +9,10 @@ Writing in the state directory needs the rights of its owner, so a revocation th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from gossamer.node.base.disk_health import DiskHealth, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 from gossamer.protocol.wire.invitation_messages import (
@@ -58,10 +59,16 @@ class RollFile:
         """Replaces the roll. Raises DiskError."""
         write_atomically(self.path, encode(page))
 
-    def save(self, page: RollPage) -> None:
-        """Replaces the roll. A disk that does not take it does not end the node."""
-        with self._health.writing("roll"):
+    def save(self, page: RollPage) -> bool:
+        """Replaces the roll, and returns whether the disk took it. A disk that does not take it
+        does not end the node."""
+        try:
             self.write(page)
+        except DiskError as error:
+            self._health.failed("roll", error)
+            return False
+        self._health.wrote("roll")
+        return True
 
     def order(self, revocation: Revocation) -> Path:
         """Leaves a revocation for the node, and returns its file. Raises DiskError, OSError."""
@@ -70,23 +77,32 @@ class RollFile:
         write_atomically(path, encode(revocation))
         return path
 
-    def take_orders(self) -> list[Revocation]:
-        """Returns the revocations that were left, and removes their files."""
-        orders: list[Revocation] = []
+    def orders(self) -> dict[Path, Revocation]:
+        """Returns the revocations that were left, by their files. The files stay until the roll
+        with them is on the disk (`remove_orders`)."""
+        orders: dict[Path, Revocation] = {}
         try:
-            paths = sorted(self.revoked_path.iterdir())[:REVOCATIONS_AT_ONCE_MAX]
+            paths = sorted(self.revoked_path.iterdir())
         except OSError:
-            return []
+            return {}
         for path in paths:
             if path.name.startswith("."):
                 continue  # it is being written
+            if len(orders) == REVOCATIONS_AT_ONCE_MAX:
+                break
             try:
                 with path.open("rb") as file:
-                    orders.append(decode_revocation(file.read(_REVOCATION_BYTES_MAX)))
-            except (OSError, RemoteProtocolError):
-                pass  # `gossamer revoke` writes no such file
-            remove_quietly(path)
+                    orders[path] = decode_revocation(file.read(_REVOCATION_BYTES_MAX))
+            except OSError:
+                continue  # a later look may be able to read it
+            except RemoteProtocolError:
+                remove_quietly(path)  # `gossamer revoke` writes no such file
         return orders
+
+    def remove_orders(self, paths: Iterable[Path]) -> None:
+        """Removes the files of revocations that the roll on the disk has."""
+        for path in paths:
+            remove_quietly(path)
 
 
 def write_pinned_head(root: Path, head: Digest) -> None:

@@ -196,6 +196,13 @@ class Roll:
         signature = sign(Revocation(key, target, b"").signing_bytes(self.run_id))
         return Revocation(key, target, signature)
 
+    def has_room(self, revoker: PeerId, targets: Iterable[bytes]) -> bool:
+        """Returns whether all revocations of a revoker count with those of more targets. Where they
+        do not, the highest target, which may be an earlier one, comes in again."""
+        key = public_key_of(revoker)
+        together = self._revocations.get(key, {}).keys() | {*targets}
+        return len(together) <= self._revocations_max(key)
+
     def let_in(
         self, claim: Claim, newcomer: PeerId, witness: PeerId, unix_seconds: int, sign: Sign
     ) -> Entry | None:
@@ -377,10 +384,12 @@ class Roll:
         """Keeps a revocation among the lowest targets of its revoker; says whether it is kept."""
         held = self._revocations.setdefault(revocation.revoker, {})
         held[revocation.target] = revocation
-        most = limits.MEMBERS_MAX if revocation.revoker in self.roots else REVOCATIONS_MAX
-        if len(held) > most:
+        if len(held) > self._revocations_max(revocation.revoker):
             del held[max(held)]
         return revocation.target in held
+
+    def _revocations_max(self, revoker: bytes) -> int:
+        return limits.MEMBERS_MAX if revoker in self.roots else REVOCATIONS_MAX
 
 
 NO_PAGE = RollPage((), ())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
+import trio.testing
 
+from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
+from gossamer.node.peers.expulsion_keeper import LOOK_SECONDS, ExpulsionKeeper
 from gossamer.node.peers.introductions import claim_of
+from gossamer.node.storage import expulsion_file
 from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS
@@ -158,3 +163,35 @@ def test_votes_are_counted_again_when_the_roll_has_changed(tmp_path: Path) -> No
     made._roll.add(RollPage((), (made._roll.revoke(ME.peer_id, key, ME.sign),)))
     made._advance()
     assert not made.expulsions.expelled
+
+
+def test_votes_that_the_disk_refuses_once_are_on_it_after_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, _, keys = keeper(tmp_path)
+    made._file.wish(keys[0])
+    write, refused = write_atomically, 0
+
+    def refusing(path: Path, data: bytes) -> None:
+        nonlocal refused
+        if refused == 0:
+            refused += 1
+            raise DiskError("no space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(expulsion_file, "write_atomically", refusing)
+
+    async def run_here(work: Callable[[], object]) -> object:
+        await trio.lowlevel.checkpoint()
+        return work()
+
+    async def story() -> None:
+        with trio.move_on_after(3.5 * LOOK_SECONDS):
+            await made.run(run_here)  # type: ignore[arg-type]
+
+    trio.run(story, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert refused == 1
+    saved = ExpulsionFile(tmp_path).read()  # as a restart does
+    assert saved is not None
+    assert saved.votes
+    assert saved == made.expulsions.saved()

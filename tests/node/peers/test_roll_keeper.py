@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers import roll_keeper
 from gossamer.node.peers.own_entries import OTHERS_MAX, WITNESSES_MAX, OwnEntries
@@ -18,6 +20,7 @@ from gossamer.node.peers.roll_keeper import (
     REFUSED_SECONDS,
     RollKeeper,
 )
+from gossamer.node.storage import roll_file
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.protocol.ids import digest_of, public_key_of
 from gossamer.protocol.policy.roll import Roll
@@ -187,3 +190,40 @@ def test_a_member_that_hears_of_its_own_revocation_has_a_problem_at_once(tmp_pat
         assert "was put out of the run" in str(made.problem)
 
     trio.run(run)
+
+
+def test_a_revocation_that_the_disk_refuses_once_is_on_it_before_its_file_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll = Roll(RUN_ID, [ME.peer_id], verify)
+    health = DiskHealth()
+    file = RollFile(tmp_path, health)
+    made = RollKeeper(
+        roll, ScriptedTransport(), ME, Offences(), file, (),  # type: ignore[arg-type]
+        lambda: NOW, random.Random(0),
+    )  # fmt: skip
+    target = public_key_of(A.peer_id)
+    file.order(roll.revoke(ME.peer_id, target, ME.sign))
+    write, is_full = write_atomically, True
+
+    def refusing(path: Path, data: bytes) -> None:
+        if is_full:
+            raise DiskError("no space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(roll_file, "write_atomically", refusing)
+
+    async def run_here(work: Callable[[], object]) -> object:
+        return work()
+
+    trio.run(made._look, run_here)
+    assert file.read() is None
+    assert len(file.orders()) == 1, "a node that ends now finds the order again"
+    assert health.problem is not None
+    is_full = False
+    trio.run(made._look, run_here)
+    page = RollFile(tmp_path).read()  # as a restart does
+    assert page is not None
+    assert [each.target for each in page.revocations] == [target]
+    assert file.orders() == {}
+    assert health.problem is None

@@ -18,7 +18,7 @@ from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pi
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import digest_of, public_key_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.roll import REVOCATIONS_MAX, Roll
 from gossamer.protocol.wire.invitation_messages import RollPage, encode
 from tests.support.builders import manifest
 
@@ -89,9 +89,12 @@ def test_a_revocation_is_left_for_the_node(tmp_path: Path, by_invitation: bool) 
     named = row.invitation if by_invitation else row.peer_id
     assert named is not None
     assert run.revoke(named[-8:]) == [NEWCOMER.peer_id]
-    orders = RollFile(state_dir.root).take_orders()
+    file = RollFile(state_dir.root)
+    left = file.orders()
+    orders = list(left.values())
     assert [order.target for order in orders] == [public_key_of(named)]
-    assert RollFile(state_dir.root).take_orders() == []
+    file.remove_orders(left)
+    assert file.orders() == {}
     run.roll.add(RollPage((), tuple(orders)))
     assert not run.roll.is_member(NEWCOMER.peer_id)
 
@@ -108,6 +111,37 @@ def test_what_cannot_be_revoked_is_said(tmp_path: Path) -> None:
     theirs = InviteOnlyRun(run.manifest, NEWCOMER, run.roll, run.file)
     with pytest.raises(InvitationError, match="did not come in through this node"):
         theirs.revoke(NEWCOMER.peer_id)
+
+
+def test_a_sponsor_at_the_bound_of_revocations_is_told_so_and_nobody_comes_back(
+    tmp_path: Path,
+) -> None:
+    roots = let_in(founded(tmp_path / "a"), NEWCOMER)
+    run = InviteOnlyRun(roots.manifest, NEWCOMER, roots.roll, roots.file)
+    invitation = run.invite(REVOCATIONS_MAX + 1, NOW + 100, 0, ())
+    people = [Identity.from_seed(bytes([50 + each]) * 32) for each in range(REVOCATIONS_MAX + 1)]
+    for newcomer in people:
+        claim = claim_of(invitation, run.manifest.run_id, newcomer.peer_id)
+        me = NEWCOMER.peer_id
+        entry = run.roll.let_in(claim, newcomer.peer_id, me, NOW, NEWCOMER.sign)
+        assert entry is not None
+        run.roll.add(RollPage((entry,), ()))
+    *out, last = people
+    for each in out[:8]:
+        run.revoke(each.peer_id)
+    taken = run.file.orders()
+    run.roll.add(RollPage((), tuple(taken.values())))
+    run.file.remove_orders(taken)
+    for each in out[8:]:
+        run.revoke(each.peer_id)  # these wait for the node, and count too
+    with pytest.raises(InvitationError, match="ask a root") as refused:
+        run.revoke(last.peer_id)
+    assert FRIEND.peer_id in str(refused.value)
+    run.revoke(out[0].peer_id)  # it counts already
+    run.roll.add(RollPage((), tuple(run.file.orders().values())))
+    assert not any(run.roll.is_member(each.peer_id) for each in out)
+    assert run.roll.is_member(last.peer_id)
+    roots.revoke(last.peer_id)
 
 
 def test_who_may_not_invite_is_told_why(tmp_path: Path) -> None:
