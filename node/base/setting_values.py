@@ -160,7 +160,7 @@ def _texts(value: GivenValue) -> tuple[str, ...]:
         texts = tuple(item for item in value if isinstance(item, str))
         if len(texts) == len(value):
             return texts
-    raise ValueError(f'{value!r} is not a list of texts, each in quotes, such as ["one", "two"]')
+    raise ValueError(f'{value!r} is no text in quotes, nor a list of them, such as ["one", "two"]')
 
 
 def _integer(low: int, high: int) -> Parser:

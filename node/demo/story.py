@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TypeAlias
@@ -22,7 +22,7 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.demo.live_view import View, print_summary
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
@@ -154,6 +154,14 @@ def _folder(directory: Path | None) -> Path:
         raise ConfigError([f"{directory} is not empty: name a new or an empty folder"])
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
+
+
+def without_own_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which a person's own settings do not reach the demo's nodes: those
+    of the shell are empty, and the file is an empty one. An empty name would mean the platform's
+    own file."""
+    own = {name: "" for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
+    return own | {CONFIG_VARIABLE: os.devnull}
 
 
 def _draw(path: Path, record: Record, marks: Sequence[Mark]) -> Path | None:
@@ -328,9 +336,7 @@ class Demo:
     # Machinery
 
     def _start(self, *command: str, doing: str = "joining") -> str:
-        # The variables of a person's own node must not reach the demo's nodes.
-        own = {key: "" for key in os.environ if key.startswith("GOSSAMER_")}
-        node = self._swarm.add(environment=own)
+        node = self._swarm.add(environment=without_own_settings(os.environ))
         name = node.root.name
         self._nodes[name] = node
         self._record.peer(name).doing = doing

@@ -101,8 +101,15 @@ def check(
         print(f"{printable(str(file))}: no mistakes")
         return 0
     config = options.config if options is not None else None
-    _, places = source_settings(flags_of(options), os.environ, config)
     found, _ = config_file_of(os.environ, config)
+    # A node that is started elsewhere, as a service is, lacks the variables of this shell.
+    problems = read_config_file(found) if found.exists() else []
+    try:
+        _, places = source_settings(flags_of(options), os.environ, config)
+    except ConfigError as error:
+        problems = list(dict.fromkeys([*error.problems, *problems]))
+    if problems:
+        raise ConfigError(problems)
     from_file = sum(place.startswith(str(found)) for place in places.values())
     where = f"{from_file} set in {found}" if found.exists() else f"there is no {found}"
     print(f"no mistakes; {printable(where)}; {len(places) - from_file} set elsewhere")

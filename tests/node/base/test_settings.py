@@ -105,7 +105,7 @@ def test_a_misspelt_key_of_the_file_gets_a_suggestion(tmp_path: Path) -> None:
         ("[limits]\nup_limit = 10", "write the settings without the line [limits]"),
         (
             "up_limit = [10]",
-            """[10] is not a list of texts, each in quotes, such as ["one", "two"]""",
+            """[10] is no text in quotes, nor a list of them, such as ["one", "two"]""",
         ),
         ("up_limit = 10 Mbit", 'text has quotes, as in work_hours = "22:00-07:00"'),
         ("memory_max = 8", "a size has a unit, as in 8GiB"),

@@ -177,6 +177,18 @@ def test_check_tells_each_mistake_and_ends_with_status_2(
     assert f"no mistakes; 1 set in {file}; 0 set elsewhere" in capsys.readouterr().out
 
 
+def test_check_finds_mistakes_of_the_file_that_a_variable_of_this_shell_overrides(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_config("threads = 99999\n")
+    monkeypatch.setenv("GOSSAMER_THREADS", "1")
+    monkeypatch.setenv("GOSSAMER_DEVICE", "gpu")
+    assert run_command(["config", "check"]) == 2
+    mistakes = capsys.readouterr().err
+    assert f"{file}: threads: 99999" in mistakes
+    assert "GOSSAMER_DEVICE: 'gpu' is not a device" in mistakes
+
+
 # edit
 
 
