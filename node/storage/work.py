@@ -278,8 +278,9 @@ class Work:
                 self._pending[part] += vector[part]
         self._metrics.tokens_reclaimed.add("on_time", reclaim.on_time)
         self._metrics.tokens_reclaimed.add("late", reclaim.late)
-        self._count_dropped(dropped)
-        if reclaim.on_time + reclaim.late:
+        if tokens_dropped := self._count_dropped(dropped):
+            log.warning("work of a lost round is dropped", tokens=tokens_dropped)
+        if reclaim.carried:
             log.info("work of a lost round is carried again", tokens=reclaim.carried)
 
     def moved_to(self, head: Digest) -> None:
@@ -310,7 +311,8 @@ class Work:
         chunks, tokens = self.account.drop_stale(next_round)
         if not chunks:
             return False
-        log.warning("work is dropped", tokens=tokens, reason=STALE)
+        if tokens:  # not where it was dropped with its round
+            log.warning("work is dropped", tokens=tokens, reason=STALE)
         self._clear(chunks)
         self.close_offer()
         self._count_dropped(dropped)
@@ -322,9 +324,13 @@ class Work:
         self.account.state.spans = []
         self._note()
 
-    def _count_dropped(self, before: dict[str, int]) -> None:
-        for reason, tokens in self.account.state.dropped.items():
-            self._metrics.tokens_dropped.add(reason, max(0, tokens - before.get(reason, 0)))
+    def _count_dropped(self, before: dict[str, int]) -> int:
+        """Counts what was dropped since `before`, and returns how many tokens that are."""
+        after = self.account.state.dropped
+        more = {reason: max(0, after[reason] - before.get(reason, 0)) for reason in after}
+        for reason, tokens in more.items():
+            self._metrics.tokens_dropped.add(reason, tokens)
+        return sum(more.values())
 
     # Vectors
 

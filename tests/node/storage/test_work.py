@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from gossamer.node.base import threads
 from gossamer.node.base.disk_health import DiskError
@@ -170,6 +171,25 @@ def test_a_lost_round_gives_back_exactly_what_it_took(tmp_path: Path) -> None:
     assert fates(life) == (0, 0, 0, 0, 200)
     assert life.sample("tokens_committed_total", timing="on_time") == 50
     assert life.sample("tokens_reclaimed_total", timing="on_time") == 50
+
+
+@pytest.mark.parametrize("next_round", [2, 2 + STALE_ROUNDS])
+def test_the_log_says_what_becomes_of_the_work_of_a_lost_round(
+    next_round: int, tmp_path: Path
+) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.followed(RING, Errors())
+    life.take(H1, H0, 100, ALL)
+    with structlog.testing.capture_logs() as lines:
+        life.work.abandoned(H1, H0, 100, next_round)
+        life.work.moved_to(H2)
+    what = "carried again" if next_round == 2 else "dropped"
+    assert [(line["event"], line["tokens"]) for line in lines] == [
+        (f"work of a lost round is {what}", 100)
+    ]
+    assert fates(life) == ((0, 0, 0, 0, 100) if next_round == 2 else (0, 0, 100, 0, 0))
 
 
 def test_what_is_trained_after_an_offer_is_not_settled_with_it(tmp_path: Path) -> None:
