@@ -182,7 +182,8 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
         raise RefusedError(text.splitlines() or ["the daemon refuses it"])
     if code >= 300:
         reason = data[:300].decode("utf-8", errors="replace").strip()
-        raise ClientError(f"the program at {where} refused {path}: {code} {reason}")
+        what = path.partition("?")[0]
+        raise ClientError(f"the program at {where} refused {what}: {code} {reason}")
     if len(data) > _ANSWER_BYTES_MAX:
         raise ClientError(f"the program at {where} sent more than {_ANSWER_BYTES_MAX:,} bytes")
     return data

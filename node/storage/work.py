@@ -294,12 +294,9 @@ class Work:
         """Gives up the carried work. See `WorkAccount.drop`."""
         dropped = dict(self.account.state.dropped)
         tokens = self.account.drop(reason, spans)
-        log.log(
-            logging.DEBUG if reason == LATE else logging.WARNING,
-            "work is dropped",
-            tokens=tokens,
-            reason=reason,
-        )
+        if tokens:
+            level = logging.DEBUG if reason == LATE else logging.WARNING
+            log.log(level, "work is dropped", tokens=tokens, reason=reason)
         self._pending[:] = 0.0
         self._open = self._open_ring = None
         self._count_dropped(dropped)
