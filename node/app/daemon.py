@@ -246,7 +246,8 @@ class _Daemon:
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
-            settings = msgspec.structs.replace(settings, bootstrap=addresses)
+            bootstrap = tuple(dict.fromkeys((*addresses, *state_dir.read_seeds())))
+            settings = msgspec.structs.replace(settings, bootstrap=bootstrap)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime, limits)
             self._leave, self._node = node.leave, node
             self._starts("it measures this machine and fetches what the run needs")

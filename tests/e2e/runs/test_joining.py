@@ -15,6 +15,7 @@ import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.network.identity import Identity
+from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,
@@ -60,6 +61,21 @@ def test_one_alone_then_two_then_a_third_without_the_seed(swarm: LocalSwarm, fou
     shared = set(chains[0]) & set(chains[1])
     assert len(shared) >= goal - 1
     assert all(chains[0][number] == chains[1][number] for number in shared)
+
+
+def test_a_node_that_knows_no_peers_any_more_asks_the_addresses_of_its_first_life(
+    swarm: LocalSwarm, founded: Path
+) -> None:
+    """It died before it wrote the known peers for the first time."""
+    seed = start_founder(swarm, founded)
+    second = swarm.join(seed.address())
+    second.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+    for node in (seed, second):
+        node.kill()
+        StateDir(node.root).known_peers_path.unlink(missing_ok=True)
+    for node in (seed, second):
+        node.start("start")
+    second.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two in the second life")
 
 
 def test_a_joiner_without_anybody_leaves_when_told(swarm: LocalSwarm, founded: Path) -> None:
