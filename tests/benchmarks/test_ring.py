@@ -42,7 +42,7 @@ acknowledgement of another one. A plan leaves it out."""
 @pytest.mark.long
 def test_members_average_and_say_what_it_took() -> None:
     options = argparse.Namespace(
-        peers=4, elements=ELEMENTS, repeats=1, mbit=None, chunk_elements=None
+        peers=4, elements=ELEMENTS, repeats=1, warm_up=1, mbit=None, chunk_elements=None
     )
     systems = [
         ring.System("Gossamer", "_ring_gossamer", sys.executable, "fp32", packing=packing)
@@ -76,8 +76,9 @@ def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(cod
     }
     elements, chunk_elements = draft.model.num_parameters, outer.chunk_elements
     options = argparse.Namespace(
-        peers=NUM_PEERS, elements=elements, repeats=1, mbit=None, chunk_elements=chunk_elements
-    )
+        peers=NUM_PEERS, elements=elements, repeats=1, warm_up=1, mbit=None,
+        chunk_elements=chunk_elements,
+    )  # fmt: skip
     systems = [
         ring.System(trust, "_ring_gossamer", sys.executable, codec, trust=trust, packing=False)
         for trust in plans

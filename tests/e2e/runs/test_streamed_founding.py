@@ -3,12 +3,14 @@ daemons."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
+import psutil
 import pytest
 
-from gossamer.node.demo.local_swarm import LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import DataStatus, Status
@@ -26,8 +28,7 @@ pytestmark = pytest.mark.e2e
 
 NUM_FILES = 6
 LINES = 60_000
-"""Of one file: all of them have some 22 MB, which are cut in eight parts. That takes longer than a
-second node needs to join."""
+"""Of one file: all of them have some 22 MB, which are cut in eight parts."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,20 @@ def is_whole(status: Status) -> bool:
     return not data.cutting and data.num_tokens == data.expected_tokens
 
 
+def suspended_cutting_of(node: LocalNode) -> psutil.Process | None:
+    """The process that cuts a part of the corpus once the run is founded, suspended; None between
+    two parts."""
+    assert node.process is not None
+    if StateDir(node.root).read_manifest() is None:
+        return None
+    for child in psutil.Process(node.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "gossamer.node.runs.preparing_process" in child.cmdline():
+                child.suspend()
+                return child
+    return None
+
+
 @pytest.mark.long
 def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
     swarm: LocalSwarm, tmp_path: Path, large_corpus: Path
@@ -61,6 +76,8 @@ def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
         *("--manifest", str(manifest_file), "--corpus", str(large_corpus)),
         *("--start-after", "256KiB"),
     )
+    # On any machine the run begins, and the joiner is there, before all is cut.
+    cutting = poll(lambda: suspended_cutting_of(founder), "the next part that is being cut")
     began = founder.wait_for(lambda s: s.round >= 1, PATIENCE_SECONDS, "the first round")
     assert data_of(began).cutting, "the corpus was cut before the run began"
     signed = StateDir(founder.root).read_manifest()
@@ -72,6 +89,7 @@ def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
 
     joiner = swarm.join(founder.address())
     joined = joiner.wait_for(takes_part, PATIENCE_SECONDS, "a node that trains")
+    cutting.resume()
     poll(lambda: said(founder, "a part of the corpus is cut and added"), "the first added part")
     founder.kill()
     assert (founder.root / "corpus_rest").exists(), "there was nothing left to kill the founder in"
