@@ -172,8 +172,7 @@ def _has_exported_model(directory: Path) -> bool:
     """Returns whether an export wrote the model in a folder. That of a base model lacks the mark,
     and adapters may lie beside it."""
     try:
-        is_marked = CARD_MARK.encode() in (directory / CARD_NAME).read_bytes()
-        return is_marked and bool(stale_files(directory, []))
+        return _has_mark(directory / CARD_NAME) and bool(stale_files(directory, []))
     except OSError:  # there is no such folder, or no card
         return False
 
@@ -228,9 +227,14 @@ def _may_write_card(path: Path) -> bool:
     """Returns whether no card is there, or one that an export wrote and nobody has made their
     own."""
     try:
-        return CARD_MARK.encode() in path.read_bytes()
+        return _has_mark(path)
     except OSError:
         return not path.exists()
+
+
+def _has_mark(card: Path) -> bool:
+    """Returns whether an export wrote a card and nobody has made it their own. Raises OSError."""
+    return CARD_MARK.encode() in card.read_bytes()
 
 
 def _own_files(

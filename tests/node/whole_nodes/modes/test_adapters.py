@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.network.identity import SIGNATURE_BYTES
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.runs.planning import Line, plan_round
@@ -19,7 +19,7 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.state.frozen_weights import decode_list
-from tests.support.node_world import World, simulate
+from tests.support.node_world import NOT_USED, World, simulate
 
 LORA = LoraConfig(rank=2, alpha=4.0, targets=("q_proj", "o_proj"), weights="fp32")
 
@@ -124,10 +124,7 @@ def test_a_metered_newcomer_fetches_no_weights_until_its_line_is_free(tmp_path: 
         nonlocal is_metered
         await nursery.start(world.run, "a")
         await world.reach(2, "a")
-        world.use = MachineUse(
-            lambda: None, lambda _names: (), lambda: None, lambda: True,
-            is_metered=lambda: is_metered,
-        )  # fmt: skip
+        world.use = replace(NOT_USED, is_metered=lambda: is_metered)
         await nursery.start(world.run, "b", ["a"])
         await trio.sleep(60)
         assert not any(path.exists() for path in frozen_paths(world, "b"))
@@ -153,9 +150,7 @@ def test_a_metered_node_that_lacks_weights_serves_no_blocks(tmp_path: Path) -> N
         await trio.sleep(1)
         for path in frozen_paths(world, "b"):
             path.unlink()
-        world.use = MachineUse(
-            lambda: None, lambda _names: (), lambda: None, lambda: True, is_metered=lambda: True
-        )
+        world.use = replace(NOT_USED, is_metered=lambda: True)
         await nursery.start(world.run, "b", ["a"])
         await trio.sleep(30)
         assert world.participant_or_none("b") is None
