@@ -18,6 +18,11 @@ Rules
 - This peer notes who leaves out others, and whom. It follows a roster that is not early, as long as
   neither that author has left out others again and again, nor those peers have been left out again
   and again (`policy.ring_conduct`). Else it publishes another one, and does not wait before.
+- A preferred roster may come when this peer follows a ring already. Its organiser published it
+  shortly before it died, for example, and those that had not heard it made a new ring. If that
+  roster leaves out living members of this peer's ring, this peer publishes one with them at once,
+  whenever it comes. It stays with them meanwhile. Otherwise those members would be left behind,
+  and a last one of them would commit a round alone.
 - One member is enough, so the others wait, each `MEND_STEP_SECONDS` longer by its rank, and follow
   what comes. A member that waits follows no ring that is less preferred meanwhile.
 

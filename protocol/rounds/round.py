@@ -253,7 +253,7 @@ class Round(RoundView):
         if earlier is not None and preference(earlier.ring) <= preference(ring):
             return []
         (left_out, _), is_unfair = self._left_out_by(ring), ring.organiser in hints.unfair
-        is_known = is_unfair or not hints.wronged.isdisjoint(left_out)
+        is_known = is_unfair or not {*hints.wronged, *self._companions}.isdisjoint(left_out)
         is_mended = bool(left_out) and (is_known or is_early(now, gatherer.due_seconds))
         noted = [LeftOut(ring.organiser, tuple(left_out), is_mended)] if left_out else []
         until = hold_until(now, gatherer.due_seconds, is_unfair=is_unfair)

@@ -238,6 +238,12 @@ class RoundView:
         roster = with_more(ring, left_out, ready, self._rules, self._gatherer.standpoint)
         return ([], None) if roster is None else (left_out, roster)
 
+    @property
+    def _companions(self) -> tuple[PeerId, ...]:
+        """The living members of the ring that this peer follows and is not out of."""
+        attempt = self._attempt
+        return () if attempt is None or attempt.is_out else self.members_at_work
+
     def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:
         """The peers that are waited for before a ring is followed."""
         in_vain = {each.peer for each in self._hints.in_vain if self.number <= each.until}

@@ -185,7 +185,8 @@ def check_round(
     )
     assert {one.outcome for one in ended.values()} == {"committed"}, watch.summary()
     rounds = [history_of(machine)[number] for machine in survivors]
-    assert len({(one.head, one.header.state_digest) for one in rounds}) == 1
+    heads = {(one.head, one.header.state_digest) for one in rounds}
+    assert len(heads) == 1, watch.summary()
     ids = {machine.peer_id for machine in survivors}
     if watch.trains_in_ring:  # who is late for a shared step abstains, and has a part in the next
         assert ids <= rounds[0].contributors

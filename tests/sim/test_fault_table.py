@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 
@@ -182,6 +183,42 @@ def test_the_next_organiser_takes_over(point: CrashPoint) -> None:
         late = seconds_of_round(world) - undisturbed_seconds(seed, 4)
         # A dead organiser is found before its attempt is over, or in the ring.
         assert late < scenario.attempt_seconds + RESET_MARGIN_SECONDS, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", [2, 107])
+def test_a_late_roster_of_a_dead_organiser_splits_no_ring(seed: int) -> None:
+    """It lacks a member that was not ready yet, and has the same attempt as the next organiser's.
+
+    In worlds of these seeds some members hear it when they follow that one's ring.
+    """
+    random = Random(seed)
+    machines = tuple(
+        Machine(
+            bytes_per_second=2 * NUM_CHUNKS * CHUNK_BYTES / 1.5 * random.uniform(0.4, 1.0),
+            train_seconds=(2.0, random.choice((2.5, 3.5, 5.0, 6.0))),
+            clock_ahead_seconds=1000 * index,
+        )
+        for index in range(4)
+    )
+    points: tuple[CrashPoint, ...] = ("roster made", "roster under way", "roster out")
+    point = random.choice(points), random.choice((2, 3, 4))
+    scenario = Scenario(
+        seed=seed,
+        machines=machines,
+        num_chunks=NUM_CHUNKS,
+        gather_seconds=5.0,
+        gather_fraction=0.3,
+        attempt_seconds=2.0,
+        crash_points=(point,),
+        fault_seconds=30.0,
+        gossip_seconds=(0.05, 1.0),
+        arithmetic_seconds=(0.0, 0.4),
+        latency_seconds=(0.01, 0.1),
+    )
+    world = run(scenario)
+    assert world.statistics["killed at work"] == 1
+    rounds = [header.round for header in world.checks.headers.values()]
+    assert len(rounds) == len({*rounds}), "two rings committed one round"
 
 
 @pytest.mark.parametrize("accusers", [1, 2])

@@ -270,3 +270,28 @@ def test_a_peer_that_has_gone_is_not_missed(hints: RoundHints) -> None:
     machine.expect(0.5, [ORGANISER, SECOND])
     assert noted(machine.statement(1.0, *without_victim())) == []
     assert num_members(machine) == 3
+
+
+def test_a_late_roster_of_a_dead_organiser_takes_no_member_out_of_the_ring_that_followed() -> None:
+    """The organiser died while it published, so some heard its roster after they had a new ring."""
+    machine = at_work(FIRST, RoundHints(), [ORGANISER, SECOND, VICTIM])
+    machine.expect(LATE, [SECOND, VICTIM])
+    envelopes = {peer: said(peer)[0] for peer in (FIRST, SECOND, VICTIM)}
+    made = make_roster(HEAD, 5, 0, envelopes, "fp32", 1024)
+    machine.statement(LATE, sealed(SECOND, made), made)
+    assert num_members(machine) == 3
+    machine.statement(LATE + 0.3, *without_victim())
+    for tick in range(1, 20):
+        machine.tick(LATE + 0.3 + tick * 0.1)
+    assert machine.ring is not None
+    assert {*machine.ring.members} == {*MEMBERS}
+    # Another member that heard it before follows the mended ring, and so does the victim.
+    roster = machine.ring.roster
+    other = at_work(SECOND, RoundHints(), [FIRST, VICTIM])
+    other.statement(LATE, *without_victim())
+    other.statement(LATE + 0.4, machine.ring.envelope, roster)
+    assert num_members(other) == 4
+    victim = at_work(VICTIM, RoundHints(), [FIRST, SECOND])
+    victim.statement(LATE, sealed(SECOND, made), made)
+    victim.statement(LATE + 0.4, machine.ring.envelope, roster)
+    assert num_members(victim) == 4
