@@ -31,10 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if is_short:
         gc.freeze()
     if status == 2:
-        from gossamer.node.service.units import LAUNCHD_VARIABLE  # here: only errors need it
+        from gossamer.node.service.units import ENDLESS_STARTERS  # here: only errors need it
 
-        if LAUNCHD_VARIABLE in os.environ:
-            _complain(["this ends with status 0, so that launchd does not start it again for ever"])
+        for variable in ENDLESS_STARTERS.keys() & os.environ.keys():
+            starter = ENDLESS_STARTERS[variable]
+            _complain(
+                [f"this ends with status 0, so that {starter} does not start it again for ever"]
+            )
             status = 0
     sys.exit(status)
 

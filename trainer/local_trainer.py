@@ -250,13 +250,11 @@ class LocalTrainer:
             batch = self._queue.take(self._config.inner.sequences_per_step)
         if batch is None:
             return None
-        learning_rate = learning_rate_of(
-            current.first_step, current.steps, self._config.inner, current.place
-        )
+        targets = num_targets(batch.sequences)
+        learning_rate = self._learning_rate(current, targets)
         with self._measured("handover"):
             self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
-        targets = num_targets(batch.sequences)
         is_good = math.isfinite(loss) and math.isfinite(norm)
         if is_good and targets:
             clip(self._parameters, norm, self._config.inner.clip_norm)
@@ -281,6 +279,16 @@ class LocalTrainer:
             text_bytes=text_bytes,
             times=None if self._clock is None else self._clock.take(),
             device_memory_bytes=self.device.take_peak_bytes(),
+        )
+
+    def _learning_rate(self, current: LocalRound, targets: int) -> float:
+        """The learning rate of the next step, which has so many targets."""
+        inner = self._config.inner
+        step_tokens = inner.sequences_per_step * self._config.model.context
+        # The chain counts the tokens that are trained on, and so do the steps before it does.
+        whole_steps = (current.tokens + targets) / step_tokens
+        return learning_rate_of(
+            current.first_step, current.steps, inner, current.place, whole_steps
         )
 
     def _measured(self, part: Part) -> AbstractContextManager[None]:

@@ -176,10 +176,13 @@ class Node:
         """Ends the owner's pause, or goes on after a failure of the trainer."""
         self._pause_orders.resume()
 
-    async def set_limits(self, changes: Mapping[str, str]) -> None:
-        """Changes the owner's limits, also for later lives. ConfigError, DiskError: see
-        `OwnerLimits.change`."""
-        await self._limits.change(changes)
+    async def order_kept(self) -> str:
+        """See `PauseOrders.kept`."""
+        return await self._pause_orders.kept()
+
+    async def set_limits(self, changes: Mapping[str, str]) -> str:
+        """Changes the owner's limits, also for later lives. See `OwnerLimits.change`."""
+        return await self._limits.change(changes)
 
     def hold_off(self, holds: Sequence[Hold]) -> None:
         """See `Holdable`. The watch runs before there is a participant: weights of gigabytes are

@@ -12,12 +12,20 @@ import msgspec
 
 from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.base.local_http import AnswerError, ask
+from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.status import Status, decode_status
 
 Order = Literal["pause", "resume", "finish", "leave"]
+
+
+class _Taken(msgspec.Struct, frozen=True):
+    """The answer to an order that is taken."""
+
+    problem: str = ""
+
 
 # The daemon answers within 100 ms. A machine that swaps may need longer.
 TIMEOUT_SECONDS = 10.0
@@ -72,21 +80,25 @@ def fetch_status(state_dir: StateDir) -> Status:
 
 def give_order(
     state_dir: StateDir, order: Order, options: Mapping[str, int] = MappingProxyType({})
-) -> None:
+) -> str:
     """Gives an order to the running daemon. Returns when the daemon has accepted.
 
     Args:
         options: of the order: for a pause `seconds` and `after_round` (0 or 1).
 
+    Returns:
+        The reason why the order will not hold over a restart of the node; empty if it will.
+
     Raises:
         NotRunningError, ClientError: as `fetch_status`.
     """
     query = f"?{urlencode(options)}" if options else ""
-    _ask(state_dir, "POST", f"/api/{order}{query}", _token_of(state_dir))
+    return _problem_of(_ask(state_dir, "POST", f"/api/{order}{query}", _token_of(state_dir)))
 
 
-def change_limits(state_dir: StateDir, changes: Mapping[str, str]) -> None:
-    """Asks the running daemon to change the owner's limits. Returns when they hold.
+def change_limits(state_dir: StateDir, changes: Mapping[str, str]) -> str:
+    """Asks the running daemon to change the owner's limits. Returns when they hold: the reason why
+    they will not hold over a restart, or an empty text if they will.
 
     Raises:
         ConfigError: the daemon refuses a change; its sentences say why.
@@ -94,9 +106,24 @@ def change_limits(state_dir: StateDir, changes: Mapping[str, str]) -> None:
     """
     path = f"/api/limits?{urlencode(changes)}"
     try:
-        _ask(state_dir, "POST", path, _token_of(state_dir))
+        return _problem_of(_ask(state_dir, "POST", path, _token_of(state_dir)))
     except RefusedError as refused:
         raise ConfigError(refused.lines) from None
+
+
+def until_end(problem: str) -> str:
+    """Returns the sentence for an order that the disk of its node does not take."""
+    return printable(
+        "It holds until this node ends. After a restart it holds only if the disk takes it until "
+        f"then, which the node tries again and again: {problem}"
+    )
+
+
+def _problem_of(answer: bytes) -> str:
+    try:
+        return msgspec.json.decode(answer, type=_Taken).problem
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""  # the order is taken, whatever a daemon of another version says about it
 
 
 def _token_of(state_dir: StateDir) -> str:

@@ -234,6 +234,7 @@ class _Daemon:
                     signed = await join_run(
                         transport, self._role, addresses, state_dir, self._require_consent
                     )
+                    state_dir.write_seeds(given, has_joined=True)
             if signed is None:
                 raise JoinError(
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "

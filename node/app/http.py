@@ -30,9 +30,7 @@ from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http_server import IDLE_SECONDS_MAX, Guard, bind_address, serve_app
 from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
-from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.printable import printable_json
-from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples
 from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
@@ -66,23 +64,32 @@ _run_in_thread = cast(_RunInThread, trio.to_thread.run_sync)
 # Orders have no body, so a request with one does not come from a Gossamer client.
 _BODY_BYTES_MAX = 0
 
+KEPT_SECONDS_MAX = 5.0
+"""Limit of the wait for the disk before an order is answered: the client waits for twice as long.
+The order stands, and the disk may still take it."""
+
 
 Samples = Callable[[], Sequence[RoundSamples]]
 
 
 class Controls(Protocol):
-    """The node, as the orders see it. They return at once; the status shows their effect."""
+    """The node, as the orders see it. The status shows their effect."""
 
     def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None: ...
 
     def resume(self) -> None: ...
 
+    async def order_kept(self) -> str:
+        """Waits until the disk had its chance to take the pause, or its end. Returns the reason why
+        it will not hold over a restart; empty if it will."""
+
     def leave(self) -> None: ...
 
     def finish(self) -> None: ...
 
-    async def set_limits(self, changes: Mapping[str, str]) -> None:
-        """Raises ConfigError for a change that cannot be made, and DiskError."""
+    async def set_limits(self, changes: Mapping[str, str]) -> str:
+        """Returns the reason why the limits, which hold now, will not hold over a restart; empty if
+        they will. Raises ValueError for a change that cannot be made."""
 
 
 async def serve_http(
@@ -181,21 +188,25 @@ def build_app(
         reason = now.put_out or now.phase
         return PlainTextResponse(f"not taking part in rounds: {reason}\n", status_code=503)
 
-    def pause(request: Request) -> None:
+    async def pause(request: Request) -> str:
         seconds, after_round = parse_pause(request.query_params)
         controls.pause(seconds, after_round=after_round)
+        return await _order_kept(controls)
 
-    async def set_limits(request: Request) -> Response:
-        refusal = refuse_order(request, token)
-        if refusal is not None:
-            return refusal
-        try:
-            await controls.set_limits(dict(request.query_params))
-        except ConfigError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        except DiskError as error:
-            return PlainTextResponse(f"{error}\n", status_code=507)
-        return JSONResponse({"accepted": True}, status_code=202)
+    async def resume(_request: Request) -> str:
+        controls.resume()
+        return await _order_kept(controls)
+
+    async def finish(_request: Request) -> str:
+        controls.finish()
+        return ""
+
+    async def leave(_request: Request) -> str:
+        controls.leave()
+        return ""
+
+    async def set_limits(request: Request) -> str:
+        return await controls.set_limits(dict(request.query_params))
 
     app = Starlette(
         routes=[
@@ -209,25 +220,40 @@ def build_app(
             Route("/livez", show_alive),
             Route("/readyz", show_ready),
             Route("/api/pause", _order(pause, token), methods=["POST"]),
-            Route("/api/resume", _order(lambda _: controls.resume(), token), methods=["POST"]),
-            Route("/api/limits", set_limits, methods=["POST"]),
-            Route("/api/finish", _order(lambda _: controls.finish(), token), methods=["POST"]),
-            Route("/api/leave", _order(lambda _: controls.leave(), token), methods=["POST"]),
+            Route("/api/resume", _order(resume, token), methods=["POST"]),
+            Route("/api/limits", _order(set_limits, token), methods=["POST"]),
+            Route("/api/finish", _order(finish, token), methods=["POST"]),
+            Route("/api/leave", _order(leave, token), methods=["POST"]),
         ]
     )
     return Guard(app, hosts, _BODY_BYTES_MAX)
 
 
-def _order(act: Callable[[Request], None], token: str) -> Callable[[Request], Awaitable[Response]]:
-    # Async, because Starlette runs a plain function in a thread, and orders change the daemon.
+async def _order_kept(controls: Controls) -> str:
+    with trio.move_on_after(KEPT_SECONDS_MAX):
+        return await controls.order_kept()
+    return f"the disk has not taken it in {KEPT_SECONDS_MAX:g} s"
+
+
+def _order(
+    act: Callable[[Request], Awaitable[str]], token: str
+) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the handler of an order.
+
+    Args:
+        act: gives the order, and returns the reason why the disk did not take it; empty if it did.
+            ValueError: it is no order, or one that cannot be carried out.
+    """
+
     async def handle(request: Request) -> Response:
         refusal = refuse_order(request, token)
         if refusal is not None:
             return refusal
         try:
-            act(request)
+            problem = await act(request)
         except ValueError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
-        return JSONResponse({"accepted": True}, status_code=202)
+        answer = {"accepted": True, "problem": problem} if problem else {"accepted": True}
+        return JSONResponse(answer, status_code=202)
 
     return handle

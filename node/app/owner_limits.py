@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.limit_periods import parse_limit
 from gossamer.node.base.owner_limits import (
     SCHEDULE,
@@ -75,8 +76,11 @@ class OwnerLimits:
         """
         self._given = given
         self._path = state_dir.limits_path
+        self._health = state_dir.health
         self._run_in_thread = run_in_thread
         self._kept = kept
+        self._problem = ""
+        """Why the disk does not have what is kept; empty if it does."""
         self.settings = with_limits(given, kept)
         """The settings that hold now."""
         self.rates = Limits(
@@ -87,6 +91,8 @@ class OwnerLimits:
         self._changing = trio.Lock()
         self._uses: dict[str, float] = {}
         self._sizes: Mapping[str, float] = {}
+        self._is_reading = False
+        """Whether a thread reads the use. Only that thread sets it."""
         self.notes: dict[str, str] = {}
         """What keeps a limit from holding here, by its name, for people."""
 
@@ -110,15 +116,19 @@ class OwnerLimits:
         if make_check is not None:
             self._checks.append(make_check)
 
-    async def change(self, changes: Mapping[str, str]) -> None:
-        """Changes limits and the schedule: on the disk first, and then at once.
+    async def change(self, changes: Mapping[str, str]) -> str:
+        """Changes limits and the schedule: on the disk first, and then at once. A disk that is full
+        keeps nobody from a lower limit of the disk.
 
         Args:
             changes: a text such as `10`, `off` or `default` by the name of each.
 
+        Returns:
+            The reason why the disk does not take them, so that they will not hold over a restart;
+            empty if it does. `run` tries again until it does.
+
         Raises:
             ConfigError: a change is none, or the run needs more; nothing was changed.
-            DiskError: they cannot be kept; nothing was changed.
         """
         async with self._changing:
             kept = changed(self._kept, changes)
@@ -134,15 +144,35 @@ class OwnerLimits:
             ]
             if problems:
                 raise ConfigError(problems)
-            await self._run_in_thread(lambda: write_limits(self._path, kept))
+            await self._keep(kept)
             self._kept, self.settings = kept, settings
             for apply in self._applies:
                 apply(settings)
+            problem = self._problem
         words = ", ".join(f"{name} {text}" for name, text in changes.items())
         log.info(
             f"the owner sets {words}",
             fields={"event": "the owner sets limits", "limits": dict(changes)},
         )
+        if problem:
+            log.warning("what the owner sets holds only until this node ends", problem=problem)
+        return problem
+
+    async def _keep(self, kept: Mapping[str, str]) -> None:
+        try:
+            await self._run_in_thread(lambda: write_limits(self._path, kept))
+        except DiskError as error:
+            self._problem = str(error)
+            self._health.failed("limits", error)
+        else:
+            self._problem = ""
+            self._health.wrote("limits")
+
+    async def _keep_again(self) -> None:
+        """Tries the disk again if it has not taken what the owner has set."""
+        async with self._changing:
+            if self._problem:
+                await self._keep(self._kept)
 
     def _apply_rates(self, settings: Settings) -> None:
         self.rates.up.change([parse_limit(text) for text in settings.up_limit])
@@ -151,7 +181,8 @@ class OwnerLimits:
     # What is used
 
     async def run(self, reads: Reads, metrics: Metrics, read_in_thread: RunInThread) -> None:
-        """Looks at the use every `LOOK_SECONDS` until cancelled.
+        """Looks at the use every `LOOK_SECONDS` until cancelled, and tries a disk again that did
+        not take a change.
 
         Args:
             read_in_thread: leaves a thread to itself when it is cancelled.
@@ -165,9 +196,7 @@ class OwnerLimits:
         # A change shows at once: a look may wait for a slow read.
         self.join(show_limits)
         while True:
-            with trio.move_on_after(READ_SECONDS_MAX):
-                settings = self.settings
-                read = await read_in_thread(lambda: reads(settings))  # noqa: B023
+            if (read := await self._read_in_time(reads, read_in_thread)) is not None:
                 self._uses.update(read.uses)
                 self._sizes = read.sizes
                 metrics.uses.set_used(
@@ -176,12 +205,34 @@ class OwnerLimits:
             show_limits(self.settings)
             moved_now = self._moved()
             metrics.uses.set_moved(moved_now["upload"], moved_now["download"])
+            await self._keep_again()
             await sleep_to_tick(LOOK_SECONDS)
             before, since = moved, at_seconds
             moved, at_seconds = self._moved(), trio.current_time()
             for name, num_bytes in moved.items():
                 rate = (num_bytes - before[name]) / (at_seconds - since)
                 self._uses[name] = rate * BITS / MBIT
+
+    async def _read_in_time(self, reads: Reads, read_in_thread: RunInThread) -> NodeUses | None:
+        """Returns what the node uses now; None where the machine does not say it in time.
+
+        A driver that hangs costs one thread and no more: it is not asked again before it has
+        answered. Each look would leave another thread behind, until none is left for the disk.
+        """
+        settings = self.settings
+
+        def read() -> NodeUses:
+            self._is_reading = True
+            try:
+                return reads(settings)
+            finally:
+                self._is_reading = False
+
+        if self._is_reading:
+            return None
+        with trio.move_on_after(READ_SECONDS_MAX):
+            return await read_in_thread(read)
+        return None
 
     def _moved(self) -> dict[str, int]:
         return {"upload": self.rates.up.moved_bytes, "download": self.rates.down.moved_bytes}

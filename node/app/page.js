@@ -27,6 +27,21 @@ function doing(s) {
   }
 }
 
+// What is the matter, where it does not stand beside the phase already.
+function problem(s) {
+  const isSaid = s.phase === "failed" || s.problem === s.put_out || (s.phase === "paused" && paused(s).includes(s.problem));
+  return s.problem && !isSaid ? s.problem : "";
+}
+
+// All causes, where one line does not say it.
+function causes(s) {
+  const all = s.pauses || [];
+  if (!all.length || (s.phase === "paused" && all.length === 1)) return [];
+  const text = all.map((each) => each.reason + (each.text ? ": " + each.text : "") + (each.after_round ? ", from the end of this round" : "")
+    + (each.resumes_at ? ", until " + moment(each.resumes_at) : ""));
+  return [["What keeps it from training", text.join("; "), "whole"]];
+}
+
 function paused(s) {
   const cause = (s.pauses || []).find(each => each.reason === s.paused_reason);
   if (s.resumes_at) return s.paused_reason + ", resumes at " + moment(s.resumes_at);
@@ -35,11 +50,14 @@ function paused(s) {
 }
 
 // The pace is what this page has seen itself: of steps in this round, and of rounds.
-const pace = {round: null, step: 0, stepAt: 0, firstRound: null, roundAt: 0, roundSeconds: null};
+const pace = {round: null, step: 0, stepAt: 0, firstRound: null, roundAt: 0, fetched: false, roundSeconds: null};
 function notePace(s) {
   const now = performance.now() / 1000;
   if (pace.round !== s.round || s.phase !== "training" || s.inner_step < pace.step) Object.assign(pace, {round: s.round, step: s.inner_step, stepAt: now});
-  if (pace.firstRound === null || s.round < pace.firstRound || s.phase === "paused") Object.assign(pace, {firstRound: s.round, roundAt: now});
+  // Rounds that were fetched say nothing of the pace, nor does the step from them to its own ones.
+  const fetches = ["joining", "syncing", "paused"].includes(s.phase);
+  if (pace.firstRound === null || s.round < pace.firstRound || fetches || pace.fetched) Object.assign(pace, {firstRound: s.round, roundAt: now});
+  pace.fetched = fetches;
   if (s.round > pace.firstRound) pace.roundSeconds = (now - pace.roundAt) / (s.round - pace.firstRound);
   else if (known(s.last_round)) pace.roundSeconds = s.last_round.duration_seconds;
 }
@@ -68,6 +86,9 @@ function showBar(bar, done, all) {
 
 // What a screen reader is told: what has changed for the owner, and not each round.
 function heard(s) {
+  return [heardOfPhase(s), problem(s)].filter(Boolean).join(" ");
+}
+function heardOfPhase(s) {
   if (s.put_out && s.phase !== "failed") return s.put_out;
   if (s.waits_for) return "The node waits for others.";
   switch (s.phase) {
@@ -107,10 +128,13 @@ function showNode(s) {
   const [what, more] = doing(s);
   setText($("doing"), what);
   setText($("doing-more"), more);
+  setText($("problem"), problem(s));
+  $("problem").hidden = !problem(s);
   setText($("heard"), heard(s));
   showBar($("progress"), s.inner_step, s.phase === "training" ? s.inner_steps : 0);
   const c = s.capacity;
   facts($("node-facts"), [
+    ...causes(s),
     ["Speed", known(s.tokens_per_second) ? count(s.tokens_per_second) + " tokens/s" : "–"],
     ["Contributed", count(s.tokens_total) + " tokens"],
     ["Training loss", loss(s.loss)],
@@ -127,7 +151,7 @@ function showNode(s) {
     ...(known(s.step_times) ? [["A step's time", stepTimes(s.step_times), "whole"]] : []),
     ["Device", c ? c.device + " · " + bytes(c.device_memory_bytes) : "–", "whole"],
     ["Confinement", s.confinement || "–", "whole"],
-    ...(known(s.rolled_back_to) ? [["Rolled back", "by the founder: the run went on after round " + s.rolled_back_to.toLocaleString("en"), "whole"]] : []),
+    ...(known(s.rolled_back_to) ? [["Rolled back", "by the founder or the keepers: the run went on after round " + s.rolled_back_to.toLocaleString("en"), "whole"]] : []),
   ]);
 }
 function showSwarm(s) {

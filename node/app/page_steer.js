@@ -39,7 +39,10 @@ async function order(path, taken, result = $("order-result")) {
   try {
     const answer = await ask("POST", path);
     if (answer.status === 401) { refuseToken(); return false; }
-    const text = answer.ok ? taken : "The node refuses: " + (await answer.text()).trim();
+    const problem = answer.ok ? (await answer.json()).problem : "";
+    let text = taken;
+    if (!answer.ok) text = "The node refuses: " + (await answer.text()).trim();
+    else if (problem) text = "The node obeys, but a restart forgets this order unless the disk takes it before: " + problem;
     setText(result, text);
     update();
     return answer.ok;

@@ -1,4 +1,8 @@
-"""The owner's orders to pause and to resume: kept on disk first, and then obeyed."""
+"""The owner's orders to pause and to resume: kept on disk first, and then obeyed.
+
+An order that the disk does not take is obeyed, too. The owner is told that it does not hold over a
+restart, and the disk is tried again until it takes it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from gossamer.node.storage.state_dir import StateDir
 
 CLOCK_SECONDS = 5.0
 """Time between two looks at the clock while a pause has an end: the clock may be set, and the
-machine may sleep."""
+machine may sleep. A disk that has not taken an order is tried again as often."""
 
 log = structlog.get_logger("node")
 
@@ -27,6 +31,8 @@ class Pausable(Protocol):
     def pause(self, order: UserPause) -> None: ...
 
     def resume(self) -> None: ...
+
+    def pause_is_over(self) -> None: ...
 
 
 class PauseOrders:
@@ -39,10 +45,17 @@ class PauseOrders:
         self, state_dir: StateDir, run_in_thread: RunInThread, unix_seconds: Callable[[], float]
     ) -> None:
         self._path = state_dir.paused_path
+        self._health = state_dir.health
         self._run_in_thread = run_in_thread
         self._unix_seconds = unix_seconds
         self._wanted: UserPause | None = None
         self._given = trio.Event()
+        self._num_given = 0
+        self._num_tried = 0
+        """Orders that were written, or replaced by a newer one, or that the disk did not take."""
+        self._tried = trio.Event()
+        self._problem = ""
+        """Why the newest of these is not on the disk; empty if it is."""
         self._since_seconds = 0.0
         """When the order came that holds, by the clock that nobody sets."""
 
@@ -63,8 +76,19 @@ class PauseOrders:
         """Orders an end of the pause. It returns at once."""
         self._give(None)
 
+    async def kept(self) -> str:
+        """Waits until the disk had its chance to take the orders so far.
+
+        Returns the reason why the newest one will not hold over a restart; empty if it will.
+        """
+        number = self._num_given
+        while self._num_tried < number:
+            await self._tried.wait()
+        return self._problem
+
     def _give(self, order: UserPause | None) -> None:
         self._wanted = order
+        self._num_given += 1
         self._since_seconds = trio.current_time()
         self._given.set()
 
@@ -73,18 +97,29 @@ class PauseOrders:
         while True:
             await self._next()
             self._given = trio.Event()
-            wanted = self._wanted
-            try:
-                await self._keep(wanted)
-            except DiskError as error:
-                log.warning("the order holds only until this node ends", problem=str(error))
+            wanted, number = self._wanted, self._num_given
+            await self._keep(wanted)
+            if self._problem:
+                log.warning("the order holds only until this node ends", problem=self._problem)
             if wanted is not None:
                 participant.pause(wanted)
-            else:
+            elif number > self._num_tried:
                 participant.resume()
+            else:
+                participant.pause_is_over()
+            self._num_tried = number
+            self._tried.set()
+            self._tried = trio.Event()
 
     async def _keep(self, order: UserPause | None) -> None:
-        await self._run_in_thread(lambda: write_pause(self._path, order))
+        try:
+            await self._run_in_thread(lambda: write_pause(self._path, order))
+        except DiskError as error:
+            self._problem = str(error)
+            self._health.failed("pause", error)
+        else:
+            self._problem = ""
+            self._health.wrote("pause")
 
     async def _next(self) -> None:
         """Returns when there is an order to obey, or when the present one has ended by itself."""
@@ -92,6 +127,8 @@ class PauseOrders:
             with trio.move_on_after(CLOCK_SECONDS):
                 await self._given.wait()
                 return
+            if self._problem:
+                await self._keep(self._wanted)
             order, since = self._wanted, trio.current_time() - self._since_seconds
             if order is not None and is_over(order, self._unix_seconds(), since):
                 log.info("the pause is over")

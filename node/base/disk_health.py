@@ -62,13 +62,21 @@ def disk_error(path: Path, num_bytes: int, error: OSError) -> DiskError:
     )
 
 
-def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o600) -> None:
+def write_atomically(
+    path: Path,
+    *parts: bytes | bytearray | memoryview,
+    mode: int = 0o600,
+    is_order: bool = False,
+) -> None:
     """Replaces the file at once and durably: a reader, and a crash, see the old or the new content.
 
     The content is the parts one after the other; they are not copied.
 
     The bytes and then the directory entry are synced, so when this returns the new content
     survives a power cut. Blocks for as long as the disk needs.
+
+    Args:
+        is_order: a command leaves the file for the node of its folder, see `hand_over`.
 
     Raises:
         DiskError: the old file is untouched and, as far as the disk lets us, nothing is left
@@ -78,6 +86,8 @@ def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: i
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
+            if is_order:
+                hand_over(descriptor, path.parent)
             with open(descriptor, "wb", buffering=0, closefd=False) as file:
                 for part in parts:
                     view = memoryview(part).cast("B")
@@ -94,6 +104,34 @@ def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: i
             num_bytes = sum(memoryview(part).nbytes for part in parts)
             raise disk_error(path, num_bytes, error) from error
         raise
+
+
+def hand_over(descriptor: int, folder: Path) -> None:
+    """Gives what a command of root makes in a folder to the owner of the folder.
+
+    The node of a service for all users has a user of its own, as which nobody can give a command.
+    It could not read what belongs to root. Where the system does not let root do it, as in some
+    containers, the file stays root's. Raises OSError: the folder is gone.
+    """
+    owner = os.stat(folder)
+    if os.geteuid() == 0 != owner.st_uid:
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def make_folder_of_orders(folder: Path) -> None:
+    """Makes a folder in which commands leave orders for the node, if it is not there. See
+    `hand_over`; one that an earlier version has left as root's is given away, too. Raises
+    OSError."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not os.geteuid() == 0 == os.lstat(folder).st_uid:
+        return
+    # By its descriptor: another user could put something else into its place meanwhile.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        hand_over(descriptor, folder.parent)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

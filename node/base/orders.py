@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import trio
 
@@ -29,6 +30,8 @@ class Orders:
         self.is_in_round = False
         """Whether the node is in a round, which some orders let it finish."""
         self._news = trio.Event()
+        self._unless: dict[trio.CancelScope, bool] = {}
+        """The blocks of `unless_ordered`, and whether the node might not train at the last news."""
 
     @property
     def holds(self) -> tuple[Hold, ...]:
@@ -60,6 +63,23 @@ class Orders:
         """Wakes all tasks that wait: each looks again at what it waits for."""
         self._news.set()
         self._news = trio.Event()
+        is_paused = self.pause
+        for scope, was_paused in self._unless.items():
+            if self.leave or (is_paused and not was_paused):
+                scope.cancel()
+            self._unless[scope] = is_paused
+
+    @contextmanager
+    def unless_ordered(self) -> Iterator[None]:
+        """Cancels its block when the operator orders to leave, or when something begins to keep the
+        node from training: what is fetched for hours must not keep either waiting. A block that
+        begins while the node may not train goes on."""
+        with trio.CancelScope() as scope:
+            self._unless[scope] = self.pause
+            try:
+                yield
+            finally:
+                del self._unless[scope]
 
     async def wait(self, seconds: float | None = None) -> None:
         """Returns at the next news, or after `seconds` at the latest; None sets no limit."""

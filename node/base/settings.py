@@ -105,7 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api: str = DEFAULT_API
     """HOST:PORT of the local HTTP endpoint; port 0 picks a free one."""
     api_hosts: tuple[str, ...] = ()
-    """Host names, besides loopback ones and addresses, by which the HTTP endpoint may be called."""
+    """Host names, besides loopback ones and addresses, by which the HTTP endpoint and `gossamer
+    serve` may be called."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too), `mps`, `xpu` or `xpu:N`. `all` takes all cards as
     one trainer, and `cuda:0,cuda:2` these."""

@@ -46,7 +46,7 @@ class ExtensionFile:
 
     def write(self, signed: Signed) -> None:
         """Keeps an extension in place of the one before. Raises DiskError."""
-        write_atomically(self._path, encode_signed(signed))
+        write_atomically(self._path, encode_signed(signed), is_order=True)
 
     def read(self) -> tuple[Signed, Extension] | None:
         """Returns the extension, checked as if a peer had brought it; None if there is none.

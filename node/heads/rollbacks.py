@@ -27,6 +27,7 @@ import trio
 from gossamer.node.base.disk_health import (
     DiskError,
     DiskHealth,
+    make_folder_of_orders,
     remove_quietly,
     write_atomically,
 )
@@ -86,10 +87,10 @@ class RollbackFiles:
     def write(self, signed: Signed) -> None:
         """Keeps a rollback. Raises DiskError."""
         try:
-            self._path.mkdir(mode=0o700, exist_ok=True)
+            make_folder_of_orders(self._path)
         except OSError as error:
             raise DiskError(str(error)) from error
-        write_atomically(self._path / signed.digest.hex(), encode_signed(signed))
+        write_atomically(self._path / signed.digest.hex(), encode_signed(signed), is_order=True)
 
     def remove(self, signed: Signed) -> None:
         """Forgets a rollback."""

@@ -3,9 +3,11 @@ steps inside the ring, and is committed after the last one.
 
 The ring is at work from the roster on, for as long as its steps take, and training is a part of it.
 So a `Ready` promises work: the tokens of a round's steps. The header credits the tokens of those
-steps whose averages contain this peer's part. The data behind them is known only then, and the next
-`Ready` names it for the ledger. A slow peer that is in less than half of the steps of every round
-trains on data that no round counts, and leaves them to others (`return_uncounted_data`).
+steps whose averages contain this peer's part. Of conversations only some tokens are trained on, so
+there the promise follows the steps that this node has done. The data behind them is known only
+then, and the next `Ready` names it for the ledger. A slow peer that is in less than half of the
+steps of every round trains on data that no round counts, and leaves them to others
+(`return_uncounted_data`).
 
 Only the trainer's momentum is carried from one round to the next (`carried_momentum`). Tokens of
 parts that came too late for their step count as dropped (`late`). Tokens of a round without a
@@ -61,6 +63,9 @@ class SharedSteps:
         self.payloads = payloads
         self.trainings = trainings
         self.timing = StepTiming()
+        self.trained_share: float | None = None
+        """Part of the tokens of a round's steps that this node trained on in the newest one; None
+        before the first."""
         self.momentum = CarriedMomentum(
             me,
             committed,
@@ -147,11 +152,27 @@ class _SharedRound:
 
     async def promise(self) -> Promise:
         """See `RoundWork`: the tokens of all steps of the round."""
-        manifest, work = self._trainings.manifest, self._trainings.work
+        work = self._trainings.work
         self._told_spans = tuple(work.account.state.spans[: limits.SPANS_MAX])
-        steps = manifest.outer.inner_steps
-        tokens = steps * manifest.inner.sequences_per_step * manifest.model.context
+        steps = self._trainings.manifest.outer.inner_steps
+        share = self._mode.trained_share
+        if share is None:  # the first step is done
+            share = min(1.0, work.account.state.under_way / self._step_tokens)
+        tokens = max(1, round(share * steps * self._step_tokens))
         return Promise(tokens, steps, 0.0, self._told_spans)
+
+    @property
+    def _step_tokens(self) -> int:
+        """Tokens of a step, those among them that are only read."""
+        manifest = self._trainings.manifest
+        return manifest.inner.sequences_per_step * manifest.model.context
+
+    def _note_share(self, training: LocalTraining) -> None:
+        """Notes how many of the tokens of a training's steps were trained on."""
+        finished = training.finished
+        if finished is not None and finished.tokens:
+            share = finished.tokens / (finished.steps * self._step_tokens)
+            self._mode.trained_share = min(1.0, share)
 
     def train_ahead(self) -> None:
         """See `RoundWork`: a step needs the one before it."""
@@ -181,6 +202,7 @@ class _SharedRound:
         assert training is not None
         self._runner.close()
         await training.end(machine.head, machine.number)
+        self._note_share(training)
         committed = outcome.committed  # it may have come while the training ended
         averages = None
         if committed is not None:

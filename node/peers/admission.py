@@ -107,8 +107,15 @@ class Admission:
         return peer in self._accusers
 
     def begin_round(self, number: int) -> None:
-        """There is a new head, and with it new rings: forgets the accusations of this node."""
+        """There is a new head, and with it new rings: forgets the accusations of this node.
+
+        Where rounds were taken back, the numbers go on from an earlier one. A peer that sat out
+        would otherwise do so until the chain is as long as before.
+        """
         self._accusers.clear()
+        if (num_rounds := self._next_round - number) > 0:
+            self.conduct.rounds_back(num_rounds)
+            self.poor_work.rounds_back(num_rounds)
         self._next_round = number
 
     def sits_out(self, peer: PeerId) -> bool:

@@ -90,7 +90,7 @@ class Discovery:
     ) -> None:
         """
         Args:
-            bootstrap: addresses that are dialled while there is no connection.
+            bootstrap: addresses that are dialled while there is no connection to a member.
             randomness: for the back-off between two dials.
             awake: tells when this process did not run, because connections break meanwhile.
             entrance: is told of each peer that was dialled, and knows who was put out.
@@ -155,7 +155,11 @@ class Discovery:
     def _targets(
         self, now: float, members: dict[PeerId, Announce], connected: set[PeerId]
     ) -> dict[str, _Target]:
-        """Peers that should be connected and are not, by the key of their count of failures."""
+        """Peers that should be connected and are not, by the key of their count of failures.
+
+        A connected peer that has announced nothing in this run may be in another run or in none: it
+        leads nowhere, and keeps nobody from looking further.
+        """
         me, is_out = self._transport.peer_id, self._entrance.is_out
         targets: dict[str, _Target] = {}
         for peer, announce in members.items():
@@ -168,11 +172,13 @@ class Discovery:
                 # Of two peers that know each other the lower id dials at once. The other waits.
                 patience = 0.0 if me < peer else BACK_OFF_SECONDS_MIN
                 self._redial.want(now, peer, patience, is_relayed=is_relayed)
-        if not connected:
+        if connected.isdisjoint(members):
+            here = {me, *connected}
             for address in self._bootstrap:
-                targets[address] = _Target(None, (address,))
+                if address.rpartition("/p2p/")[2] not in here:
+                    targets[address] = _Target(None, (address,))
             for peer, addresses in self._known.newest_first():
-                if peer != me and not is_out(peer):
+                if peer not in here and not is_out(peer):
                     targets.setdefault(peer, _Target(peer, addresses))
             for key in targets:
                 self._redial.want(now, key, 0.0)
@@ -186,6 +192,7 @@ class Discovery:
         try:
             if target.peer is not None and target.is_relayed:
                 await self._transport.connect_any(target.peer, target.addresses)
+                self._redial.reached(trio.current_time(), key)
                 log.info("connected directly", peer=short(target.peer))
                 return
             if target.peer is None:
@@ -193,6 +200,7 @@ class Discovery:
             else:
                 peer = target.peer
                 address = await self._reach(peer, target.addresses)
+            self._redial.reached(trio.current_time(), key)
             if address:
                 self._known.reached(peer, address)
             self._metrics.dials.add("connected")

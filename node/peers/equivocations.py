@@ -6,7 +6,7 @@ peer, and comparisons of stores bring it to nodes that gossip has not reached.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import structlog
@@ -34,6 +34,10 @@ from gossamer.protocol.wire.statements import (
 
 JUDGED_MAX = limits.MEMBERS_MAX
 """Peers of which this node remembers that it has banned them for a proof."""
+
+NUMBERS_MAX = 16
+"""Numbers of one peer that are remembered, the newest ones. An honest peer never has one. A proof
+about a forgotten one bans its author anew, which costs nobody else anything."""
 
 log = structlog.get_logger("peers")
 
@@ -63,8 +67,9 @@ class Equivocations:
         self._say = say
         self._store = statement_store
         self._witness = ReadyWitness(run_id, verify)
-        self._judged: OrderedDict[PeerId, tuple[int, ...]] = OrderedDict()
-        """The highest number for which each peer was banned."""
+        self._judged: OrderedDict[PeerId, deque[tuple[int, ...]]] = OrderedDict()
+        """The numbers for which each peer was banned. The highest one would not do: a peer chooses
+        its numbers, and after a proof with a huge one it could contradict itself as it likes."""
 
     def admits(self, proof: Equivocation) -> bool:
         """Returns whether this node takes a proof: it does so once for each number of a peer.
@@ -72,10 +77,8 @@ class Equivocations:
         Raises:
             RemoteProtocolError: it is no proof.
         """
-        number = open_equivocation(proof, self._run_id, verify)
-        accused = PeerId(proof.first.author)
-        is_new = number > self._judged.get(accused, ())
-        return is_new or self._offences.is_banned(accused)
+        open_equivocation(proof, self._run_id, verify)
+        return self._is_new(proof) or self._offences.is_banned(PeerId(proof.first.author))
 
     def is_kept(self, proof: Equivocation) -> bool:
         """Returns whether a proof is kept for others: as long as this node bans for it."""
@@ -110,7 +113,7 @@ class Equivocations:
         self._judge(proof)
 
     def _is_new(self, proof: Equivocation) -> bool:
-        return number_of(proof) > self._judged.get(PeerId(proof.first.author), ())
+        return number_of(proof) not in self._judged.get(PeerId(proof.first.author), ())
 
     def _judge(self, proof: Equivocation) -> None:
         """Bans a peer for a proof that was checked."""
@@ -124,7 +127,8 @@ class Equivocations:
             )
         elif not self._is_known(accused):
             return
-        self._judged[accused] = number_of(proof)
+        judged = self._judged.setdefault(accused, deque(maxlen=NUMBERS_MAX))
+        judged.append(number_of(proof))
         self._judged.move_to_end(accused)
         if len(self._judged) > JUDGED_MAX:
             self._judged.popitem(last=False)

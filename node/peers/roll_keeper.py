@@ -31,6 +31,7 @@ from gossamer.node.network.transport import (
 )
 from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
 from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, exchange_of, pull_roll
+from gossamer.node.peers.members_words import MembersWords
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.own_entries import OwnEntries
 from gossamer.node.storage.roll_file import RollFile
@@ -69,8 +70,8 @@ INTRODUCE_AGAIN_SECONDS = 60.0
 this node was put out."""
 
 REFUSED_SECONDS = 3 * RECONCILE_SECONDS
-"""A node that a member refuses counts as put out when no member has taken it for one in so long,
-which is time for three exchanges. One member's word alone is not enough."""
+"""A node counts as put out when the members have refused it for so long (`members_words`), which is
+time for three exchanges."""
 
 ADMISSIONS_AT_ONCE_MAX = 2
 """Streams of one peer that ask to come in: one, and one that it gave up a moment ago."""
@@ -116,8 +117,7 @@ class RollKeeper:
         """Files of orders that the roll has, and that wait for the disk to take the roll."""
         self._refused: dict[PeerId, float] = {}
         """Time until which this node is not introduced again; members only, so they are few."""
-        self._refusal: tuple[float, str] | None = None
-        """Time and reason of the first refusal since a member took this node for one."""
+        self._words = MembersWords(roll)
         self._was_told = False
         """Whether a person was told that this node is no member."""
         self.votes: ExpulsionKeeper | None = None
@@ -168,8 +168,8 @@ class RollKeeper:
         me = self._identity.peer_id
         if self.roll.was_member(me) and not self.roll.is_member(me):
             reason = "it was put out of the run"
-        elif self._refusal and trio.current_time() - self._refusal[0] >= REFUSED_SECONDS:
-            reason = printable(self._refusal[1])
+        elif refusal := self._words.refusal(trio.current_time(), REFUSED_SECONDS):
+            reason = printable(refusal)
         else:
             return None
         return (
@@ -217,11 +217,11 @@ class RollKeeper:
         if not self.roll.is_member(peer):
             return
         if answer.is_admitted:
-            self._refusal = None
+            self._words.note(peer, "", trio.current_time())
             return
         self._refused[peer] = trio.current_time() + INTRODUCE_AGAIN_SECONDS
-        if answer.problem and self._refusal is None:
-            self._refusal = trio.current_time(), answer.problem
+        if answer.problem:
+            self._words.note(peer, answer.problem, trio.current_time())
         if answer.problem and not self._was_told:
             self._was_told = True
             log.warning(
@@ -360,7 +360,8 @@ class RollKeeper:
         try:
             with trio.fail_after(ROLL_SECONDS):
                 await self.reconcile(peer)
-                self._refusal = None  # members answer only those whom they take for one
+                # Members answer only those whom they take for one.
+                self._words.note(peer, "", trio.current_time())
                 if self.votes is not None:
                     await self.votes.reconcile(peer)
         except ProtocolRefused:

@@ -356,7 +356,11 @@ class RoundDispatcher:
                 self._do.contradicted(self.machine.signed_averages.proof(action))
             case Committed():
                 self.phase, self.committed, self._wanted_step = "delivering", action, None
-                self.ends_seconds = now + linger_seconds(now - self._began_seconds)
+                self.ends_seconds = now + self.serves_seconds(now)
+
+    def serves_seconds(self, now: float) -> float:
+        """Time for which a ring that is committed now serves members that have not voted yet."""
+        return linger_seconds(now - self._began_seconds)
 
     def _begin_ring(self, now: float, action: BeginRing) -> None:
         self._close_links()

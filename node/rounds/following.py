@@ -38,6 +38,11 @@ blocks are here, are news."""
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""
 
+CLAIMS_SECONDS = 15.0
+"""Longest wait of a node for the claims of the others: the wait for five peers that do not answer.
+The claims that it has not heard by then come while it trains, as later ones do. A crowd of silent
+peers must not keep a node from its first round either."""
+
 PROOF_SECONDS = 120.0
 """Longest wait of a node without a state for the proofs of announced heads. Some 30,000 commit
 records come in this time on a home line. A peer that proves nothing must not keep a newcomer from
@@ -76,15 +81,19 @@ class Follower:
             raise LeaveRequested
 
     async def catch_up(self) -> bool:
-        """Takes over the heaviest head, as long as one wins over the committed one.
+        """Takes over the heaviest head, as long as one wins over the committed one. It returns
+        before that when something begins to keep the node from training.
 
         Returns:
             False if the disk does not take it: rounds on an older head would be of no use.
         """
         while (better := self.heads.better()) is not None:
             self.check_leave()
+            was_paused = self._orders.pause
             if not await self._take_over(better.head):
                 return False
+            if self._orders.pause and not was_paused:
+                return True  # the device is freed first
         return True
 
     async def _take_over(self, head: Digest) -> bool:
@@ -93,8 +102,9 @@ class Follower:
             others_wait = self.heads.is_near(head) and self._trainings.trainer.is_up
             self.phases.set("training" if others_wait else "syncing")
         try:
-            if await self.heads.try_take_over(head):
-                self._health.wrote("blocks")
+            with self._orders.unless_ordered():
+                if await self.heads.try_take_over(head):
+                    self._health.wrote("blocks")
         except DiskError as error:
             self._health.failed("blocks", error)
             return False
@@ -254,20 +264,22 @@ class Joiner:
     async def _hear_claims(self) -> None:
         """Hears all claims on data from one peer, before this node claims any: otherwise it would
         take what others have claimed."""
-        for peer in sorted(self._swarm.sources()):
-            with trio.move_on_after(FIRST_CONTACT_SECONDS):
-                try:
-                    await self._swarm.gossip.reconcile(peer)
-                    return  # one statement store has what all peers have said
-                except (TransportError, RemoteProtocolError) as error:
-                    log.debug("exchange failed", peer=peer, error=str(error))
+        with trio.move_on_after(CLAIMS_SECONDS):
+            for peer in sorted(self._swarm.sources()):
+                with trio.move_on_after(FIRST_CONTACT_SECONDS):
+                    try:
+                        await self._swarm.gossip.reconcile(peer)
+                        return  # one statement store has what all peers have said
+                    except (TransportError, RemoteProtocolError) as error:
+                        log.debug("exchange failed", peer=peer, error=str(error))
 
     async def _begin_at_genesis(self) -> None:
         committed = self._committed
         if committed.begins_with_drawn_weights and await self._draw_genesis():
             return
         try:
-            await self._chain_sync.follow(committed.chain.genesis, self._swarm.sources)
+            with self._trainings.orders.unless_ordered():
+                await self._chain_sync.follow(committed.chain.genesis, self._swarm.sources)
         except (BehindError, DiskError) as error:
             log.warning("the initial state cannot be had yet", error=str(error))
             await self._trainings.orders.wait(RETRY_SECONDS)

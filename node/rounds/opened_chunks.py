@@ -18,6 +18,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.modes.sync_mode import OpensChunks
 from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport
+from gossamer.node.rounds.dispatcher import LINGER_SECONDS_MAX
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.sum_audits import audited_chunk, auditor_after
@@ -41,8 +42,10 @@ LATE_SECONDS = 20.0
 a member serves those that have not (`dispatcher.LINGER_SECONDS`)."""
 
 OPENING_SECONDS = 60.0
-"""Longest time of a question with its answer: a part of 4 MiB takes 34 s on a line of 1 Mbit/s, and
-the member may be late."""
+"""Longest time of a question with its answer where the ring was short: a part of 4 MiB takes 34 s
+on a line of 1 Mbit/s, and the member may be late. Otherwise it is the time that the ring took, up
+to `LINGER_SECONDS_MAX`. A line that is slow, or that serves newcomers as well, sent many chunks in
+that time."""
 
 STREAMS_PER_PEER_MAX = 2
 """An auditor asks one question at a time, and one may still be ending."""
@@ -64,6 +67,17 @@ class _Kept(NamedTuple):
     auditor: PeerId
     members: tuple[PeerId, ...]
     opening: Opening
+    seconds: float
+    """Longest time for which it shows that."""
+
+
+def opening_seconds(served_seconds: float) -> float:
+    """Longest time of a question with its answer.
+
+    Args:
+        served_seconds: time for which the ring served its members after its commit.
+    """
+    return max(OPENING_SECONDS, served_seconds)
 
 
 class OpenedChunks:
@@ -102,26 +116,32 @@ class OpenedChunks:
             log.error("this node's work is not that which it signed: it cannot be audited")
             return
         opening = Opening(machine.steps_of(chunk), *mine)
-        self._kept[header.digest] = _Kept(auditor, machine.ring.members, opening)
+        seconds = opening_seconds(opened.driver.dispatcher.serves_seconds(trio.current_time()))
+        self._kept[header.digest] = _Kept(auditor, machine.ring.members, opening, seconds)
         if len(self._kept) > KEPT_ROUNDS:
             self._kept.popitem(last=False)
         self._has_more.set()
         self._has_more = trio.Event()
 
     async def _serve(self, stream: Stream) -> None:
-        async with answering(stream, OPENING_SECONDS, self._on_offence):
-            question = decode_question(await receive_message(stream, OPENING_MESSAGE_BYTES_MAX))
-            kept = await self._kept_for(Digest(question.head), stream.peer_id)
-            if kept is None:
-                await send_frame(stream, encode_opening_message(Closed()))
-                return
-            opening = kept.opening
-            steps = tuple(encode_step(step, kept.members) for step in opening.steps)
-            if question.with_part:
-                answer = encode_opening_message(Opened(steps, opening.path))
-                await send_frame(stream, answer, opening.part)
-            else:
-                await send_frame(stream, encode_opening_message(Opened(steps, b"")))
+        async with answering(stream, OPENING_SECONDS + LINGER_SECONDS_MAX, self._on_offence):
+            with trio.fail_after(OPENING_SECONDS):
+                question = decode_question(await receive_message(stream, OPENING_MESSAGE_BYTES_MAX))
+                kept = await self._kept_for(Digest(question.head), stream.peer_id)
+            with trio.fail_after(OPENING_SECONDS if kept is None else kept.seconds):
+                await self._answer(stream, kept, with_part=question.with_part)
+
+    async def _answer(self, stream: Stream, kept: _Kept | None, *, with_part: bool) -> None:
+        if kept is None:
+            await send_frame(stream, encode_opening_message(Closed()))
+            return
+        opening = kept.opening
+        steps = tuple(encode_step(step, kept.members) for step in opening.steps)
+        if with_part:
+            answer = encode_opening_message(Opened(steps, opening.path))
+            await send_frame(stream, answer, opening.part)
+        else:
+            await send_frame(stream, encode_opening_message(Opened(steps, b"")))
 
     async def _kept_for(self, head: Digest, peer: PeerId) -> _Kept | None:
         """What a peer may see of a round. It may ask before this node has committed the round."""

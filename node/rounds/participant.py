@@ -174,8 +174,12 @@ class Participant:
     def resume(self) -> None:
         """Ends the owner's pause, stays after all where the node was to leave after its round, or
         goes on after a failure of the trainer. What else keeps the node from training stays."""
-        self._orders.user_pause = None
         self._orders.leaves_after_round = False
+        self.pause_is_over()
+
+    def pause_is_over(self) -> None:
+        """Ends the owner's pause, whose time is over. Another order of the owner stays."""
+        self._orders.user_pause = None
         self._go_on()
 
     def hold_off(self, holds: Sequence[Hold]) -> None:
@@ -359,6 +363,8 @@ class Participant:
         if not await self._follower.catch_up():
             await self._follower.wait_for_disk()
             return False
+        if self._orders.pause:
+            return False  # perhaps before this node was at the best head
         if not self._heads.allowed.may_stand(self._heads.mine):
             await self._follower.wait_for_state()
             return False

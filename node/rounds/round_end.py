@@ -112,7 +112,7 @@ class Settlement:
         since = work.head
         is_void = since is not None and since in self._committed.chain and self._is_void(since)
         await self._fetch_contributors(await run_in_thread(self._unknown_with_mine))
-        has_left_rounds = await run_in_thread(self._settle)
+        has_left_rounds = await run_in_thread(lambda: self._settle(ROLLED_BACK if is_void else ""))
         self._averages.clear()
         if is_void and has_left_rounds:
             # It was done on parameters that the founder does not want.
@@ -153,8 +153,8 @@ class Settlement:
                 except (BehindError, CannotRebuildError, DiskError) as error:
                     log.debug("the contributors of an old round are not known", problem=str(error))
 
-    def _settle(self) -> bool:
-        """Says whether rounds have left the chain."""
+    def _settle(self, reason: str) -> bool:
+        """Says whether rounds have left the chain. `reason`: see `WorkAccount.abandoned`."""
         work, chain, head = self._work, self._committed.chain, self._committed.head
         since = work.head
         if since is None and not work.is_damaged:
@@ -172,7 +172,7 @@ class Settlement:
             header = self._header(lost)
             if header is not None:
                 _, tokens = self._mine(header)
-                work.abandoned(lost, header.parent, tokens, next_round)
+                work.abandoned(lost, header.parent, tokens, next_round, reason)
         for new in reversed(chain.only_in(head, since)):
             header = self._header(new)
             if header is not None:

@@ -3,13 +3,15 @@ of others.
 
 `protocol/policy/sum_audits.py` has the rules, and `opened_chunks` shows this node's own chunks to
 other auditors. If this node is the auditor of a round, it first asks the members for the way of the
-sum, and then for their parts, one at a time: so it never holds more than one part and one sum. An
-auditor that is still busy with an earlier round leaves a round out.
+sum, and then for their parts, one at a time: so it never holds more than one part and one sum.
+Members forget what they did after some rounds. So an auditor that another member keeps waiting for
+so long says nothing of those that it asks later.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import structlog
@@ -24,7 +26,12 @@ from gossamer.node.network.transport import (
     reason_of,
 )
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.opened_chunks import OPENING_SECONDS, OpenedChunks, Opening
+from gossamer.node.rounds.opened_chunks import (
+    KEPT_ROUNDS,
+    OpenedChunks,
+    Opening,
+    opening_seconds,
+)
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.known_rounds import KnownRounds
@@ -59,10 +66,15 @@ from gossamer.protocol.wire.opening_messages import (
 )
 
 ASKED_TIMES = 2
-"""Questions that a member may leave without an answer before it has not opened the chunk."""
+"""Questions that a member may leave without an answer before it has not opened the chunk. It is
+asked more often where a member may take longer until it has committed the round as well."""
 
 RETRY_SECONDS = 5.0
 """Time between them: a connection that breaks is noticed in this time, or opened anew."""
+
+ASKED_ROUNDS = KEPT_ROUNDS - 2
+"""Rounds after an audited one from which on a member that does not open it is not blamed. It may be
+two rounds ahead of this node, and then it has forgotten the round just now."""
 
 log = structlog.get_logger("node")
 
@@ -78,6 +90,10 @@ class _Job(NamedTuple):
     signed: SignedAverages
     out: frozenset[PeerId]
     """Members that were out of the ring at its commit. What they did until then may be gone."""
+    late_until: float
+    """Local time until which the others serve members that have not committed the round."""
+    answer_seconds: float
+    """Longest time of a question with its answer."""
 
     @property
     def ring(self) -> Ring:
@@ -174,6 +190,8 @@ class SumAuditing:
         if auditor_after(header.digest, credits_of(header)) != self._swarm.me:
             return
         chunk = audited_chunk(header.digest, len(averages))
+        now = trio.current_time()
+        served_seconds = opened.driver.dispatcher.serves_seconds(now)
         self._job = _Job(
             header.digest,
             header.round,
@@ -182,6 +200,8 @@ class SumAuditing:
             averages[chunk],
             machine.signed_averages,
             machine.removed | removed_in(outcome.commit),
+            now + served_seconds,
+            opening_seconds(served_seconds),
         )
         self._wake.set()
 
@@ -263,17 +283,36 @@ class SumAuditing:
             if own is None:
                 raise _CannotTell("this node has not kept its own part")
             return own
-        for number in range(ASKED_TIMES):
-            if number:
-                await trio.sleep(RETRY_SECONDS)
+        is_due = False
+        for number in count():
+            is_in_time = not self._is_long_ago(job, peer)
+            is_due = is_due or is_in_time
             try:
                 return await self._ask(job, peer, with_part=with_part)
             except ORDINARY_ENDS as error:
                 if isinstance(error, RemoteProtocolError):
                     self._swarm.offence(peer, error)
                 problem = reason_of(error)
+            if not is_in_time:
+                break
+            if number + 1 >= ASKED_TIMES:
+                self._require_present(job, position)
+                if trio.current_time() >= job.late_until:
+                    break
+            await trio.sleep(RETRY_SECONDS)
+        if not is_due:
+            raise _CannotTell("the round is so long ago that its members may have forgotten it")
         log.debug("a chunk was not opened", peer=peer, problem=problem, round=job.round)
         raise self._not_opened(job, position)
+
+    def _is_long_ago(self, job: _Job, peer: PeerId) -> bool:
+        """Returns whether a member may have forgotten the round by now. Where this node was cut
+        off, or its machine asleep, the member may be ahead of it, and says so. It has to prove a
+        head that this node does not know; a false number of another one counts for nothing."""
+        newest, said = self._committed.entry.round, self._swarm.membership.known().get(peer)
+        if said is not None and Digest(said.head) not in self._committed.chain:
+            newest = max(newest, said.round)
+        return newest >= job.round + ASKED_ROUNDS
 
     def _require_present(self, job: _Job, position: int) -> None:
         """Raises _CannotTell if a member is not connected to this node any more, lives anew, or was
@@ -289,7 +328,7 @@ class SumAuditing:
         part_bytes = 0
         if with_part:
             part_bytes = opened_bytes_max(self._payloads, job.chunk, job.num_elements)
-        with trio.fail_after(OPENING_SECONDS):
+        with trio.fail_after(job.answer_seconds):
             async with asked(self._transport, peer, OPENING_PROTOCOL, question) as stream:
                 message, part = await receive_frame(
                     stream,

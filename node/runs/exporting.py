@@ -56,7 +56,8 @@ def export_state(
     state = read_state(settings, round_number, adapters_alone=options.adapter)
     warn_if_older(state)
     if options.adapter:
-        export_adapter(state.parameters, state.model, directory, options.dtype)
+        run_id = state.manifest.run_id
+        export_adapter(state.parameters, state.model, directory, run_id, options.dtype)
     elif options.gguf:
         _export_gguf(state, directory, options)
     else:

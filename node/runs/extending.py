@@ -8,6 +8,7 @@ from gossamer.node.heads.extensions import ExtensionFile
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.chain_tree import Entry
+from gossamer.node.storage.order_lock import alone_in
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
@@ -117,7 +118,27 @@ class FoundersSchedule:
         return entry, chain.header(head).tokens if entry.round else 0
 
     def extend(self, outlook: Outlook) -> None:
-        """Leaves a signed extension for the node. Raises DiskError."""
+        """Leaves a signed extension for the node.
+
+        Raises:
+            OrderError: another command has set the end since this one read it. Of two statements
+                with one number the larger totals hold, which may be those of the other command.
+            DiskError, OSError: the state directory does not take it.
+        """
         identity = self._identity
         run_id = self._manifest.run_id
-        self._file.write(seal(outlook.statement, identity.peer_id, run_id, identity.sign))
+        signed = seal(outlook.statement, identity.peer_id, run_id, identity.sign)
+        with alone_in(self._state_dir.root):
+            if self._read_number() != self._number:
+                raise OrderError(
+                    "another order has set the end of the run meanwhile: look at it with gossamer "
+                    "status, and give this one again"
+                )
+            self._file.write(signed)
+
+    def _read_number(self) -> int:
+        try:
+            found = self._file.read()
+        except (OSError, RemoteProtocolError):
+            return -1
+        return 0 if found is None else found[1].number

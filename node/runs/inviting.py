@@ -19,7 +19,7 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.roll import REVOCATIONS_MAX, NotWelcomeError, Roll
+from gossamer.protocol.policy.roll import NO_PAGE, REVOCATIONS_MAX, NotWelcomeError, Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     INVITATION_ADDRESSES_MAX,
@@ -66,6 +66,21 @@ def expulsions_of(roll: Roll, state_dir: StateDir) -> Expulsions:
     return expulsions
 
 
+def _read_roll(roll: Roll, file: RollFile) -> None:
+    """Takes what the file of the roll has. Raises InvitationError: it is damaged."""
+    try:
+        roll.add(file.read() or NO_PAGE)
+    except (DamagedRollError, RemoteProtocolError) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> InvitationError:
+    return InvitationError(
+        f"the roll of the run is damaged ({error}): start the node, which gets it from the other "
+        "members, and try again"
+    )
+
+
 @dataclass(frozen=True)
 class InviteOnlyRun:
     """The run in a state directory, as far as invitations are concerned."""
@@ -96,16 +111,11 @@ class InviteOnlyRun:
                 'were founded with admission = "invite" have invitations'
             )
         roll, file = roll_of(manifest), RollFile(state_dir.root)
+        _read_roll(roll, file)
         try:
-            page = file.read()
-            if page is not None:
-                roll.add(page)
             roll.expel(expulsions_of(roll, state_dir).expelled)
         except (DamagedRollError, RemoteProtocolError) as error:
-            raise InvitationError(
-                f"the roll of the run is damaged ({error}): start the node, which gets it from "
-                "the other members, and try again"
-            ) from error
+            raise _damaged(error) from error
         return cls(manifest, identity, roll, file)
 
     def invite(
@@ -178,14 +188,16 @@ class InviteOnlyRun:
                 f"{', '.join(sorted(above)) or 'the roots'}"
             )
         key = public_key_of(target)
-        waiting = [each.target for each in self.file.orders().values()]
-        if not self.roll.has_room(me, [*waiting, key]):
-            roots = ", ".join(sorted(map(peer_of, self.roll.roots)))
-            raise InvitationError(
-                f"this node ({me}) has made {REVOCATIONS_MAX} revocations, as many as count of a "
-                f"member that is no root: ask a root to put {target} out: {roots}"
-            )
-        self.file.order(self.roll.revoke(me, key, self.identity.sign))
+        with self.file.ordering():
+            waiting = [each.target for each in self.file.orders().values()]
+            _read_roll(self.roll, self.file)  # behind the orders: the node moves them into it
+            if not self.roll.has_room(me, [*waiting, key]):
+                roots = ", ".join(sorted(map(peer_of, self.roll.roots)))
+                raise InvitationError(
+                    f"this node ({me}) has made {REVOCATIONS_MAX} revocations, as many as count of "
+                    f"a member that is no root: ask a root to put {target} out: {roots}"
+                )
+            self.file.order(self.roll.revoke(me, key, self.identity.sign))
         out = self.roll.put_out_with(key)
         return sorted(peer for peer in out if self.roll.is_member(peer))
 

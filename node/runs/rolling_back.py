@@ -54,8 +54,17 @@ class RollbackDesk:
 
         Raises:
             OrderError: there is no such round, or its state cannot be rebuilt.
-            MemoryError: this machine has too little memory to rebuild a state beside the node's.
         """
+        try:
+            return self._plan(round_number)
+        except MemoryError as error:
+            raise OrderError(
+                f"too little memory is free here to rebuild the state of round {round_number} "
+                "beside that of the node: end the node with gossamer leave, give the order again, "
+                "and start the node"
+            ) from error
+
+    def _plan(self, round_number: int) -> Plan:
         newest = self._state_dir.newest_head()
         committed, _ = open_read_only(self.manifest, self._state_dir, self._cache_bytes)
         chain = committed.chain

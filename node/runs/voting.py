@@ -90,7 +90,7 @@ class VotingDesk:
         return self.open_vote(key)
 
     def withdraw(self, target: PeerId) -> bool:
-        """Takes a wish back. Returns whether there was one."""
+        """Takes a wish back. Returns whether there was one. Raises DiskError."""
         return self._file.withdraw(public_key_of(target))
 
     def open_vote(self, key: bytes) -> OpenVote:

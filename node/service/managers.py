@@ -123,10 +123,15 @@ def program_words() -> list[str]:
     return [str(script)] if script.exists() else [sys.executable, "-m", "gossamer.node.cli"]
 
 
+def is_hidden(path: str) -> bool:
+    """Returns whether the unit for all users cannot see an absolute path."""
+    return any(path.startswith(f"{folder}/") for folder in _HIDDEN)
+
+
 def require_visible(words: Sequence[str]) -> None:
     """Raises ServiceError for a program that the unit for all users cannot see."""
     for path in (words[0], sys.executable, os.path.realpath(sys.executable)):
-        if any(path.startswith(f"{folder}/") for folder in _HIDDEN):
+        if is_hidden(path):
             raise ServiceError(
                 f"{path} lies in a home folder, which a service for all users does not see: "
                 "install Gossamer in /opt with a Python outside of /home and /root, or leave out "

@@ -12,8 +12,14 @@ LABEL = "org.gossamer.node"
 """Name of the launchd job."""
 
 LAUNCHD_VARIABLE = "LAUNCHD_JOB_OF_GOSSAMER"
-"""Variable of launchd's job alone. launchd starts a job again after each status but 0, so a node
-that has it ends with 0 where it would fail again (status 2)."""
+"""Variable of launchd's job alone."""
+
+DOCKER_VARIABLE = "DOCKER_SERVICE_OF_GOSSAMER"
+"""Variable of the services of `deploy/compose.yaml` alone."""
+
+ENDLESS_STARTERS = {LAUNCHD_VARIABLE: "launchd", DOCKER_VARIABLE: "Docker"}
+"""Programs that start a node again after each status but 0. A node that has the variable of one
+ends with 0 where it would fail again (status 2)."""
 
 WATCHDOG_SECONDS = 120
 """An event loop that did nothing for so long hangs. It answers within 100 ms (measured); a machine
@@ -173,7 +179,7 @@ def launchd_job(words: Sequence[str], environment: Mapping[str, str], log: Path)
         words: the command with its arguments.
         log: file that gets what the node writes.
     """
-    import plistlib  # here: every command reads LAUNCHD_VARIABLE, and plistlib loads XML parsers
+    import plistlib  # here: errors read ENDLESS_STARTERS, and plistlib loads XML parsers
 
     return plistlib.dumps(
         {

@@ -8,7 +8,7 @@ which a page may send to another origin only after a CORS preflight, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 from starlette.applications import Starlette
@@ -27,13 +27,24 @@ from gossamer.node.serving.questions import (
     read_chat,
     read_completion,
 )
+from gossamer.trainer.ipc.generation import TOKENS_MAX, Done
 
 BODY_SECONDS_MAX = 30.0
 """Time in which the body of a request has to be here."""
 
+PIECES_MAX = TOKENS_MAX
+"""Pieces of one answer that wait for a client that reads slowly: one a token. Those of the longest
+context are some megabytes."""
 
-def build_app(model: ServedModel) -> ASGIApp:
-    """Returns the interface to a model as an ASGI application."""
+_End = Done | BusyError | RefusedError
+
+
+def build_app(model: ServedModel, hosts: Sequence[str] = ()) -> ASGIApp:
+    """Returns the interface to a model as an ASGI application.
+
+    Args:
+        hosts: host names that requests may use besides loopback names and addresses.
+    """
 
     async def show_models(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model_of(model)]})
@@ -52,7 +63,7 @@ def build_app(model: ServedModel) -> ASGIApp:
             Route("/v1/chat/completions", _Endpoint(model, read_chat), methods=["POST"]),
         ]
     )
-    return Guard(app, (), BODY_BYTES_MAX)
+    return Guard(app, hosts, BODY_BYTES_MAX)
 
 
 def _model_of(model: ServedModel) -> dict[str, object]:
@@ -94,27 +105,45 @@ class _Endpoint:
                 problem = f"the body of the request did not come within {BODY_SECONDS_MAX:.0f} s"
                 refusal = JSONResponse(error_body(problem, "invalid_request_error"), 408)
             except QuestionError as error:
-                status, answer = error_of(error)
-                refusal = JSONResponse(answer, status)
+                status, problem_body = error_of(error)
+                refusal = JSONResponse(problem_body, status)
             else:
                 if question.model not in (None, "", self._model.manifest.name):
                     refusal = _no_such_model(str(question.model), self._model)
         if refusal is not None or question is None:
             await (refusal or Response(status_code=400))(scope, receive, send)
             return
+        answer = Answer(question, self._model.manifest.name, send)
+        end: _End | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
-            await self._answer(question, scope, receive, send)
+            end = await self._add_text(question, answer)
             nursery.cancel_scope.cancel()
+        # Behind the nursery: the HTTP server says that the client has gone when the end is on its
+        # way, and it still has to close the connection then, or to wait for the next request.
+        if isinstance(end, Done):
+            await answer.end(end, scope, receive)
+        elif end is not None:
+            await answer.fail(end, scope, receive)
 
-    async def _answer(self, question: Question, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = Answer(question, self._model.manifest.name, send)
-        try:
-            done = await self._model.generate(question.text, answer.add, answer.comes_from)
-        except (BusyError, RefusedError) as error:
-            await answer.fail(error, scope, receive)
-        else:
-            await answer.end(done, scope, receive)
+    async def _add_text(self, question: Question, answer: Answer) -> _End:
+        """Makes the text of an answer, and returns how it ended."""
+        made, waiting = trio.open_memory_channel[str](PIECES_MAX)
+        async with trio.open_nursery() as nursery:
+            # Others wait for the model, which does not wait for a client that reads slowly.
+            nursery.start_soon(_pass_on, waiting, answer)
+            async with made:
+                try:
+                    return await self._model.generate(question.text, made.send, answer.comes_from)
+                except (BusyError, RefusedError) as error:
+                    return error
+
+
+async def _pass_on(pieces: trio.MemoryReceiveChannel[str], answer: Answer) -> None:
+    """Adds the pieces of a text to its answer, as fast as the client takes them."""
+    async with pieces:
+        async for piece in pieces:
+            await answer.add(piece)
 
 
 class _GoneError(Exception):

@@ -74,7 +74,13 @@ EXIT_SECONDS_MAX = 1.0
 FOLLOW_SECONDS = 2.0
 """Between two looks for a new round. The look reads 65 bytes."""
 
-log = structlog.get_logger("serve")
+# What the node's parts log of a round that is being committed meanwhile is no news of this server:
+# the command keeps them to errors, and says itself which round it took.
+log = structlog.wrap_logger(
+    None,
+    wrapper_class=structlog.make_filtering_bound_logger("info"),
+    logger_factory_args=("serve",),
+)
 
 OnText = Callable[[str], Awaitable[None]]
 
@@ -301,7 +307,12 @@ class ServedModel:
                         await self._say_gone()
         except trio.TooSlowError:
             log.warning("the process with the model is silent and is ended")
-            await self._say_gone()
+            await self._end()
+            raise RefusedError(
+                f"the model said nothing for {ANSWER_SECONDS_MAX:g} s and was ended: to read a "
+                "long prompt takes long on a slow device; send a shorter one",
+                is_request=False,
+            ) from None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         try:

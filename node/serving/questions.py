@@ -82,6 +82,8 @@ class _Part(msgspec.Struct, frozen=True):
 class _Message(msgspec.Struct, frozen=True):
     role: str
     content: str | list[_Part] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class _Chat(_Sampling, frozen=True, kw_only=True):
@@ -190,6 +192,9 @@ def _stops(given: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _content(message: _Message) -> str:
+    for name in ("tool_calls", "function_call"):
+        if getattr(message, name):
+            raise QuestionError(f"{name} of a message is not supported here", "messages")
     if isinstance(message.content, str):
         return message.content
     texts = [part.text for part in message.content or () if part.type == "text"]

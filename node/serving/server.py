@@ -42,7 +42,7 @@ def serve_model(
         model = ServedModel(settings, state, device)
         del state  # its parameters are in the model's memory
         try:
-            trio.run(_serve, model, listener, follow)
+            trio.run(_serve, model, listener, settings.api_hosts, follow)
         except ExceptionGroup as group:
             refused, others = group.split(RefusedError)
             if refused is None or others is not None:
@@ -57,13 +57,15 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _serve(model: ServedModel, listener: socket.socket, follow: bool) -> None:
+async def _serve(
+    model: ServedModel, listener: socket.socket, hosts: tuple[str, ...], follow: bool
+) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
         await nursery.start(lambda task_status: model.run(follow=follow, task_status=task_status))
         address = await nursery.start(
             lambda task_status: serve_app(
-                build_app(model), listener, read_seconds=None, task_status=task_status
+                build_app(model, hosts), listener, read_seconds=None, task_status=task_status
             )
         )
         if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:

@@ -92,12 +92,13 @@ class ChainTree:
 
     def only_in(self, head: Digest, other: Digest) -> list[Digest]:
         """Heads on the way to a known `head` that are not on the way to a known `other`."""
-        mine = self._entries.get(head)
-        theirs = self._entries[other if self.is_whole(other) else self.genesis]
+        mine, beginning = self._entries.get(head), self._entries[self.genesis]
+        theirs = self._entries.get(other, beginning)
         found: list[Digest] = []
         while mine is not None and mine.head != theirs.head:
             if theirs.round >= mine.round:
-                theirs = self._entries[theirs.parent]
+                # Where a record is missing, the rounds before it are not known to be in common.
+                theirs = self._entries.get(theirs.parent, beginning)
             elif mine.head == self.root:
                 break  # the two have no known round in common
             else:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import (
+    DiskError,
+    DiskHealth,
+    disk_error,
+    make_folder_of_orders,
+    sync_directory,
+    write_atomically,
+)
+from gossamer.node.storage.order_lock import alone_in
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PUBLIC_KEY_BYTES
@@ -86,14 +94,25 @@ class ExpulsionFile:
             TooManyWishesError: there are as many already.
             DiskError, OSError: the disk does not take it.
         """
-        wishes = self.wishes()
-        if target not in wishes and len(wishes) >= VOTES_MAX:
-            raise TooManyWishesError
-        self.voted_path.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self.voted_path / target.hex(), b"")
+        make_folder_of_orders(self.voted_path)
+        with alone_in(self.voted_path):
+            wishes = self.wishes()
+            if target not in wishes and len(wishes) >= VOTES_MAX:
+                raise TooManyWishesError
+            write_atomically(self.voted_path / target.hex(), b"", is_order=True)
 
     def withdraw(self, target: bytes) -> bool:
-        """Takes a wish back. Returns whether there was one."""
+        """Takes a wish back. Returns whether there was one.
+
+        Raises:
+            DiskError: the disk does not let it go; the node goes on to vote.
+        """
         is_there = target in self.wishes()
-        remove_quietly(self.voted_path / target.hex())
+        path = self.voted_path / target.hex()
+        if is_there:
+            try:
+                path.unlink(missing_ok=True)
+                sync_directory(self.voted_path)
+            except OSError as error:
+                raise disk_error(path, 0, error) from error
         return is_there

@@ -22,7 +22,7 @@ _FILE_BYTES_MAX = 64 * 1024
 
 def write_limits(path: Path, limits: Mapping[str, str]) -> None:
     """Keeps the owner's limits. DiskError."""
-    write_atomically(path, msgspec.json.encode(dict(limits)) + b"\n")
+    write_atomically(path, msgspec.json.encode(dict(limits)) + b"\n", is_order=True)
 
 
 def read_limits(path: Path) -> dict[str, str]:

@@ -49,14 +49,18 @@ def restore(committed: CommittedState) -> bool:
 def rebuild(committed: CommittedState, head: Digest) -> bool:
     """Rebuilds the state of a head, or of the newest round before it that the disk holds.
 
+    A damaged record is a gap in the way to the head. The states that lie behind it are as good as
+    without it.
+
     Returns:
         False if no checkpoint on the way to it is whole. Then the present state is unchanged.
     """
     chain = committed.chain
     path = chain.path_between(chain.root, head)
+    has_gap = path is None
     if path is None:
-        return False
-    for base in [*reversed(path), chain.root]:
+        path = [each for each in chain.ancestors(head, len(chain)) if each in chain][::-1]
+    for base in [*reversed(path), *(() if has_gap else (chain.root,))]:
         if not committed.blocks.has_state(base):
             continue
         is_loaded = False

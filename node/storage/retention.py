@@ -54,6 +54,12 @@ class Retention:
         """These blocks are or will be a state; `add_checkpoint` when they are all there."""
         self._store.pin(_state_pin(entry), blocks)
 
+    def give_up_checkpoint(self, entry: Entry) -> None:
+        """The blocks of a state that was held will not all be there. A checkpoint that was whole
+        before stays."""
+        if all(each.head != entry.head for each in self.checkpoints):
+            self._store.discard(_state_pin(entry))
+
     def add_checkpoint(self, entry: Entry, way: Collection[Digest]) -> None:
         """The state of the present head is whole. Checkpoints and averages that are too old now, or
         beside the way to it, are unpinned.

@@ -9,10 +9,18 @@ Writing in the state directory needs the rights of its owner, so a revocation th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import (
+    DiskError,
+    DiskHealth,
+    make_folder_of_orders,
+    remove_quietly,
+    write_atomically,
+)
+from gossamer.node.storage.order_lock import alone_in
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 from gossamer.protocol.wire.invitation_messages import (
@@ -70,11 +78,18 @@ class RollFile:
         self._health.wrote("roll")
         return True
 
+    @contextmanager
+    def ordering(self) -> Iterator[None]:
+        """Keeps other commands from leaving revocations. Raises DiskError, OSError."""
+        make_folder_of_orders(self.revoked_path)
+        with alone_in(self.revoked_path):
+            yield
+
     def order(self, revocation: Revocation) -> Path:
         """Leaves a revocation for the node, and returns its file. Raises DiskError, OSError."""
-        self.revoked_path.mkdir(mode=0o700, exist_ok=True)
+        make_folder_of_orders(self.revoked_path)
         path = self.revoked_path / revocation.digest.hex()
-        write_atomically(path, encode(revocation))
+        write_atomically(path, encode(revocation), is_order=True)
         return path
 
     def orders(self) -> dict[Path, Revocation]:

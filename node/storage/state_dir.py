@@ -363,11 +363,17 @@ class StateDir:
         text = (data or b"").strip()
         return int(text) if text.isdigit() and int(text) < 65_536 else 0
 
-    def write_seeds(self, addresses: Sequence[str]) -> None:
+    def write_seeds(self, addresses: Sequence[str], *, has_joined: bool = False) -> None:
         """Keeps the addresses that the owner gave: they are dialled whatever they are, also in
-        later lives. The newest `SEEDS_MAX` stay. DiskError."""
+        later lives. The newest `SEEDS_MAX` stay. DiskError.
+
+        Args:
+            has_joined: these addresses have led to the run. Those of earlier attempts go: they may
+                be of another run, which the owner did not join in the end.
+        """
         before = self.read_seeds()
-        after = tuple(dict.fromkeys((*addresses, *before)))[:SEEDS_MAX]
+        kept = () if has_joined else before
+        after = tuple(dict.fromkeys((*addresses, *kept)))[:SEEDS_MAX]
         if after != before:
             write_atomically(self.seeds_path, "".join(f"{each}\n" for each in after).encode())
 

@@ -119,13 +119,21 @@ class StateOnDisk:
             self._note_in_memory_only(error)
 
     def write_checkpoint(self, state: WholeState) -> None:
-        """Writes all blocks of a state. DiskError leaves the older checkpoints as they are."""
+        """Writes all blocks of a state. DiskError leaves the older checkpoints as they are, and no
+        block of this one."""
         vectors = state.vectors
         assert vectors.index is not None
         self._state_dir.require_ours()
         digests = state_digests(state.entry, vectors.index, state.ledger)
         self._retention.hold_checkpoint(state.entry, digests)
-        self._blocks.write_state(vectors.parameters, vectors.momentum, vectors.index, state.ledger)
+        try:
+            self._blocks.write_state(
+                vectors.parameters, vectors.momentum, vectors.index, state.ledger
+            )
+        except DiskError:
+            # Its blocks would stay for good, a part of a state at each try, and fill the disk.
+            self._retention.give_up_checkpoint(state.entry)
+            raise
         self._retention.add_checkpoint(state.entry, self._way_to(state.entry))
 
     def found_checkpoint(self, state: WholeState) -> None:

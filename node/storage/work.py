@@ -260,7 +260,9 @@ class Work:
                 self._pending[part] -= vector[part]
         self._clear(settled.zeroed)
 
-    def abandoned(self, head: Digest, parent: bytes, tokens: int, next_round: int) -> None:
+    def abandoned(
+        self, head: Digest, parent: bytes, tokens: int, next_round: int, reason: str = ""
+    ) -> None:
         """Carries the work again that a header took which is not in the chain any more.
 
         See `WorkAccount.abandoned`. The work is in memory only, until it is saved.
@@ -270,7 +272,7 @@ class Work:
         offer = self.account.offer_behind(head)
         vector = self._files.read_offer(None if offer is None else offer.number)
         reclaim = self.account.abandoned(
-            head, parent, tokens, next_round, has_vector=vector is not None
+            head, parent, tokens, next_round, has_vector=vector is not None, reason=reason
         )
         if vector is not None:
             for chunk in self._chunks(reclaim.chunks):

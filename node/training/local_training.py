@@ -170,6 +170,11 @@ class LocalTraining:
         """Returns whether the trainer has done its last step of this training."""
         return self._finished is not None
 
+    @property
+    def finished(self) -> Finished | None:
+        """What the training came to; None while it goes on."""
+        return self._finished
+
     async def run(self) -> None:
         """Trains until all steps are done, or until `stop`."""
         feed, trainer, progress = self._of.feed, self._of.trainer, self._of.progress

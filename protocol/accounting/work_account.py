@@ -255,7 +255,14 @@ class WorkAccount:
             self.state.count_rounds_back(num_back)
 
     def abandoned(
-        self, head: bytes, parent: bytes, tokens: int, next_round: int, *, has_vector: bool = True
+        self,
+        head: bytes,
+        parent: bytes,
+        tokens: int,
+        next_round: int,
+        *,
+        has_vector: bool = True,
+        reason: str = "",
     ) -> Reclaim:
         """A header is not in my chain after all: what it took of mine is carried again.
 
@@ -265,6 +272,7 @@ class WorkAccount:
             next_round: the one to come in the chain that is followed now: what is stale by then is
                 dropped instead.
             has_vector: False if the vector behind its offer is gone: then the work is lost.
+            reason: why the header is not in the chain, where that is the reason of what is dropped.
         """
         state = self.state
         state.head = parent
@@ -288,7 +296,7 @@ class WorkAccount:
                 share,
                 share.carried if is_back else 0,
                 share.dropped + (share.carried if is_stale else 0),
-                STALE if is_stale else ABANDONED,
+                reason or (STALE if is_stale else ABANDONED),
             )
         state.committed_on_time -= taking.on_time
         state.committed_late -= tokens - taking.on_time

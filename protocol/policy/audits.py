@@ -368,7 +368,8 @@ class Verdicts:
     def counts(self, auditor: PeerId, round_number: int) -> bool:
         """Returns whether the verdicts of an auditor on the work of a round count."""
         rounds = self._contradicted.get(auditor, [])
-        recent = sum(number + MEMORY_ROUNDS > round_number for number in rounds)
+        # Where rounds were taken back, their numbers are above those of the rounds that follow.
+        recent = sum(abs(round_number - number) < MEMORY_ROUNDS for number in rounds)
         return recent < CONTRADICTIONS_MAX
 
     def __len__(self) -> int:

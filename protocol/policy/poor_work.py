@@ -60,8 +60,9 @@ class PoorWork:
         self._records.move_to_end(member)
         if len(self._records) > PEERS_MAX:
             self._records.popitem(last=False)
-        record.marks.append(round_number)
-        recent = sum(number + MEMORY_ROUNDS > round_number for number in record.marks)
+        marked = min(round_number, now_round)  # a round that was taken back has a higher number
+        record.marks.append(marked)
+        recent = sum(number + MEMORY_ROUNDS > marked for number in record.marks)
         if recent < MARKS_MAX or record.sit_out.holds(now_round):
             return False
         record.sit_out.begin(now_round)
@@ -72,6 +73,14 @@ class PoorWork:
         """This peer found a member's work good."""
         if (record := self._records.get(member)) is not None:
             record.marks.clear()
+
+    def rounds_back(self, num_rounds: int) -> None:
+        """The numbers of rounds go back by so many: nothing lasts longer because of that."""
+        for record in self._records.values():
+            earlier = [number - num_rounds for number in record.marks]
+            record.marks.clear()
+            record.marks.extend(earlier)
+            record.sit_out.rounds_back(num_rounds)
 
     def sits_out(self, round_number: int, member: PeerId) -> bool:
         """Returns whether a member sits out of a round's rings that this peer organises."""

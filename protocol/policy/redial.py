@@ -7,6 +7,8 @@ Rules
 - A peer that went away less than `RECENT_SECONDS` ago waits at most `RECENT_BACK_OFF_SECONDS_MAX`:
   most outages are short, and a peer should be back in the next round. Later the longest wait is
   `BACK_OFF_SECONDS_MAX`.
+- A connection that ends within `BRIEF_SECONDS` counts as a failure: a peer that bans this node, or
+  has no place for it, takes the dial and closes. It would be dialled at each look otherwise.
 - While no peer at all is connected the short limit holds for all: then the fault is local.
 - When that fault is over (`hurry`: a first connection, or a stall of this process), all peers are
   due at once: earlier failures say nothing any more.
@@ -22,8 +24,9 @@ Keys are peer ids, and addresses where the id is not known. This module has no I
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 BACK_OFF_SECONDS_MIN = 2.0
@@ -41,6 +44,10 @@ behind a strict router no dial ever reaches it."""
 SILENCE_SECONDS = 30.0
 """Silence after which a peer counts as newly heard: three announcements. Such a peer was cut off,
 or its process was stopped."""
+
+BRIEF_SECONDS = 5.0
+"""Life of a connection that leads nowhere: a peer that does not want it closes it at once. A line
+that dies is noticed later than this, and does not count."""
 
 _JITTER = (0.8, 1.2)
 
@@ -84,6 +91,9 @@ class Redial:
         self._random = randomness
         self._attempts: dict[str, _Attempts] = {}
         self._heard: dict[str, tuple[tuple[int, int], float]] = {}
+        self._reached: dict[str, tuple[float, _Attempts]] = {}
+        """Local time of the newest connection, and the attempts that led to it, of the keys that
+        were reached within `BRIEF_SECONDS`."""
 
     def want(
         self, now: float, key: str, patience_seconds: float, *, is_relayed: bool = False
@@ -100,6 +110,9 @@ class Redial:
         known = self._attempts.get(key)
         if known is None or known.is_relayed != is_relayed:
             self._attempts[key] = _Attempts(patience_seconds, now, is_relayed=is_relayed)
+            reached_seconds, before = self._reached.get(key, (-math.inf, None))
+            if before is not None and now - reached_seconds < BRIEF_SECONDS and not is_relayed:
+                self._attempts[key] = replace(before, failed_seconds=now)
 
     def keep(self, wanted: Container[str], known: Container[str]) -> None:
         """Forgets the failures of keys that are not wanted, and the announcements of keys that are
@@ -126,6 +139,16 @@ class Redial:
             attempts.num_failures += 1
             attempts.failed_seconds = now
             attempts.jitter = self._random.uniform(*_JITTER)
+
+    def reached(self, now: float, key: str) -> None:
+        """An attempt led to a connection. It counts as a failure if that is brief."""
+        before = self._attempts.get(key) or self._reached.get(key, (now, _Attempts(0.0, now)))[1]
+        self._attempts[key] = before
+        self.failed(now, key)
+        self._reached = {
+            other: each for other, each in self._reached.items() if now - each[0] < BRIEF_SECONDS
+        }
+        self._reached[key] = now, replace(before, is_relayed=False)
 
     def heard(self, now: float, key: str, version: tuple[int, int]) -> None:
         """A peer's newest announcement has this version. It may be the first one after a

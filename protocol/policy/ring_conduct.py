@@ -47,6 +47,9 @@ Rules
   still. So one that comes back each time costs a third of the time at most. It is suspected until
   that is forgotten: the member before it in a ring has less patience with it (`rounds.attempt`).
 
+- Where rounds are taken back, or another branch with fewer rounds is followed, what is left of all
+  these times stays as long as it was (`rounds_back`).
+
 A peer that sits out is in no ring in which this node takes part, and no round waits for it. It may
 train on: its work is carried until it is back.
 """
@@ -128,6 +131,10 @@ class SitOut:
         """Returns whether it sits out, or sat out less than `FORGET_ROUNDS` ago."""
         return self.times > 0 and round_number <= self.until + FORGET_ROUNDS
 
+    def rounds_back(self, num_rounds: int) -> None:
+        """The numbers of rounds go back by so many."""
+        self.until -= num_rounds
+
 
 @dataclass
 class _Record:
@@ -156,6 +163,23 @@ class _Record:
     suspected_until: int = 0
     """The last round in which it is suspected to keep sums."""
     sit_out: SitOut = field(default_factory=SitOut)
+
+    def rounds_back(self, num_rounds: int) -> None:
+        """The numbers of rounds go back by so many."""
+        for marks in (self.marks, self.slow, self.contested):
+            moved = [mark._replace(round=mark.round - num_rounds) for mark in marks]
+            marks.clear()
+            marks.extend(moved)
+        for numbers in (self.wrong, self.left_out, self.missed):
+            earlier = [number - num_rounds for number in numbers]
+            numbers.clear()
+            numbers.extend(earlier)
+        self.avoided_until -= num_rounds
+        self.found_until -= num_rounds
+        self.unfair_until -= num_rounds
+        self.wronged_until -= num_rounds
+        self.suspected_until -= num_rounds
+        self.sit_out.rounds_back(num_rounds)
 
 
 class RingConduct:
@@ -298,6 +322,11 @@ class RingConduct:
             mark.accuser != accuser and _counts(mark.round, round_number)
             for mark in (*record.marks, *record.slow)
         )
+
+    def rounds_back(self, num_rounds: int) -> None:
+        """The numbers of rounds go back by so many: nothing lasts longer because of that."""
+        for record in self._records.values():
+            record.rounds_back(num_rounds)
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer ended: what this peer found wrong with it may be gone too."""

@@ -22,7 +22,8 @@ Rules
   and all sums before it were made by these rules, so nobody else can be blamed.
 - A member that is there and does not show its part, or from what it made a sum that it signed, has
   *not opened* the chunk. Of one that went away, was started again, or was out of the ring when it
-  was committed, nothing can be told.
+  was committed, nothing can be told. Nor can it of one that is asked so late that it may have
+  forgotten the round, because another member kept the auditor waiting.
 
 The arithmetic of a sum (`rounds.ring_parts`) is made of additions, multiplications, divisions and
 roundings that IEEE 754 fixes, one element at a time. So the same parts make the same bytes on all

@@ -42,15 +42,16 @@ class SchedulePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tokens_per_step: int
     """Tokens of all peers while this peer does one inner step."""
 
-    def learning_rate(self, step: int, inner: InnerConfig) -> float:
-        """The learning rate of the round's inner step `step` (counts from 0).
+    def learning_rate(self, step: float, inner: InnerConfig) -> float:
+        """The learning rate of the round's inner step `step` (counts from 0). Where not all tokens
+        of a step are trained on, it counts as a part of one.
 
         A step counts with its own tokens, so that the first one of the run has a rate above 0. The
         cool-down has the form 1 - sqrt, which ended lower than a line (arXiv 2405.18392, section
         3), and ends at `final_fraction`.
         """
         schedule = self.schedule
-        tokens = self.tokens_before + (step + 1) * self.tokens_per_step
+        tokens = self.tokens_before + round((step + 1) * self.tokens_per_step)
         if tokens < schedule.warmup_tokens:
             return inner.learning_rate * tokens / schedule.warmup_tokens
         fallen = tokens - schedule.cooldown_start

@@ -128,6 +128,7 @@ class Node:
         self.now = BUSY
         self.orders: list[str] = []
         self.has_credit = True
+        self.disk_problem = ""
 
     def status(self) -> Status:
         return self.now
@@ -146,13 +147,16 @@ class Node:
         self.orders.append("resume")
         self.now = BUSY
 
+    async def order_kept(self) -> str:
+        return self.disk_problem
+
     def finish(self) -> None:
         self.orders.append("finish")
 
     def leave(self) -> None:
         self.orders.append("leave")
 
-    async def set_limits(self, changes: Mapping[str, str]) -> None:
+    async def set_limits(self, changes: Mapping[str, str]) -> str:
         if changes.get("work_hours") == "night":
             raise ConfigError(["work_hours: 'night' is no time"])
         if changes.keys() & set(SCHEDULE):
@@ -162,10 +166,11 @@ class Node:
                 for each in self.now.schedule
             ]
             self.now = msgspec.structs.replace(self.now, schedule=tuple(rules))
-            return
+            return self.disk_problem
         if "upload" not in changes:
             raise ConfigError(["memory: the run needs 3 GB at least"])
         self.orders.append(f"limits {dict(changes)}")
+        return self.disk_problem
 
 
 class CountedCredit(CreditView):

@@ -95,6 +95,24 @@ def test_pause_and_resume_by_keyboard(window: Any, address: str, node: Node) -> 
     assert complaints(window) == []
 
 
+def test_an_order_that_a_full_disk_does_not_take_is_told(
+    window: Any, address: str, node: Node
+) -> None:
+    node.disk_problem = "the disk is full"
+    opened(window, address, TOKEN)
+    press(window, "pause", "\ue007")
+    until(lambda: "the disk is full" in text_of(window, "order-result"), "the problem")
+    assert "The node obeys, but a restart forgets this order" in text_of(window, "order-result")
+    press(window, "limit-value", "5")
+    press(window, "set-limit", "\ue007")
+    until(lambda: "the disk is full" in text_of(window, "limit-result"), "the problem")
+    node.disk_problem = ""
+    press(window, "set-limit", "\ue007")
+    until(lambda: "after a restart" in text_of(window, "limit-result"), "an answer")
+    assert "disk" not in text_of(window, "limit-result")
+    assert complaints(window) == []
+
+
 def test_a_token_of_an_earlier_life_is_forgotten(window: Any, address: str, node: Node) -> None:
     opened(window, address, "0" * 64)
     press(window, "pause", "\ue007")
@@ -306,4 +324,5 @@ def test_it_fits_and_axe_finds_nothing(
         tall = window.execute_script("return document.documentElement.scrollHeight")
         size = {"width": width, "height": tall, "deviceScaleFactor": 1, "mobile": False}
         window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        window.save_screenshot(str(Path(folder) / f"page-{width}-{colours}.png"))
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        assert window.save_screenshot(str(Path(folder) / f"page-{width}-{colours}.png"))

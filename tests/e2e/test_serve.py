@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from gossamer.node.app.http_server import IDLE_SECONDS_MAX
 from gossamer.node.base.settings import Settings
 from gossamer.node.runs.generating import for_terminal
 from gossamer.node.serving.model import WAITING_MAX
@@ -39,11 +42,17 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 class Server:
     """The command, and its address."""
 
-    def __init__(self, settings: Settings, *options: str) -> None:
+    def __init__(
+        self, settings: Settings, *options: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "gossamer.node.cli", "serve", "--bind", "127.0.0.1:0"]
         command += ["--state-dir", str(settings.state_dir), *options]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -94,7 +103,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def server(settings: Settings) -> Iterator[Server]:
-    server = Server(settings)
+    server = Server(settings, environment={"GOSSAMER_API_HOSTS": "models.example"})
     yield server
     server.stop()
 
@@ -187,6 +196,11 @@ def test_sampling_follows_seed_top_p_and_stop(server: Server) -> None:
         ("/chat/completions", {"messages": [{"role": "user"}], "tools": [{}]}, "tools"),
         (
             "/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "tool_calls",
+        ),
+        (
+            "/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "the type text only",
         ),
@@ -211,6 +225,9 @@ def test_bounds_of_the_request(server: Server) -> None:
     assert chunked.status_code == 413
     foreign = server.client.post(url, json={"prompt": "x"}, headers={"host": "evil.example"})
     assert foreign.status_code == 421
+    assert "GOSSAMER_API_HOSTS" in foreign.text
+    named = server.client.get("/models", headers={"host": "models.example:4680"})
+    assert named.status_code == 200
     assert server.client.get(url).status_code == 405
     assert server.client.post(url, content=b"{", headers=headers).status_code == 400
 
@@ -252,6 +269,24 @@ def test_a_client_that_goes_ends_its_text(server: Server, *, streams: bool) -> N
         assert server.text()  # its turn comes when the other text has ended
         assert time.monotonic() - gone < ENDS_SECONDS_MAX
     assert server.worker() == worker
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_connection_ends_where_its_client_said_so(
+    server: Server, *, streams: bool, version: str
+) -> None:
+    """A client of HTTP/1.0, such as a proxy, knows the end of a stream by that."""
+    url = server.client.base_url
+    body = json.dumps({"prompt": "A text", "stream": streams, **GREEDY})
+    lines = [f"POST {url.path}completions HTTP/{version}", f"host: {url.host}"]
+    lines += ["connection: close", "content-type: application/json", f"content-length: {len(body)}"]
+    with socket.create_connection((url.host, url.port or 80)) as client:
+        client.settimeout(IDLE_SECONDS_MAX - 3)  # what is idle is closed after some time anyway
+        client.sendall("\r\n".join([*lines, "", body]).encode())
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert answer.split()[1] == b"200"
+    assert b'"finish_reason":' in answer
 
 
 def test_too_many_requests_are_told_to_wait(server: Server) -> None:

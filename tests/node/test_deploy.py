@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 from gossamer.node.base.address_text import parse_host_port
 from gossamer.node.base.settings import DEFAULT_API, ConfigError, load_settings
+from gossamer.node.cli import main
 from gossamer.node.command_table import app
 from gossamer.node.commands.user_errors import exit_status
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
@@ -330,6 +331,20 @@ def test_nodes_of_the_compose_file_can_be_scraped_and_leave_in_order(tmp_path: P
             assert (DEPLOY / source).exists() if "/" in source else source in compose["volumes"]
 
 
+def test_the_compose_file_does_not_start_again_what_would_fail_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`on-failure` starts a container again after each status but 0, for ever."""
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for name in NODES:
+        assert services[name]["restart"] == "on-failure"
+        for variable, value in services[name]["environment"].items():
+            monkeypatch.setenv(variable, value)
+        with pytest.raises(SystemExit) as ended:
+            main(["start", "--device", "gpu"])
+        assert ended.value.code == 0
+
+
 def test_the_image_is_made_of_what_is_there() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -483,6 +498,18 @@ def test_the_unit_is_the_one_that_the_command_writes() -> None:
     assert text[text.index("[Unit]\nDescription") :] == system_unit(
         "/opt/gossamer/bin/gossamer", {}
     )
+
+
+def test_the_head_of_the_unit_keeps_an_invitation_for_root_alone(tmp_path: Path) -> None:
+    """GOSSAMER_SEEDS may hold one."""
+    text = (DEPLOY / "gossamer.service").read_text()
+    command = re.search(r"^#   (mkdir -p /etc/gossamer .*)$", text, re.MULTILINE)
+    assert command is not None
+    in_test = command[1].replace("/etc/gossamer", str(tmp_path / "etc"))
+    check("sh", "-c", f"umask 022; {in_test}")
+    written = tmp_path / "etc" / "gossamer.env"
+    assert written.read_text() == "GOSSAMER_SEEDS=ADDRESS\n"
+    assert written.stat().st_mode & 0o077 == 0
 
 
 def test_the_unit_gives_time_to_leave() -> None:

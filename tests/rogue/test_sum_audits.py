@@ -44,6 +44,7 @@ from gossamer.protocol.wire.opening_messages import (
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
 from tests.support.node_world import (
+    SlowTrainer,
     World,
     headers_of,
     newest_header,
@@ -63,6 +64,9 @@ FORGED_VALUE = 1000.0
 
 FLOODED_ROUNDS = 30
 """Rounds in which honest members are named if they forget what they have signed."""
+
+KEPT_WAITING_ROUNDS = 60
+"""Rounds in which honest members are named if they are asked for what they have forgotten."""
 
 AUDITS_WAIT = 40
 """Rounds in which the honest members have found the liar: each audits one in four."""
@@ -178,6 +182,37 @@ def open_nothing(world: World) -> None:
     sums = world.participant(LIAR)._sums
     assert sums is not None
     sums.opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
+
+
+@pytest.mark.long
+def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_guilty(
+    tmp_path: Path,
+) -> None:
+    """Two questions that it leaves without an answer take as long as 25 rounds, and the others
+    have long forgotten the audited one then."""
+    world = World(tmp_path, seed=23, codec="fp32")
+    found = set[str]()
+
+    async def kept_for(head: Digest, peer: PeerId) -> None:
+        await trio.sleep_forever()
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", [], SlowTrainer)
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"], SlowTrainer)
+        await world.reach(2, *HONEST)
+        sums = world.participant(LIAR)._sums
+        assert sums is not None
+        sums.opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
+
+        def is_over() -> bool:
+            found.update(each.member for name in HONEST for each in verdicts_of(world, name))
+            return world.round("a") >= KEPT_WAITING_ROUNDS
+
+        await world.until(is_over, seconds=600.0, look_seconds=0.2)
+
+    simulate(world, story)
+    assert found == {world.identity(LIAR).peer_id}
 
 
 def sits_out(world: World, name: str, other: str) -> bool:

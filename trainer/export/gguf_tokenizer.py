@@ -28,12 +28,18 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
 _NAMES_OF_PATTERNS = {
     _WORDS + r"\p{N}" + _REST: "qwen2",
     _WORDS + r"\p{N}{1,3}" + _REST: "dbrx",
+    _CASED + r"\p{N}" + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1): "tekken",
 }
 """Names that llama.cpp has for the expressions that cut a text. `dbrx` is the expression of Llama
-3, of GPT-4 and of OLMo 2."""
+3, of GPT-4 and of OLMo 2, and `tekken` that of Mistral Nemo and later models of Mistral's."""
+
+_WITHOUT_MERGES = {"dbrx": "llama-bpe", "tekken": "tekken"}
+"""Names of these expressions where a word that is a token is not merged (`ignore_merges`)."""
 
 _BYTE_TEXT = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -134,15 +140,20 @@ def _pre_tokenizer(parsed: Mapping[str, Any]) -> str:
     if not parsed["model"].get("merges"):
         return "gpt-2"  # every byte is a token, however a text is cut
     if parsed["model"].get("ignore_merges"):
-        if has_regex or _pattern_name(before) != "dbrx":
-            raise UnsupportedError("a tokenizer with ignore_merges that is not Llama 3's")
-        return "llama-bpe"
+        without_merges = None if has_regex else _WITHOUT_MERGES.get(_pattern_name(before) or "")
+        if without_merges is None:
+            raise UnsupportedError(
+                "a tokenizer with ignore_merges that is neither Llama 3's nor Mistral Nemo's"
+            )
+        return without_merges
     if has_regex and not before:
         return "gpt-2"
     if has_regex and [each["type"] for each in before] == ["Digits"]:
         if before[0].get("individual_digits"):
             return "smollm"
     elif not has_regex and (name := _pattern_name(before)):
+        if name == "tekken":  # llama.cpp has it with ignore_merges only
+            raise UnsupportedError("a tokenizer like Mistral Nemo's without ignore_merges")
         return name
     kinds = ", ".join(each["type"] for each in steps)
     raise UnsupportedError(f"a byte-level tokenizer that cuts texts in its own way ({kinds})")

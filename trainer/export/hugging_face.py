@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
@@ -127,6 +128,7 @@ def export_adapter(
     flat_params: NDArray[np.float32],
     model: ModelConfig,
     directory: Path,
+    run_id: Digest,
     dtype: ExportType = "fp32",
 ) -> None:
     """Writes the adapters of a run as PEFT's `PeftModel.from_pretrained` loads them beside the
@@ -135,19 +137,21 @@ def export_adapter(
 
     Args:
         flat_params: (num_parameters,) in the order of `layout_of`.
+        run_id: of the run that they are adapters of.
 
     Raises:
-        ExportError: the model has no adapters, the folder has a model that an export wrote, or it
-            cannot be written.
+        ExportError: the model has no adapters, the folder has a model that an export of this run
+            wrote, or it cannot be written.
     """
     if not (lora := model.lora):
         raise ExportError(
             "this run trains whole weights and has no adapters: export it without --adapter"
         )
-    if _has_exported_model(directory):
+    if _has_merged_model(directory, run_id):
         raise ExportError(
-            f"{directory} has a model that gossamer export wrote. Programs that load the folder "
-            "would apply the adapters to it, in which they are merged already: name another folder"
+            f"{directory} has a model that gossamer export wrote from this run. Programs that load "
+            "the folder would apply the adapters to it, in which they are merged already: name "
+            "another folder"
         )
     config = _adapter_config(lora)
     weights = [WeightFile(ADAPTER_NAME, layout_of(model))]
@@ -168,11 +172,13 @@ def _adapter_config(lora: LoraConfig) -> dict[str, object]:
     }
 
 
-def _has_exported_model(directory: Path) -> bool:
-    """Returns whether an export wrote the model in a folder. That of a base model lacks the mark,
-    and adapters may lie beside it."""
+def _has_merged_model(directory: Path, run_id: Digest) -> bool:
+    """Returns whether an export of a run wrote the model in a folder. A base model has no card of
+    that run, and adapters may lie beside it: it is somebody else's, or that of an earlier run."""
+    card = directory / CARD_NAME
     try:
-        return _has_mark(directory / CARD_NAME) and bool(stale_files(directory, []))
+        is_of_run = _has_mark(card) and run_id.hex().encode() in card.read_bytes()
+        return is_of_run and bool(stale_files(directory, []))
     except OSError:  # there is no such folder, or no card
         return False
 
@@ -217,7 +223,8 @@ def _write_folder(
                 path.unlink()
         for name in names:
             os.replace(directory / (name + _NEW), directory / name)
-    except OSError:
+    except BaseException:
+        # Ctrl-C too: what it left would take the disk, and stand in the way of the next export.
         for name in names:
             (directory / (name + _NEW)).unlink(missing_ok=True)
         raise

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.ipc.generation import PROMPT_BYTES_MAX, ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.pretrained.tokenizer import SPECIAL_TOKENS
 from gossamer.trainer.text.sources.chat_environment import (
     RefusedByTemplate,
     chat_environment,
@@ -39,10 +40,8 @@ class ChatTemplate:
         self._tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._names = {
-            name: files.named_token(name) or ""
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        }
+        named = ((name, files.named_token(name)) for name in SPECIAL_TOKENS)
+        self._names = {name: token for name, token in named if token is not None}
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The text of a chat, up to where the model's answer begins.
@@ -56,7 +55,14 @@ class ChatTemplate:
         try:
             with _bounded_memory():  # the compiler computes with constants already
                 template = environment.from_string(self._text)
-                text = template.render(messages=given, add_generation_prompt=True, **self._names)
+                # Templates ask whether `tools` and `documents` are none, not whether they exist.
+                text = template.render(
+                    messages=given,
+                    add_generation_prompt=True,
+                    tools=None,
+                    documents=None,
+                    **self._names,
+                )
                 num_bytes = len(text.encode())  # half a surrogate has none
         except RefusedByTemplate as error:
             raise TemplateError(

@@ -13,16 +13,22 @@ from gossamer.protocol.state.run_end import SchedulePlace
 
 
 def learning_rate_of(
-    first_step: int, step: int, inner: InnerConfig, place: SchedulePlace | None
+    first_step: int,
+    step: int,
+    inner: InnerConfig,
+    place: SchedulePlace | None,
+    whole_steps: float | None = None,
 ) -> float:
     """Learning rate of a round's inner step `step` (counts from 0).
 
     Args:
         first_step: planned inner steps before the round.
         place: the round's place in a schedule of tokens, which then decides.
+        whole_steps: tokens of the round's steps up to this one that are trained on, in steps with
+            as many as a step has at most; None: all are trained on.
     """
     if place is not None:
-        return place.learning_rate(step, inner)
+        return place.learning_rate(step if whole_steps is None else whole_steps - 1, inner)
     return learning_rate_at(first_step + step, inner)
 
 

@@ -248,7 +248,7 @@ class Passes:
                 note = msgspec.json.decode(file.read(_FILE_BYTES_MAX), type=_Note)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # also of bytes that are no text
             log.warning("the size of a pass is found anew, %s is of no use: %s", self._path, error)
             return None
         return note if note.key == self._key else None

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gossamer.node.app.client import NotRunningError, StartingError, change_limits, fetch_status
+from gossamer.node.app.client import (
+    NotRunningError,
+    StartingError,
+    change_limits,
+    fetch_status,
+    until_end,
+)
 from gossamer.node.base.owner_limits import (
     DEFAULT,
     OFF,
@@ -79,7 +85,7 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
     state_dir = StateDir(settings.state_dir)
     wanted = changes_of(words[1:])
     try:
-        change_limits(state_dir, wanted)
+        problem = change_limits(state_dir, wanted)
     except StartingError:
         raise
     except NotRunningError:
@@ -94,7 +100,7 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
         else:
             print("No node runs here. It holds when the next one starts.")
         return
-    print("It holds from now on, and after a restart.")
+    print(until_end(problem) if problem else "It holds from now on, and after a restart.")
     if wanted.get("gpu_power", OFF) not in (OFF, DEFAULT):  # the node asks the driver after this
         print("gossamer limits says whether the card's driver takes gpu_power.")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
+from gossamer.node.app.client import ClientError, Order, fetch_status, give_order, until_end
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
 from gossamer.node.base.settings import ConfigError
@@ -46,14 +46,22 @@ def pause(
     order = _order_options(for_, after_round)
     state_dir = StateDir(settings_of(options).state_dir)
     given_at = time.time()
-    give_order(state_dir, "pause", order)
+    problem = give_order(state_dir, "pause", order)
+    if problem:  # first: to wait for the device may take minutes
+        print(until_end(problem))
     started = time.monotonic()
     status = _status_with_order(state_dir, given_at, order.get("seconds"))
     if after_round and not _is_device_free(status):
         print("The node pauses when its present round ends; gossamer status shows it.")
         return 0
-    has_told = False
+    has_told = was_ordered = False
     while not _is_device_free(status):
+        if was_ordered and not _is_ordered(status):
+            raise ClientError(
+                "the pause has ended before the device was free: by its time, or because somebody "
+                "gave another order"
+            )
+        was_ordered = _is_ordered(status)
         waited = time.monotonic() - started
         if waited > FREE_SECONDS_MAX:
             raise ClientError(
@@ -135,7 +143,9 @@ def resume(*, options: State = None) -> int:
     It ends only the pause that you ordered. The work hours, and what else you set, still hold.
     """
     state_dir = StateDir(settings_of(options).state_dir)
-    give_order(state_dir, "resume")
+    problem = give_order(state_dir, "resume")
+    if problem:
+        print(until_end(problem))
     started = time.monotonic()
     status = fetch_status(state_dir)
     while _is_ordered(status) and time.monotonic() - started < TAKEN_SECONDS_MAX:

@@ -66,7 +66,7 @@ def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[
     if ignored:
         structlog.get_logger().warning(
             "the state directory holds a run already, and the node goes on with it; "
-            f"{', '.join(ignored)} take effect only when a run is founded",
+            f"only the founding of a run reads {', '.join(ignored)}",
             state_dir=str(settings.state_dir),
             fields={"event": "options have no effect: there is a run already", "options": ignored},
         )

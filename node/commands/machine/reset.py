@@ -6,16 +6,23 @@ import os
 import sys
 from pathlib import Path
 
-from gossamer.node.base.default_places import NoHomeError, default_config_file
+from gossamer.node.base.default_places import NoHomeError, default_config_file, expanded
 from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, config_file_of
+from gossamer.node.base.settings import ConfigError, config_file_of, source_settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_users
-from gossamer.node.commands.options import State, StateOptions, settings_of
+from gossamer.node.commands.options import State, StateOptions, flags_of, settings_of
 from gossamer.node.commands.questions import require_yes
-from gossamer.node.service.managers import ServiceError, manager_here
+from gossamer.node.service.managers import Manager, ServiceError, manager_here
 from gossamer.node.storage.erasing import HELD_NAME, bytes_to_erase, erase
 from gossamer.node.storage.state_dir import StateDir
+
+COMPLETIONS = (
+    ".local/share/bash-completion/completions/gossamer",
+    ".zsh/completions/_cyclopts_gossamer",
+    ".config/fish/completions/gossamer.fish",
+)
+"""Files that `gossamer --install-completion` writes, in the home folder: bash, zsh, fish."""
 
 
 def reset(*, yes: bool = False, options: State = None) -> int:
@@ -35,8 +42,9 @@ def reset(*, yes: bool = False, options: State = None) -> int:
 def uninstall(*, yes: bool = False, keep_identity: bool = False, options: State = None) -> int:
     """Remove everything that Gossamer has put on this machine.
 
-    That is the service, the state with the node's identity, and the settings. It says at the end
-    how to remove the program itself. The node must not run, unless its service does.
+    That is the service, the state with the node's identity, and the settings; for root also the
+    state of the service for all users. It says at the end how to remove the program itself. The
+    node must not run, unless its service does.
 
     Parameters
     ----------
@@ -45,20 +53,28 @@ def uninstall(*, yes: bool = False, keep_identity: bool = False, options: State 
     keep_identity
         Keep the identity; gossamer identity backup puts it elsewhere.
     """
-    root = settings_of(options).state_dir
+    settings, places = source_settings(
+        flags_of(options), os.environ, options.config if options is not None else None
+    )
+    root = settings.state_dir
     _require_state_dir(StateDir(root.resolve()))
-    size = format_bytes(bytes_to_erase(root, keep_identity=keep_identity))
+    folders = [root, *_of_the_machine(root, is_named="state_dir" in places)]
+    sizes = [
+        f"{printable(str(folder))} "
+        f"({format_bytes(bytes_to_erase(folder, keep_identity=keep_identity))})"
+        for folder in folders
+    ]
     identity = "" if keep_identity else " and its identity, which nobody can give back"
     if not require_yes(
-        f"Remove the service, the settings, and {printable(str(root))} ({size}){identity}?", yes=yes
+        f"Remove the service, the settings, and {', '.join(sizes)}{identity}?", yes=yes
     ):
         print("nothing is removed")
         return 1
-    had_system_service = _remove_service()
-    _erase(root, yes=True, keep_identity=keep_identity)
-    if had_system_service and root != SYSTEM_STATE_DIR:
-        _erase(SYSTEM_STATE_DIR, yes=True, keep_identity=keep_identity)
+    _remove_service()
+    for folder in folders:
+        _erase(folder, yes=True, keep_identity=keep_identity)
     _remove_settings(options)
+    _remove_completion()
     print(f"the program itself: {_how_to_remove()}")
     return 0
 
@@ -93,25 +109,51 @@ def _erase(folder: Path, *, yes: bool, keep_identity: bool) -> int:
 def _require_state_dir(state_dir: StateDir) -> None:
     """Raises ConfigError for a folder that is there and holds nothing that a node or its owner's
     orders left."""
-    signs = (state_dir.lock_path, state_dir.identity_path, state_dir.limits_path)
-    if state_dir.root.exists() and not any(path.exists() for path in signs):
+    if state_dir.root.exists() and not _is_state_dir(state_dir):
         root = printable(str(state_dir.root))
         raise ConfigError([f"{root} is no state directory of a node: nothing is removed"])
 
 
-def _remove_service() -> bool:
-    """Returns whether there was a service for all users."""
-    is_system = is_for_all_users()
+def _is_state_dir(state_dir: StateDir) -> bool:
+    """Returns whether a folder is there and holds something that a node or its owner's orders
+    left."""
+    signs = (state_dir.lock_path, state_dir.identity_path, state_dir.limits_path)
+    return any(path.exists() for path in signs)
+
+
+def _of_the_machine(root: Path, *, is_named: bool) -> list[Path]:
+    """Returns the state directory of the service for all users if it goes with `root`, else
+    nothing.
+
+    It goes where its service goes. It also goes where root names no other directory: `gossamer
+    service uninstall` may have removed the service before.
+
+    Args:
+        is_named: whether a setting names `root`.
+    """
+    if root == SYSTEM_STATE_DIR or not _is_state_dir(StateDir(SYSTEM_STATE_DIR.resolve())):
+        return []
+    manager = _manager()
+    is_there = manager is not None and manager.file.exists()
+    return [SYSTEM_STATE_DIR] if is_for_all_users() and (is_there or not is_named) else []
+
+
+def _manager() -> Manager | None:
+    """Returns the service manager. Without one, or a folder for its file, there is no service."""
     try:
-        manager = manager_here(system=is_system)
+        return manager_here(system=is_for_all_users())
     except (ServiceError, NoHomeError):
-        return False  # without a manager, or a folder for its file, there is no service
-    was_there = manager.uninstall()
-    if was_there:
+        return None
+
+
+def _remove_service() -> None:
+    manager = _manager()
+    if manager is None:
+        return
+    if manager.uninstall():
         print(f"removed: {printable(str(manager.file))}")
     for line in manager.remove_rest():
         print(printable(line))
-    return was_there and is_system
 
 
 def _remove_settings(options: StateOptions | None) -> None:
@@ -131,6 +173,22 @@ def _remove_settings(options: StateOptions | None) -> None:
         folder.rmdir()
     if is_named and file.exists():
         print(f"left: {printable(str(file))}, which you named")
+
+
+def _remove_completion() -> None:
+    """Removes what `gossamer --install-completion` wrote. The line that loads it stays in a file of
+    the owner's, and does nothing without it."""
+    try:
+        home = expanded("~")
+    except NoHomeError:
+        return
+    for path in COMPLETIONS:
+        if (home / path).is_file():
+            (home / path).unlink()
+            print(
+                f"removed: {printable(str(home / path))}; the start-up file of your shell may have "
+                "a line about it"
+            )
 
 
 def _how_to_remove() -> str:

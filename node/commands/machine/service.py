@@ -20,7 +20,13 @@ from gossamer.node.base.settings import (
     source_settings,
 )
 from gossamer.node.commands.options import State, flags_of
-from gossamer.node.service.managers import Manager, ServiceError, Systemd, manager_here
+from gossamer.node.service.managers import (
+    Manager,
+    ServiceError,
+    Systemd,
+    is_hidden,
+    manager_here,
+)
 from gossamer.node.storage.state_dir import StateDir
 
 SYSTEM_STATE_DIR = Path("/var/lib/gossamer")
@@ -43,7 +49,8 @@ def install(
     """Make the node a service, which starts with the machine.
 
     It is systemd's for this user, or for root the machine's; on macOS it is launchd's. Settings
-    come from the config file (`gossamer config edit`); those of this shell do not hold there.
+    come from the config file (`gossamer config edit`), for the machine's service from
+    /etc/gossamer/gossamer.env; those of this shell do not hold there.
 
     Parameters
     ----------
@@ -73,6 +80,11 @@ def install(
         environment["GOSSAMER_STATE_DIR"] = str(settings.state_dir)
     file, is_named = config_file_of(os.environ, config)
     if is_named:
+        if system and is_hidden(str(file)):
+            raise ConfigError(
+                [f"{file} lies in a home folder, which a service for all users does not see: put "
+                 "it where every user can read it, such as /etc/gossamer.toml"]
+            )  # fmt: skip
         environment[CONFIG_VARIABLE] = str(file)
     if print_only:
         manager: Manager = (
@@ -94,7 +106,15 @@ def install(
         )
     for line in manager.install(links, environment, force=force, starts=not no_start):
         print(printable(line))
-    _tell_of_variables()
+    place = manager.environment_file if system and isinstance(manager, Systemd) else None
+    _tell_of_variables(place)
+    if place is not None and not is_named and file.exists():
+        print(
+            printable(
+                f"{file} does not hold in the service, which sees no home folder: put its settings "
+                f"as {ENVIRONMENT_PREFIX}... variables into {place}"
+            )
+        )
     return 0
 
 
@@ -155,10 +175,16 @@ def _require_rights(system: bool) -> None:
         raise ConfigError(["--system: only root may install or remove a service for all users"])
 
 
-def _tell_of_variables() -> None:
-    """Says which settings of this shell the service does not get."""
+def _tell_of_variables(place: Path | None) -> None:
+    """Says which settings of this shell the service does not get.
+
+    Args:
+        place: file of variables that the service reads; None: the config file is the place.
+    """
     names = [ENVIRONMENT_PREFIX + field.upper() for field in Settings.__struct_fields__]
     left = [name for name in names if os.environ.get(name) and name != "GOSSAMER_STATE_DIR"]
     if left:
-        print(f"these variables do not hold in the service: {', '.join(left)}; put them into the "
-              "config file (gossamer config edit)")  # fmt: skip
+        where = "the config file (gossamer config edit)" if place is None else printable(str(place))
+        print(
+            f"these variables do not hold in the service: {', '.join(left)}; put them into {where}"
+        )

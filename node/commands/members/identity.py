@@ -45,6 +45,11 @@ def backup(file: Path, *, force: bool = False, options: State = None) -> int:
         ) from None
     if not force and (file.exists() or file.is_symlink()):
         raise IdentityError(f"{file} exists already: name another file, or give --force")
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise IdentityError(f"there is no folder {folder}: make it, or name another file")
+    if file.is_dir():
+        raise IdentityError(f"{file} is a folder: name a file in it")
     write_atomically(file.absolute(), identity.pem(), mode=0o600)
     print(f"{identity.peer_id} is copied to {printable(str(file))}: it is secret")
     return 0

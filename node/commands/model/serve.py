@@ -7,8 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.options import State, settings_of
-from gossamer.node.telemetry.logs import configure_logs
+from gossamer.node.commands.options import State, reading_settings_of
 
 BIND = "127.0.0.1:4680"
 """Away from the ports of nodes and their pages, which begin at 4610."""
@@ -46,6 +45,5 @@ def serve(
     # The server brings starlette and trio; a mistake in the options is told before that.
     from gossamer.node.serving.server import serve_model
 
-    settings = settings_of(options)
-    configure_logs(settings.log_format, "info" if follow else "warning")
+    settings = reading_settings_of(options)
     return serve_model(settings, bind, device, round_number, follow=follow)

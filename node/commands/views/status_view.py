@@ -86,7 +86,10 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
     final = f" of {status.final_round}" if status.final_round else ""
     row("round", f"{status.round}{final}{behind}")
     if status.rolled_back_to is not None:
-        row("rolled back", f"by the founder: the run went on after round {status.rolled_back_to}")
+        row(
+            "rolled back",
+            f"by the founder or the keepers: the run went on after round {status.rolled_back_to}",
+        )
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
     row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
     if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:

@@ -15,7 +15,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gossamer.node.app.client import ClientError, Order, change_limits, fetch_status, give_order
+from gossamer.node.app.client import (
+    ClientError,
+    Order,
+    change_limits,
+    fetch_status,
+    give_order,
+    until_end,
+)
 from gossamer.node.base.owner_limits import OFF, changes_of
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
@@ -154,12 +161,12 @@ def _change(state_dir: StateDir, typed: str) -> str:
         wanted = changes_of(shlex.split(typed))
         if not wanted:
             return ""
-        change_limits(state_dir, wanted)
+        problem = change_limits(state_dir, wanted)
     except (ConfigError, ClientError) as error:
         return str(error)
     except ValueError:  # of shlex
         return f"{typed}: a quotation mark is missing"
-    return _HOLDS
+    return until_end(problem) if problem else _HOLDS
 
 
 def _give(state_dir: StateDir, key: str) -> str:
@@ -168,10 +175,10 @@ def _give(state_dir: StateDir, key: str) -> str:
         return ""
     order, order_options, taken = _ORDERS[key]
     try:
-        give_order(state_dir, order, order_options)
+        problem = give_order(state_dir, order, order_options)
     except ClientError as error:
         return str(error)
-    return taken
+    return until_end(problem) if problem else taken
 
 
 def _screen(status: Status, said: str, look: Look) -> RenderableType:

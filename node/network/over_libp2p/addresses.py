@@ -9,6 +9,7 @@ import socket
 import psutil
 import trio
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
@@ -135,6 +136,12 @@ def why(error: BaseException) -> str:
             return (
                 "another peer answered there than the address names; "
                 "ask for the current address (it ends in the peer's id)"
+            )
+        # Streams of a connection fail with this class too; then the peer is a node.
+        if isinstance(link, MultiselectError) and "security protocol" in str(link):
+            return (
+                "what answers there does not speak as a node does; is the port right (4611 is that "
+                "of the page)? A node with too many callers hangs up, too: try again in a while"
             )
         if isinstance(link, trio.TooSlowError):
             return "no answer in time; is it running, and does a firewall let it through?"

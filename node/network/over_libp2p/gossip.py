@@ -40,6 +40,7 @@ from gossamer.protocol.errors import (
     RemoteProtocolError,
 )
 from gossamer.protocol.ids import public_key_of
+from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.policy.gossip_quota import GossipQuota
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,9 @@ RECENT_MESSAGES_MAX = 64
 # Of what a peer asks for between two heartbeats: one RPC. Where next to nothing is missed, hardly
 # anything is asked for, and a comparison of statements brings what is left out.
 ANSWER_BYTES_MAX = RPC_BYTES_MAX
+# Peers that have to wait with their next GRAFT of a topic: the peers of a run that a node
+# remembers. Beyond that the one whose wait ends first is forgotten, and may be early.
+BACK_OFFS_MAX = MEMBERS_MAX
 # Of a message that is known already, or of an entry that is no message, beside a new one.
 CHEAP = 0.05
 
@@ -376,7 +380,14 @@ class GuardedGossipSub(GossipSub):
         longest = self.unsubscribe_back_off if is_unsubscribe else self.prune_back_off
         until = int(trio.current_time()) + (min(backoff_duration, longest) or longest)
         peers = self.back_off.setdefault(topic, {})
-        peers[peer] = max(peers.get(peer, 0), until)
+        until = max(peers.pop(peer, 0), until)
+        if len(peers) >= BACK_OFFS_MAX:  # peers come and go, and most never ask again
+            now = trio.current_time()
+            for known in [each for each, end in peers.items() if end <= now]:
+                del peers[known]
+        if len(peers) >= BACK_OFFS_MAX:
+            del peers[min(peers, key=peers.__getitem__)]
+        peers[peer] = until
 
     def _check_back_off(self, peer: ID, topic: str) -> bool:
         """Returns whether a peer has to wait with its next GRAFT."""

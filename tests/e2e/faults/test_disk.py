@@ -128,12 +128,20 @@ def test_a_full_disk_while_it_commits(small_disk: Path, founded: Path) -> None:
         # It goes on all the same: rounds are committed in memory.
         going = wait_for_round(node, full.round + 3)
         assert takes_part(going)
+        # What the owner orders holds now, and the owner is told how long.
+        for order in (("limits", "set", "upload=500"), ("pause", "--for", "1h")):
+            said_to_owner = gossamer(*order, "--state-dir", node.root)
+            assert said_to_owner.status == 0, said_to_owner
+            assert "It holds until this node ends." in said_to_owner.out
+            assert "the disk is full" in said_to_owner.out
+        assert gossamer("resume", "--state-dir", node.root).status == 0
 
         ballast.unlink()
         freed = node.wait_for(
             lambda status: status.problem is None, PATIENCE_SECONDS, "state on disk again"
         )
         wait_for_round(node, freed.round + 1)
+        assert (node.root / "limits").read_text() == '{"upload":"500"}\n'
         node.kill()
         answer = gossamer("export", small_disk.parent / "model", "--state-dir", node.root)
         assert answer.status == 0, answer

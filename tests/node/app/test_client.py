@@ -12,6 +12,7 @@ from gossamer.node.app.client import (
     ClientError,
     NotRunningError,
     StartingError,
+    change_limits,
     fetch_status,
     give_order,
     page_link,
@@ -81,6 +82,23 @@ def test_status_and_orders(tmp_path: Path) -> None:
         ("GET", "/api/status", "1", None),
         ("POST", "/api/pause", "1", f"Bearer {token}"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b'{"accepted":true}', ""),
+        (b'{"accepted":true,"problem":"the disk is full"}', "the disk is full"),
+    ],
+)
+def test_an_order_that_the_disk_of_the_node_does_not_take(
+    tmp_path: Path, answer: bytes, problem: str
+) -> None:
+    state_dir = StateDir(tmp_path)
+    with answering(state_dir, 202, answer, []):
+        DaemonFiles(state_dir).new_token()
+        assert give_order(state_dir, "pause") == problem
+        assert change_limits(state_dir, {"upload": "9"}) == problem
 
 
 def test_a_node_that_is_starting_says_what_it_does(tmp_path: Path) -> None:

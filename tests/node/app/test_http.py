@@ -37,6 +37,8 @@ class Node:
         self.orders: list[str] = []
         self.pauses: list[tuple[float | None, bool]] = []
         self.metrics = Metrics()
+        self.disk_problem = ""
+        self.is_disk_hanging = False
 
     def status(self) -> Status:
         return self.now
@@ -48,16 +50,22 @@ class Node:
     def resume(self) -> None:
         self.orders.append("resume")
 
+    async def order_kept(self) -> str:
+        if self.is_disk_hanging:
+            await trio.sleep_forever()
+        return self.disk_problem
+
     def finish(self) -> None:
         self.orders.append("finish")
 
     def leave(self) -> None:
         self.orders.append("leave")
 
-    async def set_limits(self, changes: Mapping[str, str]) -> None:
+    async def set_limits(self, changes: Mapping[str, str]) -> str:
         if "upload" not in changes:
             raise ConfigError(["sleep: there is no such limit"])
         self.orders.append(f"upload {changes['upload']}")
+        return self.disk_problem
 
 
 def ask(
@@ -71,6 +79,7 @@ def ask(
     client: str = "127.0.0.1",
     server: str = "127.0.0.1",
     hosts: tuple[str, ...] = (),
+    clock: trio.abc.Clock | None = None,
 ) -> httpx.Response:
     """Asks the endpoint. `server`: the address of this machine at which the request comes in."""
 
@@ -84,7 +93,7 @@ def ask(
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
             return await asking.request(method, path, headers=headers, content=content)
 
-    return trio.run(main)
+    return trio.run(main, clock=clock)
 
 
 def serving(node: Node, use: Callable[[str], Awaitable[None]]) -> None:
@@ -223,6 +232,26 @@ def test_orders(order: str) -> None:
     node = Node()
     assert ask(node, "POST", f"/api/{order}", headers=ORDER).status_code == 202
     assert node.orders == [order]
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "limits?upload=10"])
+def test_the_answer_says_that_the_disk_does_not_have_the_order(order: str) -> None:
+    node = Node()
+    assert ask(node, "POST", f"/api/{order}", headers=ORDER).json() == {"accepted": True}
+    node.disk_problem = "the disk is full"
+    answer = ask(node, "POST", f"/api/{order}", headers=ORDER)
+    assert answer.status_code == 202
+    assert answer.json() == {"accepted": True, "problem": "the disk is full"}
+
+
+def test_a_disk_that_hangs_keeps_no_order_from_its_answer() -> None:
+    node = Node()
+    node.is_disk_hanging = True
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    answer = ask(node, "POST", "/api/pause", headers=ORDER, clock=clock)
+    assert answer.status_code == 202
+    assert "the disk has not taken it in 5 s" in answer.json()["problem"]
+    assert node.orders == ["pause"]
 
 
 def test_limits_are_set_and_a_mistake_is_told() -> None:

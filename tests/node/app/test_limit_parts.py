@@ -11,10 +11,12 @@ from typing import Any, cast
 import pytest
 import trio
 
+from gossamer.node.app import owner_limits
 from gossamer.node.app.limit_parts import DiskLimit, LimitParts, worker_limits
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.runtime import Runtime
+from gossamer.node.base.disk_health import DiskFullError, write_atomically
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -22,7 +24,9 @@ from gossamer.node.machine import capacity
 from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.power_limit import PowerLimit
+from gossamer.node.storage import limits_file
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.limits_file import read_limits
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
@@ -247,6 +251,41 @@ def test_a_change_is_kept_first_and_then_obeyed(tmp_path: Path) -> None:
     assert again.rates.up.bytes_per_second == 1_250_000
 
 
+def test_a_full_disk_takes_a_change_when_it_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a full disk can give the node less of it, and is told how long that holds."""
+    monkeypatch.setattr(owner_limits, "LOOK_SECONDS", 0.01)
+    limits = limits_of(settings(tmp_path))
+    seen: list[int] = []
+    limits.join(lambda now: seen.append(now.disk_max))
+
+    def refuse(path: Path, *parts: bytes, **_: object) -> None:
+        raise DiskFullError(path, sum(map(len, parts)))
+
+    def write_and_tell(path: Path, *parts: bytes, is_order: bool) -> None:
+        write_atomically(path, *parts, is_order=is_order)
+        trio.from_thread.run_sync(is_written.set)
+
+    is_written = trio.Event()
+
+    async def main() -> None:
+        monkeypatch.setattr(limits_file, "write_atomically", refuse)
+        assert "the disk is full" in await limits.change({"disk": "8GiB"})
+        assert seen == [8 * 1024**3]
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                reads = lambda _: NodeUses({"memory": 0.0}, {}, 0, 0.0)  # noqa: E731
+                nursery.start_soon(limits.run, reads, Metrics(), run_abandonable)
+                monkeypatch.setattr(limits_file, "write_atomically", write_and_tell)
+                await is_written.wait()
+                nursery.cancel_scope.cancel()
+        assert await limits.change({"threads": "2"}) == ""
+
+    trio.run(main)
+    assert read_limits(tmp_path / "limits") == {"disk": "8GiB", "threads": "2"}
+
+
 def test_the_metrics_show_a_change_at_once_though_a_driver_hangs(tmp_path: Path) -> None:
     limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {})
     metrics = Metrics()
@@ -271,6 +310,41 @@ def test_the_metrics_show_a_change_at_once_though_a_driver_hangs(tmp_path: Path)
     read = metrics.registry.get_sample_value
     assert read("gossamer_limit_threads") == 3
     assert read("gossamer_line_limit_bytes_per_second", {"direction": "sent"}) == 1_250_000
+
+
+def test_a_driver_that_hangs_takes_one_thread_and_is_read_again_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look that left a thread behind would in the end leave none for the disk."""
+    monkeypatch.setattr(owner_limits, "READ_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(owner_limits, "LOOK_SECONDS", 0.05)
+    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {})
+    may_answer, has_answered = threading.Event(), threading.Event()
+    asked: list[float] = []
+
+    def hanging_driver(settings: Settings) -> NodeUses:
+        asked.append(trio.from_thread.run_sync(trio.current_time))
+        may_answer.wait()
+        if len(asked) > 1:
+            has_answered.set()
+        return NodeUses({"memory": 0.0}, {}, 0, 0.0)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(limits.run, hanging_driver, Metrics(), run_abandonable)
+            await trio.sleep(2.0)
+            num_asked = len(asked)
+            threads = trio.to_thread.current_default_thread_limiter().borrowed_tokens
+            may_answer.set()
+            with trio.fail_after(10):
+                await run_abandonable(has_answered.wait)
+            nursery.cancel_scope.cancel()
+            assert (num_asked, threads) == (1, 1)
+
+    try:
+        trio.run(main)
+    finally:
+        may_answer.set()
 
 
 def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:

@@ -364,12 +364,35 @@ def test_pause_answers_when_the_device_is_free(
     assert second == "The device is free after 14 s. Go on with: gossamer resume"
 
 
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_an_order_that_a_full_disk_does_not_take_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    answers(monkeypatch, PAUSED if command == "pause" else STATUS)
+    monkeypatch.setattr(orders, "give_order", lambda *_order: "the disk is full")
+    assert run_command([command]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("It holds until this node ends.")
+    assert first.endswith(": the disk is full")
+    assert "The device is free" in second or second == "The node goes on."
+
+
 def test_pause_of_a_free_device_says_so_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers(monkeypatch, PAUSED)
     assert run_command(["pause"]) == 0
     assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+
+
+def test_a_pause_that_ends_before_the_device_is_free_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its time, or because somebody else resumes: nobody waits for the device any more."""
+    ordered = replace(STATUS, pauses=(PauseStatus(reason="user"),))
+    answers(monkeypatch, ordered, ordered, STATUS)
+    assert run_command(["pause"]) == 1
+    assert "the pause has ended before the device was free" in capsys.readouterr().err
 
 
 def test_pause_of_a_finished_run_says_that_nothing_is_to_be_paused(

@@ -79,6 +79,22 @@ def test_a_mistake_is_told_with_what_to_write(
 
 
 @pytest.mark.parametrize(
+    "words", [["limits", "set", "disk=20GiB"], ["schedule", "set", "on_battery=on"]]
+)
+def test_a_change_that_a_full_disk_does_not_take_is_told(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+) -> None:
+    monkeypatch.setattr(limits, "change_limits", lambda *_change: "the disk is full")
+    assert run_command([*words, "--state-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("It holds until this node ends.")
+    assert said.endswith(": the disk is full\n")
+
+
+@pytest.mark.parametrize(
     ("change", "is_told"), [("gpu_power=100", True), ("gpu_power=off", False), ("upload=9", False)]
 )
 def test_a_power_that_the_driver_may_refuse_is_not_promised(
@@ -88,7 +104,7 @@ def test_a_power_that_the_driver_may_refuse_is_not_promised(
     change: str,
     is_told: bool,
 ) -> None:
-    monkeypatch.setattr(limits, "change_limits", lambda _state_dir, _changes: None)
+    monkeypatch.setattr(limits, "change_limits", lambda _state_dir, _changes: "")
     assert run_command(["limits", "set", change, "--state-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("It holds from now on, and after a restart.\n")

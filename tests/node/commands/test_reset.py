@@ -4,9 +4,11 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import trio
+from cyclopts.completion.install import get_default_completion_path
 
 from gossamer.node.base.default_places import default_config_file
 from gossamer.node.cli import run_command
@@ -235,6 +237,25 @@ def test_uninstall_looks_at_the_folder_before_the_service_goes(
     assert (names(folder), service.is_there) == ({"thesis.tex"}, True)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_uninstall_removes_the_completion_of_a_shell(
+    shell: Literal["bash", "zsh", "fish"],
+    state: StateDir,
+    service: FakeService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("ZSH", "ZSH_CUSTOM"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written = get_default_completion_path(shell, "gossamer")
+    written.write_text("complete -F _gossamer gossamer\n")
+    neighbour = written.with_name("git")
+    neighbour.write_text("")
+    assert run_command(["uninstall", "--yes", "--state-dir", str(state.root)]) == 0
+    assert (written.exists(), neighbour.exists()) == (False, True)
+
+
 def test_uninstall_asks_first(state: StateDir, service: FakeService) -> None:
     assert run_command(["uninstall", "--state-dir", str(state.root)]) == 2
     assert service.is_there
@@ -250,6 +271,46 @@ def test_uninstall_where_no_service_manager_is(
     monkeypatch.setattr(reset, "manager_here", no_manager)
     assert run_command(["uninstall", "--yes", "--state-dir", str(state.root)]) == 0
     assert not state.root.exists()
+
+
+def test_root_removes_the_state_of_a_service_that_was_removed_before(
+    service: FakeService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`gossamer service uninstall` leaves the state, in a folder that root names nowhere."""
+    machine = node_dir(tmp_path / "machine")
+    service.is_there = False
+    monkeypatch.setattr(reset, "SYSTEM_STATE_DIR", machine.root)
+    monkeypatch.setattr(reset, "is_for_all_users", lambda: True)
+    monkeypatch.setattr(
+        "gossamer.node.base.default_places.platformdirs.user_state_path",
+        lambda name: tmp_path / "home" / name,
+    )
+    monkeypatch.delenv("GOSSAMER_STATE_DIR", raising=False)
+    asked: list[str] = []
+
+    def ask(question: str, *, yes: bool) -> bool:
+        asked.append(question)
+        return True
+
+    monkeypatch.setattr(reset, "require_yes", ask)
+    assert run_command(["uninstall"]) == 0
+    assert not machine.root.exists()
+    assert f"{machine.root} (3.1 kB)" in asked[0]  # before it is lost, with its identity
+    assert f"bytes are freed in {machine.root}" in capsys.readouterr().out
+
+
+def test_root_keeps_the_state_of_the_machine_where_another_one_is_named(
+    state: StateDir, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = node_dir(tmp_path / "machine")
+    monkeypatch.setattr(reset, "SYSTEM_STATE_DIR", machine.root)
+    monkeypatch.setattr(reset, "is_for_all_users", lambda: True)
+    service.is_there = False
+    assert run_command(["uninstall", "--yes", "--state-dir", str(state.root)]) == 0
+    assert (state.root.exists(), machine.has_run()) == (False, True)
 
 
 # identity
@@ -268,6 +329,16 @@ def test_an_identity_is_backed_up_and_restored(
     assert Identity.load(restored).peer_id == peer_id
     assert stat.S_IMODE(restored.stat().st_mode) == 0o600
     assert capsys.readouterr().out.count(peer_id) == 2
+
+
+def test_a_back_up_into_no_folder_says_so(
+    state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backup = ["identity", "backup", "--state-dir", str(state.root), "--force"]
+    assert run_command([*backup, str(tmp_path / "stick" / "key.pem")]) == 2
+    assert f"there is no folder {tmp_path / 'stick'}: make it" in capsys.readouterr().err
+    assert run_command([*backup, str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder: name a file in it" in capsys.readouterr().err
 
 
 def test_no_identity_is_overwritten_without_force(

@@ -80,6 +80,19 @@ def test_a_typed_line_changes_limits_and_rules(
     assert len(asked) == 1
 
 
+def test_an_order_that_a_full_disk_does_not_take_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(top, "give_order", lambda *_order: "the disk is full")
+    monkeypatch.setattr(top, "change_limits", lambda *_change: "the disk is full")
+    for said in (
+        top._give(StateDir(tmp_path), "p"),
+        top._change(StateDir(tmp_path), "upload=10"),
+    ):
+        assert said.startswith("It holds until this node ends.")
+        assert said.endswith(": the disk is full")
+
+
 def test_what_the_node_refuses_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(_state_dir: StateDir, _wanted: dict[str, str]) -> None:
         raise ClientError("memory: 100 MiB is less than the run needs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -67,10 +67,12 @@ async def busy(port: int) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-def discovery_of(node: Libp2pTransport, folder: Path, membership: Membership) -> Discovery:
+def discovery_of(
+    node: Libp2pTransport, folder: Path, membership: Membership, bootstrap: Sequence[str] = ()
+) -> Discovery:
     return Discovery(
-        node, KnownPeers(folder / "peers"), (), membership, Metrics(Gpus()), random.Random(1),
-        AwakeClock(), _EverybodyIsIn(),
+        node, KnownPeers(folder / "peers"), bootstrap, membership, Metrics(Gpus()),
+        random.Random(1), AwakeClock(), _EverybodyIsIn(),
     )  # fmt: skip
 
 
@@ -169,6 +171,96 @@ def test_a_peer_behind_a_circuit_is_dialled_directly_later(
                             await trio.sleep(0.05)
                 assert kind_of(peer, node) == "direct"
                 nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_connection_to_a_peer_of_no_run_or_another_one_is_no_reason_to_stop_looking(
+    tmp_path: Path,
+) -> None:
+    """A node that had asked another run first was connected to that one alone for good, after a
+    start at which no peer of its own run was there."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            node, foreign, typed, known = [
+                await stack.enter_async_context(
+                    open_libp2p_transport(Identity.generate(), LOOPBACK)
+                )
+                for _ in range(4)
+            ]
+            await node.connect(foreign.addresses()[0])
+            peers = KnownPeers(tmp_path / "peers")
+            for each in (foreign, known):
+                peers.reached(each.peer_id, each.addresses()[0])
+            peers.save()
+            bootstrap = (foreign.addresses()[0], typed.addresses()[0])
+            discovery = discovery_of(node, tmp_path, Membership(node.peer_id), bootstrap)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(discovery.run)
+                with trio.fail_after(10.0):
+                    while len(node.peers()) < 3:  # noqa: ASYNC110
+                        await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+            assert {*node.peers()} == {foreign.peer_id, typed.peer_id, known.peer_id}
+
+    trio.run(main)
+
+
+@pytest.mark.long
+def test_a_peer_that_bans_this_node_is_not_dialled_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes each dial and closes: for hours it was dialled once a second."""
+    dials: list[float] = []
+    connect_any = Libp2pTransport.connect_any
+
+    async def counted(node: Libp2pTransport, peer: PeerId, addresses: Sequence[str]) -> str:
+        dials.append(trio.current_time())
+        return await connect_any(node, peer, addresses)
+
+    monkeypatch.setattr(Libp2pTransport, "connect_any", counted)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            node, peer = [
+                await stack.enter_async_context(
+                    open_libp2p_transport(Identity.generate(), LOOPBACK)
+                )
+                for _ in range(2)
+            ]
+            peer.ban(node.peer_id, 3600.0)
+            membership = Membership(node.peer_id)
+            said = announce(addresses=tuple(peer.addresses()))
+            membership.announced(0.0, peer.peer_id, said)
+            with trio.move_on_after(12.0):
+                await discovery_of(node, tmp_path, membership).run()
+
+    trio.run(main)
+    assert 2 <= len(dials) <= 4
+
+
+def test_a_node_that_is_connected_to_a_member_dials_no_peer_that_is_not_heard_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery_module, "LOOK_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            node, member, old = [
+                await stack.enter_async_context(
+                    open_libp2p_transport(Identity.generate(), LOOPBACK)
+                )
+                for _ in range(3)
+            ]
+            await node.connect(member.addresses()[0])
+            membership = Membership(node.peer_id)
+            said = announce(addresses=tuple(member.addresses()))
+            membership.announced(0.0, member.peer_id, said, (member.peer_id,))
+            discovery = discovery_of(node, tmp_path, membership, old.addresses()[:1])
+            with trio.move_on_after(1.0):
+                await discovery.run()
+            assert node.peers() == [member.peer_id]
 
     trio.run(main)
 

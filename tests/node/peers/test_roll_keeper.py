@@ -14,15 +14,17 @@ from msgspec.structs import replace
 from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers import roll_keeper
+from gossamer.node.peers.members_words import WORD_SECONDS, MembersWords
 from gossamer.node.peers.own_entries import OTHERS_MAX, WITNESSES_MAX, OwnEntries
 from gossamer.node.peers.roll_keeper import (
     INTRODUCE_AGAIN_SECONDS,
+    RECONCILE_SECONDS,
     REFUSED_SECONDS,
     RollKeeper,
 )
 from gossamer.node.storage import roll_file
 from gossamer.node.storage.roll_file import RollFile
-from gossamer.protocol.ids import digest_of, public_key_of
+from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
@@ -177,6 +179,66 @@ def test_a_member_that_others_refuse_has_a_problem_until_one_lets_it_in_again(
         assert made.problem is None
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def introduced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: dict[Identity, str],
+    seconds: float = 2 * INTRODUCE_AGAIN_SECONDS,
+) -> list[str | None]:
+    """The problems that a node shows while it is introduced to members again and again.
+
+    Args:
+        words: what each member says at first: an empty text takes this node for a member.
+    """
+    roll = new_roll()
+    roll.add(RollPage((*FIRST, MINE), ()))
+    made = keeper(tmp_path, roll)
+    by_peer = {member.peer_id: reason for member, reason in words.items()}
+
+    async def answers(_transport: object, peer: PeerId, _claim: object) -> Welcomed:
+        return Welcomed(not by_peer[peer], by_peer[peer], (), ())
+
+    monkeypatch.setattr(roll_keeper, "ask_to_come_in", answers)
+    found: list[str | None] = []
+
+    async def run() -> None:
+        while trio.current_time() < seconds:
+            for peer in by_peer:
+                await made.introduce(peer)
+                found.append(made.problem)
+            await trio.sleep(RECONCILE_SECONDS)
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    return found
+
+
+def test_a_member_that_was_put_out_too_is_no_comfort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that were put out take each other for members; the problem does not come and go."""
+    found = introduced(tmp_path, monkeypatch, {ROOT: "it was put out", A: ""})
+    first = next(index for index, problem in enumerate(found) if problem)
+    assert first <= 2 * REFUSED_SECONDS / RECONCILE_SECONDS + 2
+    assert all("it was put out" in str(problem) for problem in found[first:])
+
+
+def test_one_member_alone_makes_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {A: "it was put out", W: ""}
+    assert set(introduced(tmp_path, monkeypatch, words)) == {None}
+    # A root decides, as it may put out everybody.
+    assert set(introduced(tmp_path, monkeypatch, words | {ROOT: ""})) == {None}
+
+
+def test_a_refusal_that_is_not_repeated_is_forgotten(tmp_path: Path) -> None:
+    roll = new_roll()
+    roll.add(RollPage((*FIRST, MINE), ()))
+    words = MembersWords(roll)
+    words.note(ROOT.peer_id, "it was put out", 0.0)
+    words.note(A.peer_id, "", 0.0)
+    assert words.refusal(WORD_SECONDS - 1, REFUSED_SECONDS) == "it was put out"
+    assert words.refusal(WORD_SECONDS, REFUSED_SECONDS) is None
 
 
 def test_a_member_that_hears_of_its_own_revocation_has_a_problem_at_once(tmp_path: Path) -> None:

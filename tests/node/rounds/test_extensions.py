@@ -182,6 +182,19 @@ def test_the_founder_sets_the_end_and_begins_the_cool_down(tmp_path: Path) -> No
     assert Node(tmp_path).end.final_tokens == 50_000
 
 
+def test_of_two_orders_at_once_the_later_one_is_refused(tmp_path: Path) -> None:
+    """Both would have the same number, and the larger totals would hold without a word."""
+    one, other = founders(tmp_path), founders(tmp_path)
+    longer, shorter = one.plan(50_000, None), other.plan(40_000, None)
+    one.extend(longer)
+    with pytest.raises(OrderError, match="another order has set the end of the run meanwhile"):
+        other.extend(shorter)
+    assert founders(tmp_path).schedule.total_tokens == 50_000
+    again = founders(tmp_path)
+    again.extend(again.plan(40_000, None))
+    assert founders(tmp_path).schedule.total_tokens == 40_000
+
+
 def test_the_founder_is_told_what_is_not_possible(tmp_path: Path) -> None:
     with pytest.raises(OrderError, match="only the founder"):
         founders(tmp_path, identity=OTHER)

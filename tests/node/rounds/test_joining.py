@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from gossamer.node.rounds.following import PROOF_SECONDS, Joiner
+from gossamer.node.rounds.following import CLAIMS_SECONDS, PROOF_SECONDS, Joiner
 from tests.support.memory_transport import run_simulated
 
 
@@ -53,6 +53,32 @@ def test_heads_that_nobody_proves_do_not_keep_a_node_from_its_first_round() -> N
         assert trio.current_time() - began == pytest.approx(PROOF_SECONDS, abs=10.0)
 
     joiner._begin_at_genesis = begin  # type: ignore[method-assign]
+    run_simulated(main)
+
+
+def test_a_crowd_of_silent_peers_does_not_keep_a_node_from_its_first_round() -> None:
+    """Each of them takes the question for the claims of the others, and never answers."""
+    committed, trainings, follower, prover, fetcher, swarm = (MagicMock() for _ in range(6))
+
+    async def silence(_peer: object) -> None:
+        await trio.sleep_forever()
+
+    trainings.orders.wait = trio.sleep
+    trainings.run_in_thread = AsyncMock(return_value=False)
+    follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
+    committed.is_loaded, prover.has_open_questions, fetcher.is_at_work = True, False, False
+    swarm.sources.return_value = [f"silent {number}" for number in range(300)]
+    swarm.gossip.reconcile.side_effect = silence
+    joiner = Joiner(
+        committed, MagicMock(), swarm, trainings, follower, prover, fetcher, has_bootstrap=False
+    )
+
+    async def main() -> None:
+        began = trio.current_time()
+        await joiner.join()
+        assert swarm.gossip.reconcile.call_count > 1, "the next one may answer"
+        assert trio.current_time() - began == pytest.approx(CLAIMS_SECONDS)
+
     run_simulated(main)
 
 

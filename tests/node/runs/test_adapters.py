@@ -229,6 +229,20 @@ def test_adapters_are_not_written_beside_a_merged_model(
     assert {path.name for path in (tmp_path / "out").iterdir()} == before
 
 
+def test_adapters_are_written_beside_a_base_model_that_an_export_of_another_run_wrote(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """A run can begin with the model that another one made, whose folder then is a base model."""
+    folder = tmp_path / "out"
+    assert export(settings, folder) == 0
+    own_run = read_state(settings).manifest.run_id.hex()
+    card = (folder / "README.md").read_text()
+    assert own_run in card
+    (folder / "README.md").write_text(card.replace(own_run, "ab" * 32))
+    assert export(settings, folder, "--adapter", "--force") == 0
+    assert {path.name for path in folder.iterdir()} >= {*ADAPTER_FILES, "model.safetensors"}
+
+
 def test_generate_reads_the_merged_model(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.links import Links, invitation_text, parse_links
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.cli import run_command
@@ -14,12 +17,13 @@ from gossamer.node.commands.members.invitations import parse_duration
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.introductions import claim_of
 from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun
+from gossamer.node.storage import order_lock
 from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pinned_head
 from gossamer.node.storage.state_dir import StateDir, StateDirError
-from gossamer.protocol.ids import digest_of, public_key_of
+from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
-from gossamer.protocol.policy.roll import REVOCATIONS_MAX, Roll
-from gossamer.protocol.wire.invitation_messages import RollPage, encode
+from gossamer.protocol.policy.roll import NO_PAGE, REVOCATIONS_MAX, Roll
+from gossamer.protocol.wire.invitation_messages import Revocation, RollPage, encode
 from tests.support.builders import manifest
 
 NOW = 1_700_000_000
@@ -116,16 +120,7 @@ def test_what_cannot_be_revoked_is_said(tmp_path: Path) -> None:
 def test_a_sponsor_at_the_bound_of_revocations_is_told_so_and_nobody_comes_back(
     tmp_path: Path,
 ) -> None:
-    roots = let_in(founded(tmp_path / "a"), NEWCOMER)
-    run = InviteOnlyRun(roots.manifest, NEWCOMER, roots.roll, roots.file)
-    invitation = run.invite(REVOCATIONS_MAX + 1, NOW + 100, 0, ())
-    people = [Identity.from_seed(bytes([50 + each]) * 32) for each in range(REVOCATIONS_MAX + 1)]
-    for newcomer in people:
-        claim = claim_of(invitation, run.manifest.run_id, newcomer.peer_id)
-        me = NEWCOMER.peer_id
-        entry = run.roll.let_in(claim, newcomer.peer_id, me, NOW, NEWCOMER.sign)
-        assert entry is not None
-        run.roll.add(RollPage((entry,), ()))
+    run, people = sponsor_of_many(tmp_path / "a")
     *out, last = people
     for each in out[:8]:
         run.revoke(each.peer_id)
@@ -141,7 +136,97 @@ def test_a_sponsor_at_the_bound_of_revocations_is_told_so_and_nobody_comes_back(
     run.roll.add(RollPage((), tuple(run.file.orders().values())))
     assert not any(run.roll.is_member(each.peer_id) for each in out)
     assert run.roll.is_member(last.peer_id)
-    roots.revoke(last.peer_id)
+    root = Identity.load_or_create(StateDir(tmp_path / "a").identity_path)
+    InviteOnlyRun(run.manifest, root, run.roll, run.file).revoke(last.peer_id)
+
+
+def sponsor_of_many(root: Path) -> tuple[InviteOnlyRun, list[Identity]]:
+    """A sponsor that is no root, and one more newcomer of its own than it may put out."""
+    roots = let_in(founded(root), NEWCOMER)
+    run = InviteOnlyRun(roots.manifest, NEWCOMER, roots.roll, roots.file)
+    invitation = run.invite(REVOCATIONS_MAX + 1, NOW + 100, 0, ())
+    people = [Identity.from_seed(bytes([50 + each]) * 32) for each in range(REVOCATIONS_MAX + 1)]
+    for newcomer in people:
+        claim = claim_of(invitation, run.manifest.run_id, newcomer.peer_id)
+        me = NEWCOMER.peer_id
+        entry = run.roll.let_in(claim, newcomer.peer_id, me, NOW, NEWCOMER.sign)
+        assert entry is not None
+        run.roll.add(RollPage((entry,), ()))
+    run.file.write(run.roll.page())
+    return run, people
+
+
+def beside(run: InviteOnlyRun) -> InviteOnlyRun:
+    """What another command reads of the same state directory."""
+    roll = Roll(run.manifest.run_id, (PeerId(run.manifest.founder), FRIEND.peer_id), verify)
+    roll.add(run.file.read() or NO_PAGE)
+    return InviteOnlyRun(run.manifest, run.identity, roll, run.file)
+
+
+def test_of_two_revocations_at_once_one_hears_of_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, people = sponsor_of_many(tmp_path / "a")
+    *out, one, other = people
+    for each in out:
+        run.revoke(each.peer_id)
+    both_have_counted = threading.Barrier(2)
+
+    def orders(self: RollFile) -> dict[Path, Revocation]:
+        found = read_orders(self)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_have_counted.wait(0.5)  # broken where the second one has to wait for the first
+        return found
+
+    read_orders = RollFile.orders
+    monkeypatch.setattr(RollFile, "orders", orders)
+    problems: list[str] = []
+
+    def revoke(command: InviteOnlyRun, target: Identity) -> None:
+        try:
+            command.revoke(target.peer_id)
+        except InvitationError as error:
+            problems.append(str(error))
+
+    threads = [
+        threading.Thread(target=revoke, args=(beside(run), target)) for target in (one, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_orders(run.file)) == REVOCATIONS_MAX
+    (problem,) = problems
+    assert "ask a root" in problem
+
+
+def test_revocations_that_the_node_takes_meanwhile_count(tmp_path: Path) -> None:
+    run, people = sponsor_of_many(tmp_path / "a")
+    *out, last = people
+    command = beside(run)
+    for each in out:
+        run.revoke(each.peer_id)
+    taken = run.file.orders()
+    run.roll.add(RollPage((), tuple(taken.values())))
+    run.file.write(run.roll.page())
+    run.file.remove_orders(taken)
+    with pytest.raises(InvitationError, match="ask a root"):
+        command.revoke(last.peer_id)
+    assert not run.file.orders()
+
+
+def test_a_command_does_not_wait_for_another_one_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_lock, "LOCK_SECONDS_MAX", 0.05)
+    run, people = sponsor_of_many(tmp_path / "a")
+    with (
+        run.file.ordering(),
+        pytest.raises(DiskError, match="another command gives an order"),
+    ):
+        run.revoke(people[0].peer_id)
+    run.revoke(people[0].peer_id)
+    assert len(run.file.orders()) == 1
 
 
 def test_who_may_not_invite_is_told_why(tmp_path: Path) -> None:

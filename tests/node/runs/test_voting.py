@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,26 @@ def test_an_operator_has_as_many_votes_as_the_others_keep(tmp_path: Path) -> Non
     assert not file.withdraw(keys[0])
     file.wish(keys[-1])
     assert keys[-1] in file.wishes()
+
+
+def test_a_vote_that_the_disk_does_not_let_go_is_not_said_to_be_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = joined(tmp_path)
+    where = ("--state-dir", str(mine.root))
+    assert run_command(["revoke", NEWCOMER.peer_id, *where]) == 0
+    capsys.readouterr()
+
+    def refuse(path: object, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "unlink", refuse)
+        assert run_command(["revoke", NEWCOMER.peer_id, "--withdraw", *where]) == 1
+    said = capsys.readouterr()
+    assert "the disk is read-only" in said.err
+    assert "no more" not in said.out
+    assert ExpulsionFile(mine.root).wishes()
 
 
 def test_a_damaged_file_of_votes_is_said(tmp_path: Path) -> None:

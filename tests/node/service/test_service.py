@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.base.default_places import default_config_file
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.cli import main, run_command
 from gossamer.node.commands.machine import service
 from gossamer.node.service import managers
 from gossamer.node.service.managers import Launchd, ServiceError, Systemd, manager_here
-from gossamer.node.service.units import LAUNCHD_VARIABLE, program_text, system_unit, user_unit
+from gossamer.node.service.units import (
+    DOCKER_VARIABLE,
+    LAUNCHD_VARIABLE,
+    program_text,
+    system_unit,
+    user_unit,
+)
 from gossamer.node.storage.state_dir import StateDir
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -320,15 +327,22 @@ def test_launchd_gets_a_job(
         manager_here(system=True)
 
 
-def test_launchd_does_not_start_again_what_would_fail_again(
+@pytest.mark.parametrize(
+    ("starter", "its_variable"), [("launchd", LAUNCHD_VARIABLE), ("Docker", DOCKER_VARIABLE)]
+)
+def test_what_starts_after_each_error_does_not_start_again_what_would_fail_again(
+    starter: str,
+    its_variable: str,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for variable, status in ((None, 2), (LAUNCHD_VARIABLE, 0)):
+    for variable, status in ((None, 2), (its_variable, 0)):
         if variable:
             monkeypatch.setenv(variable, "org.gossamer.node")
         with pytest.raises(SystemExit) as ended:
             main(["start", "--device", "gpu"])
         assert ended.value.code == status
+        assert (f"{starter} does not start it again" in capsys.readouterr().err) == (status == 0)
     with pytest.raises(SystemExit) as ended:
         main(["status", "--state-dir", "/none"])  # this may pass
     assert ended.value.code == 1
@@ -347,3 +361,35 @@ def test_a_job_of_somebody_else_stays(machine: Machine, monkeypatch: pytest.Monk
 def test_no_more_lines_than_a_person_reads(machine: Machine) -> None:
     with pytest.raises(ConfigError, match="--lines"):
         service.logs(lines=service.LINES_MAX + 1)
+
+
+def test_root_is_told_where_the_settings_of_the_service_for_all_users_are(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The service sees no home folder, and so not the file that `gossamer config edit` makes."""
+    manager = Systemd(system=True)
+    manager.file = machine.root / "gossamer.service"
+    manager.environment_file = machine.root / "etc/gossamer.env"
+    monkeypatch.setattr(managers, "program_words", lambda: ["/opt/gossamer/bin/gossamer"])
+    monkeypatch.setattr(sys, "executable", "/opt/gossamer/bin/python")
+    monkeypatch.setattr(service, "manager_here", lambda system: manager)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.delenv("GOSSAMER_STATE_DIR", raising=False)
+    monkeypatch.setenv("GOSSAMER_THREADS", "2")
+    own = default_config_file()
+    own.parent.mkdir(parents=True)
+    own.write_text("log_steps = 5\n")
+    assert run_command(["service", "install", LINK]) == 0
+    out = capsys.readouterr().out
+    assert f"GOSSAMER_THREADS; put them into {manager.environment_file}" in out
+    assert f"{own} does not hold in the service" in out
+
+    command = ["service", "install", LINK, "--config"]
+    named = machine.root / "gossamer.toml"
+    named.write_text("log_steps = 5\n")
+    assert run_command([*command, str(named)]) == 0
+    assert f"Environment=GOSSAMER_CONFIG={named}\n" in manager.file.read_text()
+    assert "does not hold in the service, which" not in capsys.readouterr().out
+    monkeypatch.setattr(managers, "_HIDDEN", (str(machine.root),))
+    assert run_command([*command, str(named)]) == 2
+    assert "lies in a home folder" in capsys.readouterr().err

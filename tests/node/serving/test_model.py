@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+import trio.testing
 from starlette.types import Message
 
 from gossamer.node.base.settings import Settings
@@ -134,6 +135,58 @@ def test_an_answer_names_the_round_that_made_it(settings: Settings, is_stream: b
     assert rounds == {"round-7-"}
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_http_server_is_let_finish_an_answer(settings: Settings, is_stream: bool) -> None:
+    """It says that the client has gone when it has the end, and then sees to the connection: it
+    closes it, or begins to measure how long it is idle."""
+    body = json.dumps({"prompt": "A text", "max_tokens": 2, "stream": is_stream}).encode()
+    finished = []
+
+    async def use(model: ServedModel) -> None:
+        to_app, from_server = trio.open_memory_channel[Message](2)
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                await to_app.send({"type": "http.disconnect"})
+                await trio.testing.wait_all_tasks_blocked()
+                finished.append(message)
+
+        await to_app.send({"type": "http.request", "body": body})
+        await build_app(model)(COMPLETION, from_server.receive, send)
+
+    with_model(settings, use)
+    assert len(finished) == 1
+
+
+def test_a_client_that_does_not_read_its_answer_keeps_nobody_waiting(settings: Settings) -> None:
+    body = json.dumps({"prompt": "A text", "max_tokens": 4, "temperature": 0, "stream": True})
+    answered: list[Message] = []
+
+    async def use(model: ServedModel) -> None:
+        coming = [{"type": "http.request", "body": body.encode()}]
+        begun, reads = trio.Event(), trio.Event()
+
+        async def receive() -> Message:
+            if not coming:
+                await trio.sleep_forever()
+            return coming.pop()
+
+        async def send(message: Message) -> None:
+            begun.set()
+            await reads.wait()
+            answered.append(message)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(build_app(model), COMPLETION, receive, send)
+            await begun.wait()
+            with trio.fail_after(30):
+                assert await text_of(model)
+            reads.set()  # the answer is whole for the client that reads it late
+
+    with_model(settings, use)
+    assert b"".join(each.get("body", b"") for each in answered).endswith(b"data: [DONE]\n\n")
+
+
 def test_a_silent_process_is_ended_and_another_one_answers(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +196,9 @@ def test_a_silent_process_is_ended_and_another_one_answers(
         silent.suspend()
         with monkeypatch.context() as patch:
             patch.setattr(model_module, "ANSWER_SECONDS_MAX", 0.5)
-            with pytest.raises(RefusedError, match="the process with the model ended") as told:
+            with pytest.raises(RefusedError, match=r"said nothing for 0\.5 s") as told:
                 await model.generate(SHORT, nowhere)
+        assert "memory" not in str(told.value)
         assert not told.value.is_request
         assert not silent.is_running()
         assert await text_of(model) == before

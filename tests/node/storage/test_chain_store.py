@@ -184,7 +184,7 @@ def check_answers(store: ChainStore, known: Mapping[bytes, Header]) -> None:
         assert store.bytes_beside(head) == sum(store.entry(Digest(h)).num_bytes for h in beside)
         for other in heads:
             of_other = way_to(known, other)
-            shared = of_other if of_other[-1] == RUN_ID else [RUN_ID]
+            shared = [*of_other, RUN_ID]
             expected = list(itertools.takewhile(lambda each: each not in shared, way))  # noqa: B023
             assert store.only_in(head, other) == expected
             is_on_it = other in way

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.base.disk_health import DiskFullError
 from gossamer.node.storage import retention
+from gossamer.node.storage.blocks import Buffer
 from gossamer.node.storage.restoring import rebuild
 from gossamer.protocol.ids import Digest
 from tests.support.committed_rounds import Holder, MadeRound, small_manifest
+from tests.support.damage import damage
 
 CHECKPOINT_ROUNDS = 10
 NEWEST, TARGET = 38, 25
@@ -72,6 +75,37 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return node
 
 
+def test_a_checkpoint_that_the_disk_does_not_take_keeps_no_room_of_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of states that are not whole would fill a full disk for good: no eviction frees it."""
+    store, checkpoints = node.holder.store, node.pinned_checkpoints()
+    pinned, held = store.pinned_bytes(), store.num_blocks()
+    put, room = store.put, [2]
+
+    def put_while_there_is_room(data: Buffer, *, expected: Digest | None = None) -> Digest:
+        if not room[0]:
+            raise DiskFullError(store.root, memoryview(data).nbytes)
+        room[0] -= 1
+        return put(data, expected=expected)
+
+    with monkeypatch.context() as full:
+        full.setattr(store, "put", put_while_there_is_room)
+        with pytest.raises(DiskFullError):
+            node.holder.state.checkpoint()
+    assert room == [0]
+    assert (store.pinned_bytes(), store.num_blocks()) == (pinned, held)
+    assert node.pinned_checkpoints() == checkpoints
+    node.holder.state.checkpoint()
+    # The disk may fail while blocks of a whole checkpoint are written again: they stay.
+    whole = store.pinned_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(store, "put", put_while_there_is_room)
+        with pytest.raises(DiskFullError):
+            node.holder.state.checkpoint()
+    assert store.pinned_bytes() == whole
+
+
 def by_replay(node: Node, number: int) -> None:
     """Rounds that are gone back to by replay, as a member does that the order reaches by gossip and
     whose way to the target is short."""
@@ -119,6 +153,29 @@ def test_a_node_that_cannot_follow_a_branch_comes_back_to_its_state(node: Node) 
         assert rebuild(state, mine)
         assert state.head == mine
     assert node.kept_rounds == [*range(20, NEWEST + 1)]
+
+
+def test_a_damaged_record_of_an_old_round_costs_no_newer_state(node: Node, tmp_path: Path) -> None:
+    """A node without peers began at the initial weights again."""
+    head, way = node.holder.state.head, node.way
+    [old] = (tmp_path / "chain").glob(f"*{way[5].hex()}")
+    damage(old)
+    again = Holder(node.holder.manifest, tmp_path)
+    assert again.state.head == head
+    made = again.commit(again.averages(1))
+    assert again.state.entry.round == NEWEST + 1
+    assert again.chain.only_in(made.head, head) == [made.head]
+    assert again.chain.only_in(head, made.head) == []
+
+
+def test_a_gap_behind_which_there_is_no_state_leads_back_to_an_older_one(
+    node: Node, tmp_path: Path
+) -> None:
+    assert not node.holder.state.blocks.has_state(node.way[-1])
+    [record] = (tmp_path / "chain").glob(f"*{node.way[-2].hex()}")
+    damage(record)
+    again = Holder(node.holder.manifest, tmp_path)
+    assert again.state.head == node.way[-3]
 
 
 def test_a_checkpoint_that_is_found_again_is_one_checkpoint(node: Node) -> None:

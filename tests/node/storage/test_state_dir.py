@@ -372,6 +372,16 @@ def test_the_port_outlives_the_process_and_a_damaged_file_counts_as_none(tmp_pat
     assert state_dir.read_port() == 0
 
 
+def test_addresses_of_a_run_that_was_not_joined_go_when_another_one_is(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    seeds = [f"/ip4/10.0.0.{number}/tcp/4610/p2p/{peer(number)}" for number in range(1, 4)]
+    state_dir.write_seeds(seeds[:1])
+    state_dir.write_seeds(seeds[1:2])
+    state_dir.write_seeds(seeds[1:2], has_joined=True)
+    state_dir.write_seeds(seeds[2:])
+    assert state_dir.read_seeds() == (seeds[2], seeds[1])
+
+
 def test_addresses_of_the_owner_outlive_the_process(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     assert state_dir.read_seeds() == ()

@@ -178,6 +178,31 @@ def test_a_node_finishes_its_round_and_leaves(tmp_path: Path, overlap: bool) -> 
     simulate(world, story)
 
 
+def test_a_pause_that_ends_by_itself_takes_back_no_order_to_finish(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=17, inner_steps=400)
+
+    async def story(nursery: trio.Nursery) -> None:
+        left = trio.Event()
+
+        async def run_a(task_status: TaskStatus[None]) -> None:
+            await world.run("a", (), task_status=task_status)
+            left.set()
+
+        await nursery.start(run_a)
+        await world.reach(1, "a")
+        progress = world.participant("a").progress
+        await world.until(lambda: 0 < progress.inner_step < 100)
+        node, before = world.nodes["a"], world.round("a")
+        node.pause(5, after_round=True)
+        assert await node.order_kept() == ""
+        node.finish()
+        with trio.fail_after(100):
+            await left.wait()
+        assert world.round("a") == before + 1
+
+    simulate(world, story)
+
+
 def test_a_node_that_does_not_train_has_nothing_to_finish(tmp_path: Path) -> None:
     world = World(tmp_path, seed=16)
 

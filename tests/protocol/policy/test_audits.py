@@ -278,6 +278,15 @@ def test_contradictions_are_forgotten() -> None:
         assert verdicts.counts(audit.auditors[0], apart.round)
 
 
+def test_contradictions_in_rounds_that_were_taken_back_long_ago_are_forgotten() -> None:
+    verdicts, auditors = Verdicts(), audit_of().auditors
+    for number in range(CONTRADICTIONS_MAX):
+        audit = audit_of(number)._replace(round=500 + number, auditors=auditors)
+        hear(verdicts, audit, True, False, False)
+    assert not verdicts.counts(auditors[0], 500)
+    assert verdicts.counts(auditors[0], 501 - MEMORY_ROUNDS)
+
+
 def test_verdicts_of_the_newest_audits_are_kept() -> None:
     verdicts = Verdicts()
     for number in range(3 * MEMORY_ROUNDS):

@@ -74,6 +74,26 @@ def test_good_work_takes_findings_away() -> None:
     assert not work.sits_out(3, A)
 
 
+def test_rounds_that_are_taken_back_make_no_member_sit_out_longer() -> None:
+    work, now = PoorWork(), 500
+    assert found(work, now)
+    work.rounds_back(400)
+    last = now - 400 + MARKS_MAX - 1 + SITS_OUT_ROUNDS
+    assert work.sits_out(last, A)
+    assert not work.sits_out(last + 1, A)
+
+
+def test_what_was_long_ago_stays_so_where_rounds_are_taken_back() -> None:
+    work = PoorWork()
+    assert not work.confirmed(A, 500, 500)
+    work.rounds_back(400)
+    assert not work.confirmed(A, 100 + MEMORY_ROUNDS, 100 + MEMORY_ROUNDS)
+    assert work.confirmed(A, 101 + MEMORY_ROUNDS, 101 + MEMORY_ROUNDS), "as two new ones do"
+    work = PoorWork()
+    assert not work.confirmed(A, 500, 100), "the verdict came after that"
+    assert not work.confirmed(A, 100 + MEMORY_ROUNDS, 100 + MEMORY_ROUNDS)
+
+
 def lived(rounds: int, *, false_blame: float = 0.0) -> dict[PeerId, dict[PeerId, int]]:
     """Eight peers audit each other, of which three work poorly, and blame whom they like: all
     honest members, and none of themselves. Honest auditors say what they find, and blame honest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -109,6 +110,39 @@ def test_a_peer_that_is_not_wanted_any_more_begins_anew(again: Redial) -> None:
     again.heard(100.0, "a", (1, 2))
     assert again.due(100.0, alone=False) == [], "what was heard of strangers is forgotten"
     again.failed(100.0, "unknown")
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_peer_that_closes_each_connection_at_once_is_dialled_more_and_more_seldom(
+    again: Redial, is_seen: bool
+) -> None:
+    """`is_seen`: whether a look falls into the short life of each connection."""
+    dials: list[float] = []
+    for second in range(1200):
+        now = float(second)
+        is_connected = is_seen and bool(dials) and now - dials[-1] == 1.0
+        if not is_connected:
+            again.want(now, "a", 0.0)
+        again.keep([] if is_connected else ["a"], ["a"])
+        for key in again.due(now, alone=False):
+            again.reached(now, key)
+            dials.append(now)
+    waits = [later - earlier for earlier, later in itertools.pairwise(dials)]
+    assert min(waits) >= 2
+    assert max(waits[:20]) <= 8
+    assert min(waits[-5:]) >= 48, "it is away for ten minutes"
+
+
+def test_a_peer_whose_connection_was_of_use_is_dialled_at_once_when_it_breaks(
+    again: Redial,
+) -> None:
+    again.want(0.0, "a", 0.0)
+    again.failed(0.0, "a")
+    again.reached(3.0, "a")
+    again.keep([], ["a"])
+    later = 3.0 + redial.BRIEF_SECONDS
+    again.want(later, "a", 0.0)
+    assert again.due(later, alone=False) == ["a"]
 
 
 def test_a_peer_that_is_connected_through_another_one_is_dialled_seldom(again: Redial) -> None:

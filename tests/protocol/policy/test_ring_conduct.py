@@ -362,3 +362,40 @@ def test_an_organiser_that_replaces_its_rings_in_a_second_round_sits_out() -> No
     mine.unsettled(2 + MEMORY_ROUNDS, B)
     assert mine.sits_out(3 + MEMORY_ROUNDS, B)
     assert not mine.sits_out(3 + MEMORY_ROUNDS + SITS_OUT_ROUNDS, B)
+
+
+def troubled(mine: RingConduct, first: int) -> None:
+    """What a peer hears of others in three rounds with everything that is remembered of them."""
+    mine.put_out(first, A, ME, ORDER, is_voting=False)
+    mine.put_out(first, B, C, ORDER, is_voting=False, lost_seconds=9.0)
+    mine.put_out(first, C, D, ORDER, is_voting=False, is_slow=True)
+    mine.put_out(first + 1, D, B, ORDER, is_voting=False)
+    mine.put_out(first + 1, ME, D, ORDER, is_voting=False)
+    mine.contested(first + 1, C, D, len(ORDER))
+    mine.unsettled(first + 1, D)
+    for number in (first, first + 1):
+        mine.left_out(number, A, [C])
+    mine.left_out(first + 2, B, [D])
+
+
+def seen(mine: RingConduct, number: int) -> tuple[object, ...]:
+    """What a peer makes of all that in a round."""
+    return (
+        *(kind(number) for kind in (mine.unfair, mine.wronged, mine.suspected, mine.doubted)),
+        *([kind(number, peer) for peer in ORDER] for kind in (mine.sits_out, mine.is_avoided)),
+    )
+
+
+def test_rounds_that_are_taken_back_make_nothing_last_longer() -> None:
+    """Otherwise a peer that sat out would do so until the chain is as long as it was."""
+    back, later = 400, 4 + MEMORY_ROUNDS + FORGET_ROUNDS
+    mine, other = conduct(), conduct()
+    troubled(mine, back + 2)
+    mine.rounds_back(back)
+    troubled(other, 2)
+    before = [seen(mine, number) for number in range(4, later)]
+    assert before == [seen(other, number) for number in range(4, later)]
+    assert before[0] != before[-1] == seen(conduct(), later), "all of it ends"
+    troubled(mine, 6)
+    troubled(other, 6)
+    assert all(seen(mine, number) == seen(other, number) for number in range(8, 2 * later))

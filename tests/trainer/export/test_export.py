@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -75,8 +76,20 @@ def test_weights_of_an_earlier_export_do_not_stay(
         assert single != (tmp_path / "model.safetensors.index.json").exists()
 
 
-def test_a_disk_that_is_full_leaves_the_earlier_model(
-    model_config: ModelConfig, flat: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (OSError(28, "No space left on device"), pytest.raises(ExportError, match="No space left")),
+        (KeyboardInterrupt(), pytest.raises(KeyboardInterrupt)),
+    ],
+)
+def test_an_export_that_does_not_end_leaves_the_earlier_model(
+    model_config: ModelConfig,
+    flat: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    told: AbstractContextManager[object],
 ) -> None:
     export_model(flat, model_config, None, tmp_path, shard_bytes=SHARD_BYTES)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -87,10 +100,10 @@ def test_a_disk_that_is_full_leaves_the_earlier_model(
         write(path, *rest)  # type: ignore[arg-type]
         written.append(path)
         if len(written) == 2:
-            raise OSError(28, "No space left on device")
+            raise failure
 
     monkeypatch.setattr(export_module, "write_weights", write_some)
-    with pytest.raises(ExportError, match="No space left on device"):
+    with told:
         export_model(flat + np.float32(1), model_config, None, tmp_path, shard_bytes=SHARD_BYTES)
     assert len(written) == 2
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -52,6 +52,13 @@ LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+NEMO_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""In the `tokenizer.json` of Mistral Nemo, and in llama.cpp as the origin of its own."""
+
 
 def exported(folder: Path, config: dict[str, Any], **options: Any) -> tuple[GgufModel, ModelConfig]:
     make_folder(folder / "given", config)
@@ -193,8 +200,9 @@ GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
         (byte_level(words(LLAMA3_WORDS)), "dbrx"),
         (byte_level(words(LLAMA3_WORDS), ignore_merges=True), "llama-bpe"),
         (byte_level(words(LLAMA3_WORDS.replace("{1,3}", ""))), "qwen2"),
+        (byte_level(words(NEMO_WORDS), ignore_merges=True), "tekken"),
     ],
-    ids=["gpt2", "smollm", "olmo2", "llama3", "qwen2"],
+    ids=["gpt2", "smollm", "olmo2", "llama3", "qwen2", "nemo"],
 )
 def test_the_way_of_cutting_words_is_named(parsed: dict[str, Any], name: str) -> None:
     pairs = pairs_of(parsed)
@@ -208,6 +216,7 @@ def test_the_way_of_cutting_words_is_named(parsed: dict[str, Any], name: str) ->
         (byte_level(words(r"\d+")), "cuts texts in its own way"),
         (byte_level([pre_tokenizers.Digits(individual_digits=False), GPT2]), "in its own way"),
         (byte_level([GPT2], ignore_merges=True), "ignore_merges"),
+        (byte_level(words(NEMO_WORDS)), "without ignore_merges"),
         (byte_level([pre_tokenizers.Whitespace()]), "pre-tokenizer Whitespace"),
         (byte_level([pre_tokenizers.ByteLevel(add_prefix_space=True)]), "add_prefix_space"),
         (byte_level([GPT2], end_of_word_suffix="</w>"), "end_of_word_suffix"),

@@ -35,6 +35,15 @@ TEMPLATES = {
         "{% if loop.last %}{{ m | tojson }}{% break %}{% endif %}{{ loop.index }}"
         "{{ m.get('tool_calls', 'none') }}{% endfor %}"
     ),
+    "tools": (
+        "{% if tools is not none %}{{ tools | length }} tools{% endif %}"
+        "{% if documents is not none %}{{ documents | length }} texts{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    ),
+    "names": (
+        "{% if unk_token is defined %}{{ unk_token }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{{ sep_token }}{% endfor %}"
+    ),
 }
 
 
@@ -57,6 +66,8 @@ def template_of(folder: Path, text: str) -> ChatTemplate:
 @pytest.mark.parametrize("text", TEMPLATES.values(), ids=TEMPLATES.keys())
 def test_the_text_is_that_of_transformers(folder: Path, text: str) -> None:
     transformers = pytest.importorskip("transformers")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sep_token": "<|im_end|>"}))
     ours = template_of(folder, text)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     messages = [{"role": one.role, "content": one.content} for one in CHAT]

@@ -336,7 +336,7 @@ def test_a_process_that_is_ended_in_order_leaves_no_attempt_behind(tmp_path: Pat
         assert decoder.flat.device.type == "meta"
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff" * 5000])
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff" * 5000, b'{"k\xe5y":""}'])
 def test_a_damaged_note_is_found_anew(tmp_path: Path, damage: bytes) -> None:
     preset = PRESETS["150m"]
     first = live(preset, 24 * GB, tmp_path)

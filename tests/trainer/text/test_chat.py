@@ -15,9 +15,12 @@ import torch
 import torch.nn.functional as F
 import zstandard
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import PROMPT_BIT
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS
@@ -117,6 +120,63 @@ def test_the_end_of_the_text_ends_a_turn_that_has_no_other_end(tmp_path: Path) -
     (tokens,) = bare.encode([bare.document(line([{"role": "assistant", "content": "so"}]))])
     assert tokens.tolist()[-1] == tokenizer.end_token
     assert (tokens < PROMPT_BIT).all()
+
+
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{{ '[INST] ' + m['content'] + '[/INST]' }}{% else %}"
+    "{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+"""The format of Mistral's instruction models: a space between a question and its answer."""
+
+
+def told_apart(template: str, answer: str) -> tuple[list[str], list[str]]:
+    """The tokens before those that are learnt, and these, of a question and an answer. The
+    tokenizer has words with the space before them, as all byte-level ones do."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer_type: Any = trainers.BpeTrainer
+    trainer = trainer_type(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>", "[INST]", "[/INST]"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["is it so yes it is"] * 50, trainer)
+    end = tokenizer.token_to_id("</s>")
+    assert end is not None
+    chat = Chat(template, {"bos_token": "<s>", "eos_token": "</s>"}, tokenizer, end)
+    talk = [{"role": "user", "content": "is it so"}, {"role": "assistant", "content": answer}]
+    (tokens,) = chat.encode([chat.document(line(talk))])
+    words = [str(tokenizer.id_to_token(int(each) & (PROMPT_BIT - 1))) for each in tokens]
+    first = (tokens < PROMPT_BIT).tolist().index(True)
+    assert (tokens[first:] < PROMPT_BIT).all()
+    return words[:first], words[first:]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [("yes", ["Ġyes"]), ("yes it is", ["Ġyes", "Ġit", "Ġis"])]
+)
+def test_the_first_word_of_an_answer_is_learnt_with_the_space_before_it(
+    answer: str, words: list[str]
+) -> None:
+    """Where a template writes a space before an answer, the space and the first word are one
+    token, which begins before the answer does."""
+    before, learnt = told_apart(MISTRAL, answer)
+    assert before[-1] == "[/INST]"
+    assert learnt == [*words, "</s>"]
+
+
+def test_the_end_of_a_turn_is_learnt_behind_a_space() -> None:
+    template = LLAMA2.replace("' [/INST]'", "'[/INST]'")
+    _, learnt = told_apart(template, "yes")
+    assert learnt == ["Ġyes", "Ġ", "</s>"]
+
+
+def test_an_answer_without_a_word_is_its_end_alone() -> None:
+    before, learnt = told_apart(MISTRAL, "")
+    assert before[-2:] == ["[/INST]", "Ġ"]
+    assert learnt == ["</s>"]
 
 
 @pytest.mark.parametrize(
@@ -330,6 +390,35 @@ def test_a_step_of_prompts_alone_changes_nothing(tmp_path: Path, model: ModelCon
     assert (step.tokens, step.skipped, step.loss) == (0, False, 0.0)
     assert trainer.finish().tokens == 0
     assert not trainer._pseudo_gradient.any()
+
+
+def test_a_schedule_of_tokens_counts_those_that_are_learnt(
+    tmp_path: Path, model: ModelConfig
+) -> None:
+    """The chain counts no others, so that the next round would begin far behind the last step."""
+    length, num_steps = model.context + 1, 3
+    tokens = np.full((4 * num_steps, length), 7 | PROMPT_BIT, np.uint32)
+    tokens[:, -2:] = 7  # two targets a sequence
+    path = tmp_path / "shard"
+    path.write_bytes(zstandard.compress(tokens.astype("<u4").tobytes()))
+    decoder = Decoder(model)
+    decoder.initialise(1)
+    trainer = trainer_of(model, decoder.flat.numpy().copy())
+    trainer.push(0, str(path), 0, tokens.size)
+    schedule = TokenSchedule(warmup_tokens=1_000, total_tokens=10_000, cooldown_tokens=0)
+    peers, before = 2, 500
+    place = SchedulePlace(
+        schedule=schedule, tokens_before=before, tokens_per_step=peers * 4 * model.context
+    )
+    trainer.begin(1, 0, num_steps, 60.0, place=place)
+    trained = 0
+    for _ in range(num_steps):
+        step = trainer.step()
+        assert step is not None
+        assert step.tokens == 8
+        trained += step.tokens
+        wanted = 3e-3 * (before + peers * trained) / 1_000
+        assert step.learning_rate == pytest.approx(wanted)
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import gzip
 import json
 import subprocess
 import sys
@@ -102,6 +103,14 @@ def test_each_json_line_is_a_document(tmp_path: Path) -> None:
 
     assert texts_of(corpus) == [b"one\nline", "zwölf ✓".encode()]
     assert corpus.num_bytes == len("one\nline") + len("zwölf ✓".encode())
+
+
+def test_a_byte_order_mark_before_json_lines_is_no_text(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n'
+    plain = write(tmp_path / "a.jsonl", content)
+    packed = write(tmp_path / "a.jsonl.gz", gzip.compress(content))
+    for path in (plain, packed):
+        assert texts_of(scan_corpus([path], seed=1)) == [b"one", b"two"]
 
 
 def test_another_field_of_a_json_line_may_hold_the_text(tmp_path: Path) -> None:

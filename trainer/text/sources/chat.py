@@ -4,8 +4,10 @@
   the model, a Jinja program, writes it as one text, as `transformers` does.
 - Where the assistant speaks in that text is found by a second rendering, in which a mark stands
   for each message of the assistant. The text around the marks has to be that of the first one.
-- Targets are the tokens that begin within an assistant's message, and the one right behind it,
-  with which its turn ends: so the model learns to stop. All others get `PROMPT_BIT`.
+- Targets are the tokens that have a part of an assistant's message, and what its turn ends with:
+  the token right behind it, and where that is a space before a special token, that one too. So the
+  model learns to begin and to stop. All others get `PROMPT_BIT`. A token may begin before the
+  message: where a template writes a space before it, that space is a part of its first word.
 - The template is another person's program. It runs in Jinja's sandbox, which gives it neither files
   nor attributes of objects, and in the process that cuts the corpus, which can be killed.
 """
@@ -72,6 +74,8 @@ class Chat:
         self._tokens = dict(tokens)
         self._tokenizer = tokenizer
         self._end_token = end_token
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._specials = {end_token, *(number for number, token in added if token.special)}
 
     def document(self, line: bytes) -> bytes:
         """Returns the conversation of a JSON line, written and marked; of a blank line nothing.
@@ -131,25 +135,54 @@ class Chat:
         # Templates write special tokens as text, those in front of a text among them.
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [
-            self._marked(encoding.ids, [start for start, _ in encoding.offsets], document)
+            self._marked(encoding.ids, encoding.offsets, document)
             for encoding, document in zip(encodings, decoded, strict=True)
         ]
 
     def _marked(
-        self, ids: Sequence[int], starts: Sequence[int], document: _Document
+        self, ids: Sequence[int], places: Sequence[tuple[int, int]], document: _Document
     ) -> npt.NDArray[np.uint32]:
+        """Returns the tokens of a text and its end, marked.
+
+        Args:
+            places: of each token in the text, in characters: (start, stop).
+        """
         has_end = bool(ids) and ids[-1] == self._end_token
         if not has_end:
-            ids, starts = [*ids, self._end_token], [*starts, len(document.text)]
-        tokens, at = np.array(ids, np.uint32), np.array(starts, np.int64)
+            length = len(document.text)
+            ids, places = [*ids, self._end_token], [*places, (length, length)]
+        tokens = np.array(ids, np.uint32)
+        at, ends = np.array(places, np.int64).T
+        ends = np.maximum(ends, at + 1)  # some tokens have no characters of their own
         is_target = np.zeros(len(tokens), np.bool_)
         for start, stop in document.spoken:
-            is_target |= (start <= at) & (at < stop)
+            is_target |= (start < stop) & (start < ends) & (at < stop)
             behind = int(np.searchsorted(at, stop))
-            if behind < len(at) and at[behind] == stop:
-                is_target[behind] = True
+            is_target[behind : self._turn_end(ids, places, behind, stop, document.text)] = True
         tokens[~is_target] |= np.uint32(PROMPT_BIT)
         return tokens
+
+    def _turn_end(
+        self,
+        ids: Sequence[int],
+        places: Sequence[tuple[int, int]],
+        behind: int,
+        stop: int,
+        text: str,
+    ) -> int:
+        """Returns the token before which a turn ends.
+
+        Args:
+            behind: the first token that begins behind what is said.
+            stop: where in the text that ends.
+        """
+        for number in range(behind, len(ids)):
+            if ids[number] in self._specials:
+                return number + 1
+            if text[stop : places[number][1]].strip():
+                break
+        is_right_behind = behind < len(ids) and places[behind][0] == stop
+        return behind + 1 if is_right_behind else behind
 
     def _around(self, text: str, marks: Sequence[str]) -> list[str]:
         """Returns the pieces of a text before, between and behind the marks."""

@@ -23,6 +23,9 @@ DOCUMENT_BYTES_MIN = 4 * KIB
 # One JSON line, or one row of a table, is one document and is read whole.
 LINE_BYTES_MAX = 16 * MIB
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some programs write it before UTF-8 text, mostly on Windows. It belongs to no JSON."""
+
 LineReader = Callable[[bytes], bytes]
 """Returns the document of a JSON line, and nothing of a blank one; or raises BadDocumentError."""
 
@@ -162,7 +165,8 @@ def json_record(line: bytes) -> dict[str, msgspec.Raw]:
     if not line.strip():
         return {}
     try:
-        return msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        found = line.removeprefix(_BYTE_ORDER_MARK)
+        return msgspec.json.decode(found, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadDocumentError(
             f"cannot be read as a JSON object ({error}); a .jsonl file has one object a line: "

@@ -38,6 +38,8 @@ _ZSTD_INPUT_BYTES = 1024
 _SAMPLE_BYTES = 8 * MIB
 # Text packs to some quarter; only where a file does not state its length.
 _RATIO_GUESS = 4
+# A part of the error of zstd's library, which has no class of its own.
+_TOO_MUCH_MEMORY = "too much memory"
 # A frame's header has 18 bytes at most (RFC 8878, section 3.1.1.1).
 _ZSTD_HEADER_BYTES = 18
 
@@ -159,6 +161,14 @@ class _Unpacking(io.RawIOBase):
         return len(data)
 
 
+def _too_long_window() -> BadDocumentError:
+    return BadDocumentError(
+        f"was packed by zstd with a window of more than {ZSTD_WINDOW_BYTES_MAX // MIB} MiB, as "
+        "--long=28 and higher do: pack it anew (zstd -dc --long=31 OLD | zstd -o NEW), or unpack "
+        "it yourself and name the result"
+    )
+
+
 class _ZstdFrames:
     """The content of all frames of a file."""
 
@@ -174,7 +184,8 @@ class _ZstdFrames:
 
         Raises:
             EOFError: the file ends within a frame.
-            ZstdError: it is damaged, or needs too much memory.
+            ZstdError: it is damaged.
+            BadDocumentError: it needs too much memory.
         """
         while not self._output:
             if not self._input:
@@ -185,7 +196,12 @@ class _ZstdFrames:
                 return b""
             if self._frame is None:
                 self._frame = self._decompressor.decompressobj()
-            self._output = memoryview(self._frame.decompress(self._input))
+            try:
+                self._output = memoryview(self._frame.decompress(self._input))
+            except zstandard.ZstdError as error:
+                if _TOO_MUCH_MEMORY in str(error):
+                    raise _too_long_window() from error
+                raise
             self._input = b""
             if self._frame.eof:
                 self._input = self._frame.unused_data

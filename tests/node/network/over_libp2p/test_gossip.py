@@ -9,9 +9,14 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.mcache import default_msg_id_fn
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.rpc_queue import RpcQueue
+from trio.testing import MockClock
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.gossip import ANSWER_BYTES_MAX, GuardedGossipSub
+from gossamer.node.network.over_libp2p.gossip import (
+    ANSWER_BYTES_MAX,
+    BACK_OFFS_MAX,
+    GuardedGossipSub,
+)
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.message_cache import CACHE_BYTES_MAX
 from gossamer.protocol.limits import KIB
@@ -132,6 +137,24 @@ def test_an_answer_names_no_addresses_and_waits_for_no_clock() -> None:
     rpc = pubsub.peer_queues[PEER]._queue.pop()
     assert rpc is not None
     assert not rpc.senderRecord
+
+
+def test_peers_that_come_prune_and_go_are_not_kept_for_ever() -> None:
+    router, _, _ = router_with()
+    router.mesh[TOPIC] = set()
+
+    async def main() -> None:
+        for number in range(3 * BACK_OFFS_MAX):
+            prune = rpc_pb2.ControlPrune(topicID=TOPIC, backoff=60)
+            await router.handle_prune(prune, ID(number.to_bytes(4, "big")))
+        assert len(router.back_off[TOPIC]) == BACK_OFFS_MAX
+        assert router._check_back_off(ID((3 * BACK_OFFS_MAX - 1).to_bytes(4, "big")), TOPIC)
+        clock.jump(61.0)
+        await router.handle_prune(rpc_pb2.ControlPrune(topicID=TOPIC, backoff=60), PEER)
+        assert list(router.back_off[TOPIC]) == [PEER]
+
+    clock = MockClock()
+    trio.run(main, clock=clock)
 
 
 def test_the_messages_that_are_kept_are_bounded_in_bytes_and_the_newest_stay() -> None:

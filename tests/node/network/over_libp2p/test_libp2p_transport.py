@@ -3,6 +3,7 @@ silent."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -63,6 +64,31 @@ def start_peer(listen: str, *prefix: str) -> tuple[subprocess.Popen[str], str]:
     )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
+
+
+def test_a_port_where_something_else_listens_is_told_as_that() -> None:
+    """Such as the port of a node's page in the place of the node's own."""
+
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some(1000)
+        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await stream.aclose()
+
+    async def case() -> None:
+        async with (
+            trio.open_nursery() as nursery,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as client,
+        ):
+            serve = functools.partial(trio.serve_tcp, answer, 0, host="127.0.0.1")
+            (listener,) = await nursery.start(serve)
+            port = listener.socket.getsockname()[1]
+            address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
+            with pytest.raises(ConnectError, match="does not speak as a node does") as caught:
+                await client.connect(address)
+            assert "4611 is that of the page" in str(caught.value)
+            nursery.cancel_scope.cancel()
+
+    run(case)
 
 
 def test_wildcard_listener_is_spelled_out_per_interface() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
+from gossamer.node.machine.trainer import TrainerListener
 from gossamer.protocol.accounting.partitions import named_tokens_max
 from gossamer.protocol.accounting.spans import num_tokens
 from gossamer.protocol.manifest import decode_manifest
@@ -67,6 +70,42 @@ def test_three_take_every_step_together(tmp_path: Path, step_chunks: int) -> Non
         # The data of a round is in the ledger one round later: each piece once, none left out.
         told = [span for header in headers for span in header.spans]
         assert sum(span.stop - span.start for span in told) == headers[-2].tokens_total
+
+    simulate(world, story)
+
+
+class TalkTrainer(NumbersTrainer):
+    """Reads conversations, of which a quarter is to be learnt."""
+
+    async def run(self, listener: TrainerListener) -> None:
+        stepped = listener.stepped
+
+        def of_talk(step: messages.Step) -> None:
+            stepped(msgspec.structs.replace(step, tokens=step.tokens // 4))
+
+        listener.stepped = of_talk  # type: ignore[method-assign]
+        await super().run(listener)
+
+    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
+        finished = await super().train(*arguments, **others)
+        return msgspec.structs.replace(finished, tokens=finished.tokens // 4)
+
+
+def test_of_conversations_what_is_learnt_is_credited(tmp_path: Path, step_chunks: int) -> None:
+    """A `Ready` that promised all tokens would be credited with four times what was trained."""
+    world = World(tmp_path, seed=11, codec="distro", step_chunks=step_chunks, wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(partial(world.run, "a", trainer=TalkTrainer))
+        await nursery.start(partial(world.run, "b", ["a"], trainer=TalkTrainer))
+        await world.reach(4, *"ab")
+        await settled(world, *"ab")
+        for header in headers_of(world, "a")[:4]:
+            assert [each.tokens for each in header.members] == 2 * [STEPS * STEP_TOKENS // 4]
+        for name in "ab":
+            assert_account_is_true(world, name)
+            status = world.participant(name).context.work.status
+            assert (status.committed_late, status.dropped) == (0, 0)
 
     simulate(world, story)
 

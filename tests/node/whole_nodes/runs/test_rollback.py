@@ -10,12 +10,15 @@ import pytest
 import trio
 
 from gossamer.node.heads.rollbacks import ORDER_SECONDS, RollbackFiles
+from gossamer.node.runs import rolling_back
 from gossamer.node.runs.rolling_back import RollbackDesk
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.accounting.work_records import ROLLED_BACK
+from gossamer.protocol.accounting.work_records import ROLLED_BACK, STALE
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
+from gossamer.protocol.policy.poor_work import MARKS_MAX
+from gossamer.protocol.policy.ring_conduct import SITS_OUT_ROUNDS
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Rollback
@@ -101,6 +104,47 @@ def test_all_go_back_and_on_from_there_and_so_do_newcomers_and_those_that_were_a
             reporter = world.nodes[name].reporter
             assert reporter is not None
             assert reporter.status().rolled_back_to == target
+
+    simulate(world, story)
+
+
+def test_an_order_for_which_there_is_too_little_memory_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, seed=98)
+
+    def rebuild(*_: object) -> bool:
+        raise MemoryError
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "a")
+        await world.reach(3, "a")
+        monkeypatch.setattr(rolling_back, "rebuild", rebuild)
+        with pytest.raises(OrderError, match="too little memory is free"):
+            run_of(world).plan(2)
+
+    simulate(world, story)
+
+
+def test_work_of_rounds_that_were_taken_back_is_none_that_came_too_late(tmp_path: Path) -> None:
+    """An operator is told of stale work, which means a line that is too slow."""
+    world = World(tmp_path, seed=97)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "a")
+        await world.reach(1, "a")
+        node = world.nodes["a"]
+        await world.reach(node.manifest.stale_rounds + 12, "a")
+        statement = roll_back(world, depth(world))
+        await world.until(lambda: has_left(world, "a", statement.undone), TOGETHER_SECONDS)
+        await world.reach(statement.round + 2, "a")
+        assert node.participant is not None
+        dropped = node.participant.context.work.account.state.dropped
+        assert dropped.keys() == {ROLLED_BACK}
+        sample = node.metrics.registry.get_sample_value
+        name = "gossamer_tokens_dropped_total"
+        assert sample(name, {"reason": STALE}) == 0
+        assert sample(name, {"reason": ROLLED_BACK}) == dropped[ROLLED_BACK] > 0
 
     simulate(world, story)
 
@@ -196,6 +240,33 @@ def test_a_founder_on_a_metered_line_takes_rounds_back_from_its_own_disk(tmp_pat
         await world.reach(at + 3, "b", seconds=300.0)
         assert world.round("a") == at, "it fetched rounds over the metered line"
         assert list(world.participant("a").context.rollbacks) == [statement]
+
+    simulate(world, story)
+
+
+def test_a_member_that_sat_out_does_so_no_longer_because_rounds_are_taken_back(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, seed=95)
+    out = world.identity("d").peer_id
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(24, *"abcd")
+        admissions = [world.participant(name).context.swarm.admission for name in "abc"]
+        for name, admission in zip("abc", admissions, strict=True):
+            for _ in range(MARKS_MAX):
+                admission.found_poor(out, world.round(name))
+            assert admission.sits_out(out)
+        before, target = world.round("a"), depth(world)
+        statement = roll_back(world, target)
+        await world.until(
+            lambda: all(has_left(world, name, statement.undone) for name in "abc"),
+            TOGETHER_SECONDS,
+        )
+        await world.reach(target + SITS_OUT_ROUNDS + 1, *"abc")
+        assert world.round("a") < before, "it would be back by now however that is counted"
+        assert not any(admission.sits_out(out) for admission in admissions)
 
     simulate(world, story)
 
