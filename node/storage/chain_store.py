@@ -75,7 +75,7 @@ class ChainStore(ChainTree):
         # After the records: a daemon beside a reader removes records when it has written this.
         start = read_start(directory)
         if start is not None and self._has_rounds_before(start):
-            self._begin_at(start, ())
+            self._begin_at(start, self._behind_gaps(start))
         elif start is not None:
             log.warning("the first rounds of the kept chain are damaged; peers are asked for them")
 
@@ -174,6 +174,24 @@ class ChainStore(ChainTree):
 
     def _has_rounds_before(self, start: ChainStart) -> bool:
         return bool(self._way_before(start))
+
+    def _behind_gaps(self, start: ChainStart) -> list[Digest]:
+        """Returns the newest heads of rounds that do not follow a start because a record between is
+        damaged. The node's state may be of one of them, and a peer may have that record."""
+        heads: list[Digest] = []
+        for head in self._tips:
+            entry: Entry | None = self._entries[head]
+            while entry is not None and entry.round > start.round:
+                entry = self._entries.get(entry.parent)
+            if entry is None:
+                heads.append(head)
+        if heads:
+            log.warning(
+                "the rounds after a damaged record are kept; this node goes on from them when a "
+                "peer has sent that record",
+                newest_round=max(self._entries[head].round for head in heads),
+            )
+        return heads
 
     def write_start(self, start: ChainStart) -> None:
         """Puts a start on the disk, whose rounds are there. `begin_at` makes it count now. Raises

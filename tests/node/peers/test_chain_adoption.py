@@ -300,3 +300,21 @@ def test_the_founder_alone_does_not_undo_the_others_history(tmp_path: Path) -> N
 def assert_own_chain_stays(newcomer: Peer) -> None:
     assert newcomer.chain.start is None
     assert newcomer.chain.is_whole(newcomer.committed.head)
+
+
+def test_a_node_with_a_damaged_record_gets_that_one_from_a_peer(tmp_path: Path) -> None:
+    async def story(member: Member, newcomer: Peer) -> None:
+        await learn(member, newcomer)
+        head, start = member.committed.head, newcomer.chain.start
+        assert start is not None
+        (damaged,) = newcomer.directory.glob(f"{start.round + 40:010d}-*")
+        damaged.write_bytes(b"")
+        again = Peer(tmp_path / "newcomer", newcomer.checkpoints._transport)
+        again.committed.head = head  # the state on its disk is of this round
+        assert head in again.chain
+        assert not again.chain.is_linked(head)
+        await learn(member, again)
+        assert again.chain.is_linked(head)
+        assert again.offences == []
+
+    play(tmp_path, story)

@@ -211,6 +211,32 @@ def test_a_damaged_start_or_first_round_is_no_start(
     assert again.heads_by_weight() == [RUN_ID]
 
 
+def test_a_damaged_record_after_the_start_takes_no_later_round_with_it(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    store = opened(directory)
+    store.write_start(start_of(rounds))
+    store.begin_at(start_of(rounds))
+    store.remove_leftover()
+    kept = kept_rounds(directory)
+    number = START_ROUND + 3
+    (damaged,) = directory.glob(f"{number:010d}-*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    again = opened(directory)
+    head = rounds[-1][1].digest
+    assert again.header(head).round == NUM_ROUNDS
+    assert not again.is_linked(head)
+    assert not again.may_follow(head)
+    assert again.heads_by_weight() == [rounds[number - 2][1].digest]
+    assert again.remove_leftover() == 0
+    assert kept_rounds(directory) == kept
+    # A peer brings the record.
+    again.add(*rounds[number - 1])
+    assert_begins_at_start(again, rounds)
+    assert again.may_follow(head)
+    assert_begins_at_start(opened(directory), rounds)
+
+
 def test_a_reader_beside_a_daemon_finds_a_whole_chain(
     directory: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
