@@ -152,6 +152,7 @@ function showNode(s) {
     ["Device", c ? c.device + " · " + bytes(c.device_memory_bytes) : "–", "whole"],
     ["Confinement", s.confinement || "–", "whole"],
     ...(known(s.rolled_back_to) ? [["Rolled back", "by the founder or the keepers: the run went on after round " + s.rolled_back_to.toLocaleString("en"), "whole"]] : []),
+    ...(s.rollback_proposal ? [["Proposal", s.rollback_proposal, "whole"]] : []),
   ]);
 }
 function showSwarm(s) {

@@ -154,6 +154,7 @@ class Reporter:
             settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),
             rolled_back_to=node.rollbacks.newest_round,
+            rollback_proposal=node.rollbacks.proposal,
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
             inner_steps=progress.inner_steps,

@@ -172,6 +172,20 @@ class Rollbacks:
         """Round from which the run goes on by the rollback that came last; None: none holds."""
         return self._holding[-1].round if self._holding else None
 
+    @property
+    def proposal(self) -> str | None:
+        """The newest proposal of a keeper to which too few others have agreed, for people. None:
+        there is none, or rounds were taken back after it."""
+        for _, statement in reversed(self._known.values()):
+            if not (missing := self._missing(statement)):
+                return None
+            keepers = "1 more keeper has" if missing == 1 else f"{missing} more keepers have"
+            return (
+                f"a keeper wants to take back all rounds after {statement.round}; that happens "
+                f"when {keepers} given the order: gossamer rollback {statement.round}"
+            )
+        return None
+
     def parents(self) -> frozenset[Digest]:
         """Returns the heads from which the run goes on. Nodes that go back keep their states."""
         return frozenset(Digest(each.parent) for each in self)

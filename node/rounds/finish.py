@@ -124,12 +124,15 @@ class FinishedRun:
 
     def _report(self) -> None:
         progress, entry = self._follower.phases.progress, self._committed.entry
+        measured: dict[str, float] = {}  # a newcomer may not have measured the state
+        if progress.heldout_loss is not None:
+            measured["heldout_loss"] = round(progress.heldout_loss, 4)
         log.info(
             "the run is finished: this node has the final state",
             round=entry.round,
             head=short(entry.head),
             tokens=entry.tokens_total,
-            heldout_loss=progress.heldout_loss and round(progress.heldout_loss, 4),
+            **measured,
         )
         seconds = self._serve_seconds
         if seconds == math.inf:

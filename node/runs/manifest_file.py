@@ -99,15 +99,19 @@ def read_manifest_file(path: Path, *, from_weights: bool = False) -> Draft:
         raise ManifestError(
             [f"manifest file {path} is not UTF-8 text: save it as UTF-8"]
         ) from error
-    return parse_manifest_file(text, path.parent, from_weights=from_weights)
+    name = f"manifest file {path}"
+    return parse_manifest_file(text, path.parent, from_weights=from_weights, name=name)
 
 
-def parse_manifest_file(text: str, folder: Path, *, from_weights: bool = False) -> Draft:
-    """Returns the draft in a text, as `read_manifest_file` does for a file in `folder`."""
+def parse_manifest_file(
+    text: str, folder: Path, *, from_weights: bool = False, name: str = "the manifest file"
+) -> Draft:
+    """Returns the draft in a text, as `read_manifest_file` does for a file in `folder`. `name`: of
+    the file, for errors."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ManifestError([f"the manifest file is not valid TOML: {error}"]) from error
+        raise ManifestError([f"{name} is not valid TOML: {error}"]) from error
     problems: list[str] = []
     given = _Given(document, problems, from_weights=from_weights)
     draft = given.draft(problems)

@@ -257,6 +257,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state_digest: str | None = None
     rolled_back_to: int | None = None
     """Round after which all rounds were taken back, the last time; None: never."""
+    rollback_proposal: str | None = None
+    """What a keeper wants to take back, for people, until enough keepers agree; null: nothing."""
     rounds_behind: int = 0
     inner_step: int = 0
     """Inner steps that are done in the present round."""

@@ -70,6 +70,13 @@ def test_a_rollback_is_not_laid_to_the_founder_alone(window: Any, address: str, 
     )
 
 
+def test_an_open_proposal_of_a_keeper_is_shown(window: Any, address: str, node: Node) -> None:
+    proposal = "a keeper wants to take back all rounds after 1200"
+    node.now = msgspec.structs.replace(BUSY, rollback_proposal=proposal)
+    opened(window, address)
+    assert proposal in text_of(window, "node-facts")
+
+
 def test_the_longest_name_of_a_member_leaves_the_peers_on_the_page(
     window: Any, address: str, node: Node, looks: Looks
 ) -> None:

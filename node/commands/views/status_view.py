@@ -90,6 +90,8 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
             "rolled back",
             f"by the founder or the keepers: the run went on after round {status.rolled_back_to}",
         )
+    if status.rollback_proposal is not None:
+        row("proposal", status.rollback_proposal)
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
     row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
     if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:

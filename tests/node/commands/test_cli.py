@@ -489,6 +489,14 @@ def shown(status: Status) -> str:
     return "\n".join(status_lines(status, Look()))
 
 
+def test_status_shows_what_was_taken_back_and_what_a_keeper_wants_to() -> None:
+    proposal = "a keeper wants to take back all rounds after 7"
+    status = replace(STATUS, rolled_back_to=5, rollback_proposal=proposal)
+    text = shown(status)
+    assert "by the founder or the keepers: the run went on after round 5" in text
+    assert proposal in text
+
+
 def test_status_says_when_the_node_goes_on() -> None:
     later = datetime.now(timezone(timedelta(hours=5, minutes=45))) + timedelta(hours=3)
     schedule = PauseStatus(reason="schedule", resumes_at=later.isoformat(timespec="seconds"))

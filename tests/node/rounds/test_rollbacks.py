@@ -201,6 +201,19 @@ def test_a_rollback_holds_when_more_than_half_of_the_keepers_signed_the_same(
     assert files.authors_of(ORDER) == {keeper.peer_id for keeper in KEEPERS}
 
 
+def test_a_proposal_is_told_to_people_until_enough_keepers_have_agreed(tmp_path: Path) -> None:
+    known, _ = rollbacks_in(tmp_path, KEEPERS)
+    assert known.proposal is None
+    known.heard(signed_by(KEEPERS[0]), ORDER)
+    assert known.proposal is not None
+    assert "2 more keepers have given the order" in known.proposal
+    assert f"gossamer rollback {ORDER.round}" in known.proposal
+    known.heard(signed_by(KEEPERS[1]), ORDER)
+    assert "1 more keeper has given the order" in known.proposal
+    known.heard(signed_by(KEEPERS[2]), ORDER)
+    assert known.proposal is None
+
+
 def test_one_keeper_fills_no_place_of_another(tmp_path: Path) -> None:
     known, _ = rollbacks_in(tmp_path, KEEPERS)
     for number in range(ROLLBACKS_MAX + 1):

@@ -419,7 +419,7 @@ def test_files_that_are_no_manifests_are_named(tmp_path: Path) -> None:
         return problem
 
     assert "run.toml: no such file or directory; write one with: gossamer init" in problem_of(None)
-    assert "is not valid TOML: " in problem_of(b"seed = = 3")
+    assert "run.toml is not valid TOML: " in problem_of(b"seed = = 3")
     assert "at line 2" in problem_of(b"seed = 3\nseed = 4\n")
     assert "is not UTF-8 text" in problem_of(b"\xff\xfe")
     assert "name the right one" in problem_of(b"#" * (MANIFEST_FILE_BYTES_MAX + 1))

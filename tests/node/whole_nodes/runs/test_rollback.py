@@ -307,6 +307,11 @@ def test_more_than_half_of_the_keepers_take_rounds_back_while_the_founder_is_awa
         await world.reach(world.round("b") + 2, *"bce")
         for name in "bce":
             assert not has_left(world, name, statement.undone), "one of three keepers is no quorum"
+            reporter = world.nodes[name].reporter
+            assert reporter is not None
+            proposal = reporter.status().rollback_proposal
+            assert proposal is not None
+            assert f"all rounds after {target}" in proposal
         with pytest.raises(OrderError, match="more than half of the keepers"):
             run_of(world, "e")
         assert run_of(world, "c").plan(target).missing == 0
