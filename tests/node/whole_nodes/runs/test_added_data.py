@@ -18,7 +18,7 @@ from tests.support.node_world import (
     start,
 )
 
-FIRST_SHARDS = 12
+FIRST_SHARDS = 24
 PATIENCE_SECONDS = 120.0
 
 
