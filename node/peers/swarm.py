@@ -252,11 +252,18 @@ class Swarm:
         return encode_links(good, makeshift)
 
     def claims(self) -> dict[PeerId, Collection[int]]:
-        """The shards that living others hold. A peer that trains no more holds none."""
+        """The partitions of the data that living others hold. A peer that trains no more holds none.
+
+        A peer without a connection to this node counts if it has standing: a newcomer hears of most
+        members before it is connected to them. Others without one may be invented.
+        """
+        connected = {*self._transport.peers()}
+        has_standing = self.gossip.statement_store.has_standing
         return {
             peer: announce.claims
-            for peer, announce in self.living().items()
+            for peer, announce in self.living_anywhere().items()
             if announce.phase not in ("failed", "finished")
+            and (peer in connected or has_standing(peer))
         }
 
     async def reach(self, peer: PeerId) -> None:

@@ -10,7 +10,7 @@ import trio
 from gossamer.node.peers.announcer import QUIET_SECONDS
 from gossamer.node.peers.swarm import WATCH_SECONDS
 from tests.support.apart import Apart
-from tests.support.node_world import NumbersTrainer, World, headers_of, simulate
+from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, start
 
 NUM_ROUNDS = 16
 
@@ -47,5 +47,31 @@ def test_an_organiser_waits_for_a_member_to_which_it_has_no_connection(
         world.assert_one_chain(*"abcd")
         headers = headers_of(world, "a")[first : first + NUM_ROUNDS]
         assert [len(header.members) for header in headers] == [4] * NUM_ROUNDS
+
+    simulate(world, story)
+
+
+def test_members_without_a_connection_train_on_different_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hears through the others what the other one claims."""
+    world = World(tmp_path, seed=92, wait_for_peers=3, num_shards=192)
+    apart = Apart(monkeypatch, {world.identity(name).peer_id for name in "bc"})
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(4, *"abcd")
+        apart.begin()
+        await trio.sleep(2 * WATCH_SECONDS)
+        b, c = (world.participant(name).context.swarm for name in "bc")
+        assert not b.is_connected(c.me)
+        first = world.round("a") + 2
+        await world.reach(first + NUM_ROUNDS, *"abcd")
+        headers = headers_of(world, "a")[first : first + NUM_ROUNDS]
+        assert {len(header.members) for header in headers} == {4}
+        for header in headers:
+            assert sum(span.stop - span.start for span in header.spans) == header.tokens
+        assert b.me in c.claims()
+        assert c.me in b.claims()
 
     simulate(world, story)
