@@ -252,7 +252,7 @@ class Swarm:
         return encode_links(good, makeshift)
 
     def claims(self) -> dict[PeerId, Collection[int]]:
-        """The partitions of the data that living others hold. A peer that trains no more holds none.
+        """The partitions of data that living others hold. A peer that trains no more holds none.
 
         A peer without a connection to this node counts if it has standing: a newcomer hears of most
         members before it is connected to them. Others without one may be invented.
