@@ -15,7 +15,9 @@ Rules
 - A member that accuses another one which is not its neighbour in the ring, while chunks go round,
   gets a mark itself: it cannot know. `WRONG_MAX` of these within `MEMORY_ROUNDS`, and it sits out.
 - A member that alone puts out all others of its ring sits out, and its marks count no more: the
-  fault is its own, or that of its line. If the others have really died, they do not care.
+  fault is its own, or that of its line. If the others have really died, they do not care. Nor does
+  a member that was cut off itself hold its own accusations of that ring against the others: it
+  would refuse their rings when it is back.
 - A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
   rounds: each of the two names the other in its `Ready` among those that are neighbours only where
   nothing else is left (`is_avoided`). So an accusation that nobody shares separates the two in
@@ -60,7 +62,7 @@ import math
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gossamer.protocol.ids import PeerId
@@ -136,6 +138,15 @@ class SitOut:
         self.until -= num_rounds
 
 
+class _Verdict(NamedTuple):
+    """A mark that made a peer sit out, and what was held against that peer before."""
+
+    round: int
+    accuser: PeerId
+    sit_out: SitOut
+    marks: tuple[_Mark, ...]
+
+
 @dataclass
 class _Record:
     """What is held against a peer."""
@@ -163,9 +174,12 @@ class _Record:
     suspected_until: int = 0
     """The last round in which it is suspected to keep sums."""
     sit_out: SitOut = field(default_factory=SitOut)
+    verdict: _Verdict | None = None
+    """The newest mark that made it sit out."""
 
     def rounds_back(self, num_rounds: int) -> None:
         """The numbers of rounds go back by so many."""
+        self.verdict = None
         for marks in (self.marks, self.slow, self.contested):
             moved = [mark._replace(round=mark.round - num_rounds) for mark in marks]
             marks.clear()
@@ -221,9 +235,10 @@ class RingConduct:
             alone_of: members of the ring, if the accuser alone has put out all others; else 0.
             lost_seconds: time in which the ring stood still because the accused kept sums.
         """
-        if alone_of >= MEMBERS_MIN and accuser != self._me:
-            self._discredit(accuser)
-            self._sit_out(self._record(accuser), round_number)
+        if alone_of >= MEMBERS_MIN:
+            self._discredit(accuser, round_number)
+            if accuser != self._me:
+                self._sit_out(self._record(accuser), round_number)
             return
         if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
             return
@@ -237,6 +252,7 @@ class RingConduct:
             return
         if is_voting or are_neighbours:
             record = self._record(accused)
+            before = _Verdict(round_number, accuser, replace(record.sit_out), tuple(record.marks))
             record.marks.append(_Mark(round_number, accuser, lost_seconds))
             recent = [each for each in record.marks if _counts(each.round, round_number)]
             has_kept = any(each.lost_seconds > 0.0 for each in recent)
@@ -245,6 +261,7 @@ class RingConduct:
                 or len({each.accuser for each in recent}) >= ACCUSERS_MAX
                 or len(recent) >= MARKS_MAX
             ):
+                record.verdict = before
                 lost = self._in_rounds(sum(each.lost_seconds for each in recent))
                 self._sit_out(record, round_number, math.ceil(LOST_FACTOR * lost))
                 if has_kept:
@@ -370,9 +387,15 @@ class RingConduct:
         if wrong >= WRONG_MAX or record.sit_out.was_lately(round_number):
             self._sit_out(record, round_number)
 
-    def _discredit(self, accuser: PeerId) -> None:
-        """What an accuser said of others counts no more."""
+    def _discredit(self, accuser: PeerId, round_number: int) -> None:
+        """What an accuser said of others counts no more, nor what followed from it this round."""
         for record in self._records.values():
+            verdict = record.verdict
+            if verdict is not None and verdict[:2] == (round_number, accuser):
+                record.sit_out, record.verdict = verdict.sit_out, None
+                record.marks.extend(verdict.marks)
+            if accuser == self._me and record.found_until == round_number + MEMORY_ROUNDS:
+                record.found_until = 0
             for marks in (record.marks, record.slow):
                 kept = [mark for mark in marks if mark.accuser != accuser]
                 marks.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy import ring_conduct
 from gossamer.protocol.policy.ring_conduct import (
     ACCUSERS_MAX,
@@ -315,6 +316,27 @@ def test_the_last_that_is_left_of_its_ring_does_not_leave_itself_out() -> None:
     mine = conduct()
     mine.put_out(1, ME, D, (ME, D), is_voting=False, alone_of=len(ORDER))
     assert not mine.sits_out(2, ME)
+
+
+@pytest.mark.parametrize("lone", [ME, A])
+def test_the_accusations_of_a_member_that_was_cut_off_make_no_other_one_sit_out(
+    lone: PeerId,
+) -> None:
+    """B stood still once before. Then a line breaks, and its member takes all others for dead."""
+    mine = conduct()
+    mine.put_out(1, C, B, ORDER, is_voting=False)
+    order = [lone, B, *(peer for peer in ORDER if peer not in (lone, B))]
+    mine.put_out(3, lone, B, order, is_voting=False)
+    order.remove(B)
+    while len(order) > 1:
+        alone_of = len(ORDER) if len(order) == 2 else 0
+        mine.put_out(3, lone, order[-1], order, is_voting=False, alone_of=alone_of)
+        order.pop()
+    for peer in ORDER:
+        assert mine.sits_out(4, peer) == (peer == lone != ME)
+        assert not mine.is_avoided(4, peer)
+    mine.put_out(4, D, B, ORDER, is_voting=True)
+    assert mine.sits_out(5, B), "the mark of C is still there"
 
 
 def test_of_three_members_one_may_be_left_alone() -> None:
