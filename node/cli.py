@@ -33,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if status == 2:
         from gossamer.node.service.units import ENDLESS_STARTERS  # here: only errors need it
 
-        for variable in ENDLESS_STARTERS.keys() & os.environ.keys():
-            starter = ENDLESS_STARTERS[variable]
-            _complain(
-                [f"this ends with status 0, so that {starter} does not start it again for ever"]
-            )
-            status = 0
+        for variable, starter in ENDLESS_STARTERS.items():
+            if variable in os.environ:
+                _complain(
+                    [f"this ends with status 0, so that {starter} does not start it again for ever"]
+                )
+                status = 0
     sys.exit(status)
 
 

@@ -13,7 +13,6 @@ from typing import Protocol
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.limit_periods import parse_limit
 from gossamer.node.base.owner_limits import (
     SCHEDULE,
@@ -41,6 +40,9 @@ asks the system and the driver of the card, in a thread."""
 
 READ_SECONDS_MAX = 10.0
 """Limit of the wait for what the machine says; a driver may hang."""
+
+_KEPT = "limits"
+"""The kind of the file, for the health of the disk."""
 
 log = structlog.get_logger("node")
 
@@ -79,8 +81,6 @@ class OwnerLimits:
         self._health = state_dir.health
         self._run_in_thread = run_in_thread
         self._kept = kept
-        self._problem = ""
-        """Why the disk does not have what is kept; empty if it does."""
         self.settings = with_limits(given, kept)
         """The settings that hold now."""
         self.rates = Limits(
@@ -148,7 +148,7 @@ class OwnerLimits:
             self._kept, self.settings = kept, settings
             for apply in self._applies:
                 apply(settings)
-            problem = self._problem
+            problem = self._health.problem_of(_KEPT)
         words = ", ".join(f"{name} {text}" for name, text in changes.items())
         log.info(
             f"the owner sets {words}",
@@ -159,19 +159,13 @@ class OwnerLimits:
         return problem
 
     async def _keep(self, kept: Mapping[str, str]) -> None:
-        try:
+        with self._health.writing(_KEPT):
             await self._run_in_thread(lambda: write_limits(self._path, kept))
-        except DiskError as error:
-            self._problem = str(error)
-            self._health.failed("limits", error)
-        else:
-            self._problem = ""
-            self._health.wrote("limits")
 
     async def _keep_again(self) -> None:
         """Tries the disk again if it has not taken what the owner has set."""
         async with self._changing:
-            if self._problem:
+            if self._health.problem_of(_KEPT):
                 await self._keep(self._kept)
 
     def _apply_rates(self, settings: Settings) -> None:

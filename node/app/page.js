@@ -128,8 +128,9 @@ function showNode(s) {
   const [what, more] = doing(s);
   setText($("doing"), what);
   setText($("doing-more"), more);
-  setText($("problem"), problem(s));
-  $("problem").hidden = !problem(s);
+  const trouble = problem(s);
+  setText($("problem"), trouble);
+  $("problem").hidden = !trouble;
   setText($("heard"), heard(s));
   showBar($("progress"), s.inner_step, s.phase === "training" ? s.inner_steps : 0);
   const c = s.capacity;

@@ -12,7 +12,6 @@ from typing import Protocol
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.pausing import UserPause, is_over
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.pause_file import read_pause, write_pause
@@ -21,6 +20,9 @@ from gossamer.node.storage.state_dir import StateDir
 CLOCK_SECONDS = 5.0
 """Time between two looks at the clock while a pause has an end: the clock may be set, and the
 machine may sleep. A disk that has not taken an order is tried again as often."""
+
+_KEPT = "pause"
+"""The kind of the file, for the health of the disk."""
 
 log = structlog.get_logger("node")
 
@@ -54,8 +56,6 @@ class PauseOrders:
         self._num_tried = 0
         """Orders that were written, or replaced by a newer one, or that the disk did not take."""
         self._tried = trio.Event()
-        self._problem = ""
-        """Why the newest of these is not on the disk; empty if it is."""
         self._since_seconds = 0.0
         """When the order came that holds, by the clock that nobody sets."""
 
@@ -84,7 +84,7 @@ class PauseOrders:
         number = self._num_given
         while self._num_tried < number:
             await self._tried.wait()
-        return self._problem
+        return self._health.problem_of(_KEPT)
 
     def _give(self, order: UserPause | None) -> None:
         self._wanted = order
@@ -99,8 +99,8 @@ class PauseOrders:
             self._given = trio.Event()
             wanted, number = self._wanted, self._num_given
             await self._keep(wanted)
-            if self._problem:
-                log.warning("the order holds only until this node ends", problem=self._problem)
+            if problem := self._health.problem_of(_KEPT):
+                log.warning("the order holds only until this node ends", problem=problem)
             if wanted is not None:
                 participant.pause(wanted)
             elif number > self._num_tried:
@@ -112,14 +112,8 @@ class PauseOrders:
             self._tried = trio.Event()
 
     async def _keep(self, order: UserPause | None) -> None:
-        try:
+        with self._health.writing(_KEPT):
             await self._run_in_thread(lambda: write_pause(self._path, order))
-        except DiskError as error:
-            self._problem = str(error)
-            self._health.failed("pause", error)
-        else:
-            self._problem = ""
-            self._health.wrote("pause")
 
     async def _next(self) -> None:
         """Returns when there is an order to obey, or when the present one has ended by itself."""
@@ -127,7 +121,7 @@ class PauseOrders:
             with trio.move_on_after(CLOCK_SECONDS):
                 await self._given.wait()
                 return
-            if self._problem:
+            if self._health.problem_of(_KEPT):
                 await self._keep(self._wanted)
             order, since = self._wanted, trio.current_time() - self._since_seconds
             if order is not None and is_over(order, self._unix_seconds(), since):

@@ -184,6 +184,11 @@ class DiskHealth:
         """The reason for people why files are not written; None if all is well."""
         return next(iter(self._problems.copy().values()), None)
 
+    def problem_of(self, what: str) -> str:
+        """The reason why files of this kind are not written; empty if the newest ones were."""
+        with self._noting:
+            return self._problems.get(what, "")
+
     @contextlib.contextmanager
     def writing(self, what: str) -> Iterator[None]:
         """Notes how a block writes files of this kind. Its DiskError ends the block, and no more:

@@ -176,15 +176,16 @@ class Rollbacks:
     def proposal(self) -> str | None:
         """The newest proposal of a keeper to which too few others have agreed, for people. None:
         there is none, or rounds were taken back after it."""
-        for _, statement in reversed(self._known.values()):
-            if not (missing := self._missing(statement)):
-                return None
-            keepers = "1 more keeper has" if missing == 1 else f"{missing} more keepers have"
-            return (
-                f"a keeper wants to take back all rounds after {statement.round}; that happens "
-                f"when {keepers} given the order: gossamer rollback {statement.round}"
-            )
-        return None
+        if not self._known:
+            return None
+        _, statement = next(reversed(self._known.values()))
+        if not (missing := self._missing(statement)):
+            return None
+        keepers = "1 more keeper has" if missing == 1 else f"{missing} more keepers have"
+        return (
+            f"a keeper wants to take back all rounds after {statement.round}; that happens "
+            f"when {keepers} given the order: gossamer rollback {statement.round}"
+        )
 
     def parents(self) -> frozenset[Digest]:
         """Returns the heads from which the run goes on. Nodes that go back keep their states."""
@@ -255,17 +256,13 @@ class Rollbacks:
 
     def _write(self, unwritten: Sequence[Signed], unnoted: Sequence[Signed]) -> None:
         """Keeps rollbacks that were heard, and notes which peers know; in a thread."""
-        try:
+        with self._health.writing("rollbacks"):
             for signed in unwritten:
                 self._files.write(signed)
                 self._on_disk.add(signed.digest.hex())
             for signed in unnoted:
                 self._files.write_told(signed)
                 self._noted.add(signed.digest)
-        except DiskError as error:
-            self._health.failed("rollbacks", error)
-        else:
-            self._health.wrote("rollbacks")
 
     def _withdraw(self, signed: Signed) -> None:
         """Gives up an order that this node itself could not follow."""

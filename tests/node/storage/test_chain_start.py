@@ -77,6 +77,14 @@ def assert_begins_at_start(store: ChainStore, rounds: list[tuple[Commit, Header]
     assert rounds[START_ROUND - STANDING_ROUNDS - 2][1].digest not in store
 
 
+def begin_at_start(directory: Path, rounds: list[tuple[Commit, Header]]) -> None:
+    """Lets the rounds before the start go, on disk too."""
+    store, start = opened(directory), start_of(rounds)
+    store.write_start(start)
+    store.begin_at(start)
+    store.remove_leftover()
+
+
 def test_old_rounds_go_and_the_rest_is_as_before(
     directory: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
@@ -194,10 +202,7 @@ def test_a_damaged_start_or_first_round_is_no_start(
     directory: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
     """The node then knows nothing that follows from the run, and asks its peers."""
-    store = opened(directory)
-    store.write_start(start_of(rounds))
-    store.begin_at(start_of(rounds))
-    store.remove_leftover()
+    begin_at_start(directory, rounds)
     path = directory / chain_start.START_NAME
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -214,10 +219,7 @@ def test_a_damaged_start_or_first_round_is_no_start(
 def test_a_damaged_record_after_the_start_takes_no_later_round_with_it(
     directory: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
-    store = opened(directory)
-    store.write_start(start_of(rounds))
-    store.begin_at(start_of(rounds))
-    store.remove_leftover()
+    begin_at_start(directory, rounds)
     kept = kept_rounds(directory)
     number = START_ROUND + 3
     (damaged,) = directory.glob(f"{number:010d}-*")
