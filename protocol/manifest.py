@@ -133,9 +133,9 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (`sparse` with `trust = "members"` only, `protocol.codecs.payloads`). A manifest from before
     there were such sums has no such field, and keeps its id and its bytes on the wire."""
     packing: bool | msgspec.UnsetType = msgspec.UNSET
-    """Whether chunks are packed on their way to the next member (`fp32` and `fp16` only,
-    `protocol.codecs.packing`). A manifest from before there was a packing has no such field, and
-    keeps its id and its bytes on the wire."""
+    """Whether chunks are packed on their way to the next member (values of `fp32` and `fp16`, and
+    the places of sparse updates, `protocol.codecs.packing`). A manifest from before there was a
+    packing has no such field, and keeps its id and its bytes on the wire."""
     step_chunks: int | msgspec.UnsetType = msgspec.UNSET
     """Chunks in which a shared step travels (`distro` only, `protocol.codecs.step_codec`). Without
     this field it is one, as in a manifest from before a step could have several."""

@@ -156,8 +156,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "value, so that an average stays as exact in a large ring as in a small one.",
         "sparse_sums": 'With sync = "sparse" and trust = "members": whether the parts of many '
         'members travel as a sum, as with codec = "int4", where one by one they would be longer.',
-        "packing": 'With codec = "fp32" or "fp16": whether chunks are packed without loss on their '
-        "way, which saves some 15 % of their bytes.",
+        "packing": 'With codec = "fp32" or "fp16", or with sync = "sparse": whether chunks are '
+        "packed without loss on their way, which saves some 15 % of the bytes of floats, and 30 % "
+        "of those of sparse updates with top_k = 64.",
     },
     "rounds": {
         "round_seconds": "Time after which a peer ends its inner steps, however few it did.",

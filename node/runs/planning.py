@@ -5,8 +5,9 @@ Bytes are exact except for framing. Times follow from the bytes, the lines, and 
     bytes sent      2 (N - 1) / N of the size of all chunks on their way. Every chunk crosses N - 1
                     links as a partial sum, and N - 1 links as an average; as many bytes are
                     received. A sum is as large as one member's part, or larger with `int4` and more
-                    than 8 members, and a set (sync = "sparse") holds up to N parts. What `fp32` and
-                    `fp16` keep when they are packed is an estimate (`PACKED_SHARE`)
+                    than 8 members, and a set (sync = "sparse") holds up to N parts. What is left of
+                    `fp32`, `fp16` and sparse updates when they are packed is an estimate
+                    (`protocol.codecs.packing`)
     averaging       these bytes over the slower direction of the line, at the fraction of its rate
                     that is reached (`LINE_SHARE`), plus a constant (`AGREE_SECONDS`), plus the
                     latency of 2 (N - 1) links: a chunk goes round the ring twice, and the next
@@ -44,10 +45,6 @@ LINE_SHARE = 0.95
 """Fraction of a line's rate that carries chunks. TCP, encryption and framing take the rest.
 (tests/benchmarks/ring.py measures 92 to 93 % with the agreement on the ring, which is counted
 separately here.)"""
-
-PACKED_SHARE = 0.85
-"""Part of the bytes of `fp32` and `fp16` that travels in a run with `outer.packing`: 0.83 to 0.85
-were measured, and a chunk has some bytes of framing (tests/benchmarks/packing.py)."""
 
 AGREE_SECONDS = 0.4
 """Time from the last `Ready` to the roster, plus that from the last chunk to the commit."""
@@ -287,10 +284,8 @@ def plan_round(
 def _sent_of(plan: ChunkPlan, payloads: Payloads, peers: int) -> int:
     """Returns the bytes that each of so many peers sends in a ring."""
     sizes = (plan.elements_of(chunk) for chunk in range(plan.num_chunks))
-    on_way = sum(payloads.mean_bytes(size, peers) for size in sizes)
-    is_packing = payloads.packing(plan.chunk_elements, 1) is not None
-    share = PACKED_SHARE if is_packing else 1.0
-    return round(2 * (peers - 1) / peers * on_way * share)
+    on_way = sum(payloads.mean_bytes(size, peers, is_packed=True) for size in sizes)
+    return round(2 * (peers - 1) / peers * on_way)
 
 
 def _fragments_advised(draft: Draft | Manifest) -> int:

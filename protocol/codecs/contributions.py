@@ -80,11 +80,16 @@ class ListPayloads(ABC):
         """See `Payloads`."""
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+    def packed_part_bytes(self, num_elements: int) -> int:
+        """Size of one member's part of a chunk on its way, by estimate."""
+        return self.part_bytes(num_elements)
+
+    def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
         """See `Payloads`."""
+        part_bytes = self.packed_part_bytes if is_packed else self.part_bytes
         # One member's part goes over the first link, all but the last one's over the last; and the
         # average, with all, over as many links.
-        return 3 * num_members * self.part_bytes(num_elements) // 4
+        return 3 * num_members * part_bytes(num_elements) // 4
 
     def members_max(self, num_elements: int) -> int:
         """See `Payloads`."""
@@ -97,6 +102,13 @@ class ListPayloads(ABC):
     def packing(self, num_elements: int, mask: int) -> Packing | None:
         """See `Payloads`. Most lists have none."""
         return None
+
+    def _chunk_starts(self, num_elements: int, mask: int) -> tuple[int, range]:
+        """(bytes of a list of these members, the places in it where an encoded chunk begins), where
+        all parts have one length."""
+        part_bytes = self.part_bytes(num_elements)
+        num_bytes = mask.bit_count() * part_bytes
+        return num_bytes, range(RECORD_PREFIX_BYTES, num_bytes, part_bytes)
 
 
 def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:

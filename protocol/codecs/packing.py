@@ -1,13 +1,25 @@
-"""Lossless packing of chunks of fp32 or fp16 values on their way to the next member of a ring.
+"""Lossless packing of chunks on their way to the next member of a ring.
 
-The values of one chunk of a pseudo-gradient lie within a few powers of two of each other. So the
-byte of each value that has the sign and the upper bits of the exponent has few values that are
-frequent, and an entropy code makes it shorter: by a third with fp16, by two thirds with fp32
-(`docs/benchmarks/codecs.md`). The other bytes are close to noise, and travel as they are:
+*Values of fp32 and fp16* (`FloatPacking`). The values of one chunk of a pseudo-gradient lie within
+a few powers of two of each other. So the byte of each value that has the sign and the upper bits of
+the exponent has few values that are frequent, and an entropy code makes it shorter: by a third with
+fp16, by two thirds with fp32 (`docs/benchmarks/codecs.md`). The other bytes are close to noise, and
+travel as they are:
 
     ...            the payload without the upper bytes of its values
     ...            the upper bytes of all values, in order: one frame of zstd (RFC 8878) that states
                    its content's size
+
+*Places of sparse updates* (`PlacePacking`). A place has 12 bits, whatever the number of places.
+They ascend, so the steps between them say as much, and most of them are short: of 64 places in a
+block of 4096 the frame takes 7 to 8 bits each, and of 1,024 places 3.3:
+
+    ...            the payload without the places of its updates
+    ...            the steps of all updates, in order: one frame of zstd that states its content's
+                   size
+
+A step is the number of elements between a place and the one before it, or the beginning of the
+chunk. It is one byte for each whole 255 in it, each of value 255, and one byte with the rest.
 
 A packed payload is always shorter than the payload, and the receiver knows the payload's length. So
 a payload that no packing makes shorter travels as it is, and nothing else has to be said.
@@ -18,7 +30,8 @@ almost equally often.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,13 +41,29 @@ import zstandard
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.codecs.sparse_codec import (
+    BLOCK_ELEMENTS,
+    SparseCodec,
+    pack_places,
+    place_bytes,
+    unpack_places,
+)
 from gossamer.protocol.errors import MalformedError
 
 _Bytes = npt.NDArray[np.uint8]
 
 _LEVEL = 1
-"""Level of zstd. Nothing repeats in upper bytes, so what saves is its entropy code, which all
-levels have; higher ones search longer in vain."""
+"""Level of zstd. Nothing repeats in upper bytes and in steps, so what saves is its entropy code,
+which all levels have; higher ones search longer in vain."""
+
+_STEPS = zstandard.ZstdCompressionParameters.from_level(_LEVEL, min_match=7, hash_log=6)
+"""Short steps have few values, so repetitions come by chance. To refer to one costs more than it
+saves, up to a tenth of the frame: these parameters find next to none."""
+
+_PLACE_BITS = BLOCK_ELEMENTS.bit_length() - 1
+
+_WHOLE_STEP = 255
+"""Largest value of a byte of steps: it says that the next byte belongs to the same step."""
 
 
 class FloatLayout(NamedTuple):
@@ -46,14 +75,17 @@ class FloatLayout(NamedTuple):
 
 
 LAYOUTS = {"fp32": FloatLayout(0, 4), "fp16": FloatLayout(4, 2)}
-"""Of the codecs that have a packing, by name."""
+"""Of the codecs whose values have a packing, by name."""
+
+FLOATS_SHARE = 0.85
+"""Part of the bytes of `fp32` and `fp16` that travels when they are packed: 0.83 to 0.85 were
+measured, and a chunk has some bytes of framing (tests/benchmarks/packing.py)."""
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(ABC):
     """The packing of one payload. Its methods may run in threads."""
 
-    layout: FloatLayout
     num_bytes: int
     """Length of the payload before packing."""
     starts: Sequence[int]
@@ -62,11 +94,46 @@ class Packing:
     """Values of each of these chunks."""
 
     @property
-    def _num_values(self) -> int:
+    @abstractmethod
+    def _num_framed(self) -> int:
+        """Bytes of the payload that travel in the frame."""
+
+    @abstractmethod
+    def pack(self, payload: Buffer) -> Sequence[Buffer]:
+        """The parts that travel one after the other in place of the payload."""
+
+    @abstractmethod
+    def unpack(self, packed: Buffer) -> bytearray:
+        """The payload whose parts `pack` returned, of a length that `is_length` allows.
+
+        Raises:
+            MalformedError: `packed` is not what `pack` returns for such a payload.
+        """
+
+    def is_length(self, num_packed: int) -> bool:
+        """Returns whether the payload may have so many bytes when it is packed. A payload that is
+        not packed has more."""
+        is_block = self.num_bytes <= limits.BLOCK_BYTES_MAX
+        return is_block and self._boundary < num_packed < self.num_bytes
+
+    @property
+    def _boundary(self) -> int:
+        """Bytes of a packed payload before its frame."""
+        return self.num_bytes - self._num_framed
+
+
+@dataclass(frozen=True)
+class FloatPacking(Packing):
+    """The packing of a payload of `fp32` or `fp16`."""
+
+    layout: FloatLayout
+
+    @property
+    def _num_framed(self) -> int:
         return len(self.starts) * self.num_elements
 
     def pack(self, payload: Buffer) -> Sequence[Buffer]:
-        """The parts that travel one after the other in place of the payload."""
+        """See `Packing`."""
         whole = np.frombuffer(payload, np.uint8)
         upper = np.empty((len(self.starts), self.num_elements), np.uint8)
         for row, values in zip(upper, self._values(whole), strict=True):
@@ -74,25 +141,15 @@ class Packing:
         frame = zstandard.ZstdCompressor(level=_LEVEL).compress(upper.data)
         if len(frame) >= upper.size:
             return (payload,)
-        rest = np.empty(whole.size - upper.size, np.uint8)
+        rest = np.empty(self._boundary, np.uint8)
         for there, here in self._pieces(rest, whole):
             there[:] = here
         return (rest.data, frame)
 
-    def is_length(self, num_packed: int) -> bool:
-        """Returns whether the payload may have so many bytes when it is packed. A payload that is
-        not packed has more."""
-        is_block = self.num_bytes <= limits.BLOCK_BYTES_MAX
-        return is_block and self.num_bytes - self._num_values < num_packed < self.num_bytes
-
     def unpack(self, packed: Buffer) -> bytearray:
-        """The payload whose parts `pack` returned, of a length that `is_length` allows.
-
-        Raises:
-            MalformedError: `packed` is not what `pack` returns for such a payload.
-        """
-        boundary = self.num_bytes - self._num_values
-        upper = np.frombuffer(_content(memoryview(packed)[boundary:], self._num_values), np.uint8)
+        """See `Packing`."""
+        boundary, num_values = self._boundary, self._num_framed
+        upper = np.frombuffer(_content(packed, boundary, num_values, num_values), np.uint8)
         payload = bytearray(self.num_bytes)
         whole = np.frombuffer(payload, np.uint8)
         rest = np.frombuffer(packed, np.uint8, count=boundary)
@@ -128,11 +185,116 @@ class Packing:
         return pieces
 
 
-def _content(frame: memoryview, num_bytes: int) -> bytes:
-    """The content of a frame of zstd. Raises MalformedError for another length."""
+@dataclass(frozen=True)
+class PlacePacking(Packing):
+    """The packing of a payload of sparse updates."""
+
+    coder: SparseCodec
+
+    @property
+    def _num_kept(self) -> int:
+        """Values of one update."""
+        return self.coder.num_kept(self.num_elements)
+
+    @property
+    def _num_framed(self) -> int:
+        return len(self.starts) * place_bytes(self._num_kept)
+
+    def pack(self, payload: Buffer) -> Sequence[Buffer]:
+        """See `Packing`. An update whose places do not ascend is no update, and travels as it is:
+        a receiver says so of the payload."""
+        whole = np.frombuffer(payload, np.uint8)
+        kept = self._num_kept
+        blocks = self.coder.blocks_of(kept) * BLOCK_ELEMENTS
+        steps = np.empty((len(self.starts), kept), np.intp)
+        try:
+            for row, (first, last) in zip(steps, self._ranges(), strict=True):
+                places = unpack_places(whole[first:last], kept) + blocks
+                row[:] = np.diff(places, prepend=-1) - 1
+        except MalformedError:
+            return (payload,)
+        if (steps < 0).any():
+            return (payload,)
+        frame = zstandard.ZstdCompressor(compression_params=_STEPS).compress(_bytes_of(steps).data)
+        if len(frame) >= self._num_framed:
+            return (payload,)
+        rest = np.empty(self._boundary, np.uint8)
+        for there, here in self._pieces(rest, whole):
+            there[:] = here
+        return (rest.data, frame)
+
+    def unpack(self, packed: Buffer) -> bytearray:
+        """See `Packing`."""
+        boundary, kept = self._boundary, self._num_kept
+        num_steps = len(self.starts) * kept
+        most = num_steps + len(self.starts) * (self.num_elements // _WHOLE_STEP)
+        content = np.frombuffer(_content(packed, boundary, num_steps, most), np.uint8)
+        ends = np.flatnonzero(content != _WHOLE_STEP)
+        if len(ends) != num_steps or ends[-1] != len(content) - 1:
+            raise MalformedError("a packed chunk with another number of places")
+        # The elements up to each place, those of the updates before it among them.
+        reached = np.cumsum(content, dtype=np.intp)[ends] + np.arange(1, num_steps + 1)
+        reached = reached.reshape(-1, kept)
+        reached[1:] -= reached[:-1, -1:].copy()
+        places, blocks = reached - 1, self.coder.blocks_of(kept)
+        if (places >> _PLACE_BITS != blocks).any() or (places >= self.num_elements).any():
+            raise MalformedError("a packed chunk with places outside of their blocks")
+        payload = bytearray(self.num_bytes)
+        whole = np.frombuffer(payload, np.uint8)
+        rest = np.frombuffer(packed, np.uint8, count=boundary)
+        for here, there in self._pieces(rest, whole):
+            there[:] = here
+        in_blocks = (places & BLOCK_ELEMENTS - 1).astype(np.uint16)
+        for row, (first, last) in zip(in_blocks, self._ranges(), strict=True):
+            payload[first:last] = pack_places(row)
+        return payload
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """The first byte of each update's places, and the one after the last."""
+        head_bytes = self.coder.head_bytes(self.num_elements)
+        for start in self.starts:
+            first = start + head_bytes
+            yield first, first + place_bytes(self._num_kept)
+
+    def _pieces(self, rest: _Bytes, whole: _Bytes) -> Iterator[tuple[_Bytes, _Bytes]]:
+        """Views of what stands between the places, in `rest` and in the whole payload."""
+        place, done = 0, 0
+        for first, last in self._ranges():
+            yield rest[place : place + first - done], whole[done:first]
+            place, done = place + first - done, last
+        yield rest[place:], whole[done:]
+
+
+def packed_place_bytes(coder: SparseCodec, num_elements: int) -> int:
+    """Bytes of an update's places when they are packed, by estimate and from the numbers alone.
+
+    So many bits a code of Rice takes at most for the steps of a whole block: of r lower bits and
+    the rest of a step in unary, with the best r. A frame takes about as many.
+    """
+    k = coder.k
+    bits = min(k * (r + 1) + ((BLOCK_ELEMENTS - k) >> r) for r in range(_PLACE_BITS + 1))
+    return -(-bits * num_elements // (8 * BLOCK_ELEMENTS))
+
+
+def _bytes_of(steps: npt.NDArray[np.intp]) -> _Bytes:
+    """The bytes of steps, in order."""
+    if steps.max() < _WHOLE_STEP:  # as with a thousand values of a block, where time counts
+        return steps.reshape(-1).astype(np.uint8)
+    whole, rest = np.divmod(steps.reshape(-1), _WHOLE_STEP)
+    ends = np.cumsum(whole + 1)
+    content = np.full(ends[-1], _WHOLE_STEP, np.uint8)
+    content[ends - 1] = rest
+    return content
+
+
+def _content(packed: Buffer, boundary: int, least: int, most: int) -> bytes:
+    """The content of the frame of zstd behind so many bytes. Raises MalformedError for a length
+    that is out of range."""
+    frame = memoryview(packed)[boundary:]
     try:
         # Looked at first, because so much memory is taken.
-        if zstandard.frame_content_size(frame) != num_bytes:
+        num_bytes = zstandard.frame_content_size(frame)
+        if not least <= num_bytes <= most:
             raise MalformedError("a packed chunk of another length")
         decompressor = zstandard.ZstdDecompressor(max_window_size=limits.BLOCK_BYTES_MAX)
         content = decompressor.decompress(frame, allow_extra_data=False)

@@ -24,7 +24,15 @@ from gossamer.protocol.codecs.contributions import (
     reduce,
     split,
 )
-from gossamer.protocol.codecs.packing import LAYOUTS, FloatLayout, Packing
+from gossamer.protocol.codecs.packing import (
+    FLOATS_SHARE,
+    LAYOUTS,
+    FloatLayout,
+    FloatPacking,
+    Packing,
+    PlacePacking,
+    packed_place_bytes,
+)
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
@@ -70,8 +78,9 @@ class Payloads(Protocol):
             chunk: its number.
         """
 
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        """Mean size of a chunk in transit, over all links of a ring."""
+    def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
+        """Mean size of a chunk in transit, over all links of a ring; as it is, or by estimate as it
+        travels when it is packed."""
 
     def members_max(self, num_elements: int) -> int:
         """Most members of a ring with chunks of this size: a chunk has to fit one block."""
@@ -130,13 +139,15 @@ class SumPayloads:
         coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
         return num_bytes == coder.encoded_bytes(num_elements)
 
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+    def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
+        """See `Payloads`."""
+        share = FLOATS_SHARE if is_packed and self._layout is not None else 1.0
         average_bytes = self.coder.encoded_bytes(num_elements)
         if num_members < 2:  # there is no link
-            return average_bytes
+            return round(share * average_bytes)
         # A sum has one member on the first link of its chunk, and all but one on the last.
         sums = (self.coder.of_sum(n).encoded_bytes(num_elements) for n in range(1, num_members))
-        return (sum(sums) // (num_members - 1) + average_bytes) // 2
+        return round(share * ((sum(sums) // (num_members - 1) + average_bytes) // 2))
 
     def members_max(self, num_elements: int) -> int:
         return limits.RING_MEMBERS_MAX
@@ -161,7 +172,8 @@ class SumPayloads:
         """See `Payloads`."""
         if self._layout is None:
             return None
-        return Packing(self._layout, self.coder.encoded_bytes(num_elements), (0,), num_elements)
+        num_bytes = self.coder.encoded_bytes(num_elements)
+        return FloatPacking(num_bytes, (0,), num_elements, self._layout)
 
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
@@ -188,22 +200,32 @@ class SetPayloads(ListPayloads):
         coder: SparseCodec,
         sums: TensorCodec | None = None,
         set_members_max: int = limits.RING_MEMBERS_MAX,
+        *,
+        is_packing: bool = False,
     ) -> None:
         """
         Args:
             sums: the codec of sums; None in a run that has lists only.
             set_members_max: most members whose payload is a list, in a run with sums.
+            is_packing: whether lists are packed on their way.
         """
-        self.coder, self.sums = coder, sums
+        self.coder, self.sums, self._is_packing = coder, sums, is_packing
         self.set_members_max = limits.RING_MEMBERS_MAX if sums is None else set_members_max
 
     @classmethod
-    def with_sums(cls, coder: SparseCodec, chunk_elements: int) -> SetPayloads:
-        """Lists of as many members as send no more in a ring of lists than in one of sums, chunks
-        being as large as most of a run's; of none if one part is longer than a sum."""
-        sums = codec("int4", is_widening=True)
-        part_bytes = cls(coder).part_bytes(chunk_elements)
+    def with_sums(
+        cls, coder: SparseCodec, chunk_elements: int, *, is_packing: bool = False
+    ) -> SetPayloads:
+        """Lists of so many members that a sum would be longer, chunks being as large as most of a
+        run's. Without packing, as in runs from before there was one: lists of as many members as
+        send no more in a ring of lists than in one of sums; of none if one part is longer than a
+        sum."""
+        sums, lists = codec("int4", is_widening=True), cls(coder, is_packing=is_packing)
+        part_bytes = lists.packed_part_bytes(chunk_elements)
         average_bytes = sums.encoded_bytes(chunk_elements)
+        if is_packing:
+            most = min(average_bytes // part_bytes, lists.members_max(chunk_elements))
+            return cls(coder, sums, most, is_packing=True)
         num_members = 1 if part_bytes <= average_bytes else 0
         sums_bytes = 0
         while 0 < num_members < limits.RING_MEMBERS_MAX:
@@ -230,6 +252,19 @@ class SetPayloads(ListPayloads):
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
+    def packed_part_bytes(self, num_elements: int) -> int:
+        """See `ListPayloads`."""
+        if not self._is_packing:
+            return self.part_bytes(num_elements)
+        head_bytes = self.coder.head_bytes(num_elements)
+        return RECORD_PREFIX_BYTES + head_bytes + packed_place_bytes(self.coder, num_elements)
+
+    def packing(self, num_elements: int, mask: int) -> Packing | None:
+        """See `Payloads`."""
+        if not self._is_packing or self.is_sum(mask):
+            return None
+        return PlacePacking(*self._chunk_starts(num_elements, mask), num_elements, self.coder)
+
     def is_length(
         self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
     ) -> bool:
@@ -239,14 +274,15 @@ class SetPayloads(ListPayloads):
             return num_bytes == coder.encoded_bytes(num_elements)
         return super().is_length(num_bytes, num_elements, mask, chunk, is_average=is_average)
 
-    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+    def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
         """See `Payloads`."""
         if self.sums is None or num_members <= self.set_members_max:
-            return super().mean_bytes(num_elements, num_members)
+            return super().mean_bytes(num_elements, num_members, is_packed=is_packed)
         average_bytes = self.sums.encoded_bytes(num_elements)
         if num_members < 2:  # there is no link
             return average_bytes
-        part_bytes, of_lists = self.part_bytes(num_elements), self.set_members_max
+        of_lists = self.set_members_max
+        part_bytes = (self.packed_part_bytes if is_packed else self.part_bytes)(num_elements)
         sent = sum(n * part_bytes for n in range(1, of_lists + 1))
         for n in range(of_lists + 1, num_members):
             sent += self.sums.of_sum(n).encoded_bytes(num_elements)
@@ -315,15 +351,15 @@ def payloads_named(
             travel as a sum, if members trust each other; 0: they are sets.
         is_packing: whether payloads are packed on their way, where the codec has a packing.
     """
-    layout = LAYOUTS.get(name) if is_packing else None
     if trust == "open":
         coder = SparseCodec(top_k) if name == SPARSE else codec(name)
-        return RecordPayloads(name, coder, layout)
+        return RecordPayloads(name, coder, is_packing=is_packing)
     if name == SPARSE:
         sparse = SparseCodec(top_k)
         if sparse_sums_of:
-            return SetPayloads.with_sums(sparse, sparse_sums_of)
-        return SetPayloads(sparse)
+            return SetPayloads.with_sums(sparse, sparse_sums_of, is_packing=is_packing)
+        return SetPayloads(sparse, is_packing=is_packing)
+    layout = LAYOUTS.get(name) if is_packing else None
     return SumPayloads(codec(name, is_widening=is_widening), layout)
 
 

@@ -22,14 +22,21 @@ from gossamer.protocol.codecs.contributions import (
     Record,
     split,
 )
-from gossamer.protocol.codecs.packing import FloatLayout, Packing
+from gossamer.protocol.codecs.packing import (
+    FLOATS_SHARE,
+    LAYOUTS,
+    FloatPacking,
+    Packing,
+    PlacePacking,
+    packed_place_bytes,
+)
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
 from gossamer.protocol.codecs.robust_average import (
     robust_average,
     robust_weights,
     usual_weight,
 )
-from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.sparse_codec import SparseCodec, place_bytes
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.standing import Standing
@@ -41,16 +48,17 @@ class RecordPayloads(ListPayloads):
     are_signed = True
 
     def __init__(
-        self, name: str, coder: TensorCodec | SparseCodec, layout: FloatLayout | None = None
+        self, name: str, coder: TensorCodec | SparseCodec, *, is_packing: bool = False
     ) -> None:
         """
         Args:
             name: of the codec in rosters and update indices.
-            layout: of chunks that are packed on their way; None: they travel as they are.
+            is_packing: whether records are packed on their way, where the codec has a packing.
         """
         self.name = name
         self.coder = coder
-        self._layout = layout
+        self._layout = LAYOUTS.get(name) if is_packing else None
+        self._packed_sparse = coder if is_packing and isinstance(coder, SparseCodec) else None
 
     @property
     def is_exact(self) -> bool:
@@ -75,12 +83,20 @@ class RecordPayloads(ListPayloads):
 
     def packing(self, num_elements: int, mask: int) -> Packing | None:
         """See `Payloads`."""
-        if self._layout is None:
-            return None
-        step = self.part_bytes(num_elements)
-        whole_bytes = mask.bit_count() * step
-        starts = range(RECORD_PREFIX_BYTES, whole_bytes, step)
-        return Packing(self._layout, whole_bytes, starts, num_elements)
+        num_bytes, starts = self._chunk_starts(num_elements, mask)
+        if self._packed_sparse is not None:
+            return PlacePacking(num_bytes, starts, num_elements, self._packed_sparse)
+        if self._layout is not None:
+            return FloatPacking(num_bytes, starts, num_elements, self._layout)
+        return None
+
+    def packed_part_bytes(self, num_elements: int) -> int:
+        """See `ListPayloads`."""
+        part_bytes, sparse = self.part_bytes(num_elements), self._packed_sparse
+        if sparse is not None:
+            saved = place_bytes(sparse.num_kept(num_elements))
+            return part_bytes - saved + packed_place_bytes(sparse, num_elements)
+        return round(part_bytes * (FLOATS_SHARE if self._layout is not None else 1.0))
 
     def encode(self, values: Float32Array) -> bytes:
         """A member's chunk, without its path. Raises ValueError, see `TensorCodec.encode`."""

@@ -80,9 +80,17 @@ class SparseCodec:
             raise ValueError(f"k is {self.k}; allowed: 1 to {BLOCK_ELEMENTS}")
 
     def encoded_bytes(self, num_elements: int) -> int:
-        num_kept = sum(self._kept(num_elements))
+        num_kept = self.num_kept(num_elements)
+        return self.head_bytes(num_elements) + place_bytes(num_kept)
+
+    def head_bytes(self, num_elements: int) -> int:
+        """Bytes of the magnitudes and values, which stand before the places."""
         num_blocks = -(-num_elements // BLOCK_ELEMENTS)
-        return _TABLE_BYTES * num_blocks + _code_bytes(num_kept) + _place_bytes(num_kept)
+        return _TABLE_BYTES * num_blocks + _code_bytes(self.num_kept(num_elements))
+
+    def num_kept(self, num_elements: int) -> int:
+        """Number of the values that an update keeps of so many."""
+        return sum(self._kept(num_elements))
 
     def encode(self, values: Float32Array) -> bytes:
         """Bytes of the largest of `values` (one dimension, at least one element).
@@ -104,7 +112,7 @@ class SparseCodec:
             if len(part):
                 parts.append(_encode_blocks(part.reshape(-1, min(BLOCK_ELEMENTS, len(part))), kept))
         tables, codes, places = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return b"".join((tables.astype("<u2").tobytes(), _pack_codes(codes), _pack_places(places)))
+        return b"".join((tables.astype("<u2").tobytes(), _pack_codes(codes), pack_places(places)))
 
     def decode(self, data: Buffer, num_elements: int) -> SparseVector:
         """Returns the values that `data` encodes.
@@ -121,9 +129,8 @@ class SparseCodec:
         rest = np.frombuffer(data, np.uint8, offset=_TABLE_BYTES * num_blocks)
         _check_tables(tables)
         codes = _unpack_codes(rest[: _code_bytes(num_kept)], num_kept)
-        places = _unpack_places(rest[_code_bytes(num_kept) :], num_kept)
-        # The block of every value: `k` each, the last one fewer.
-        block = np.arange(num_kept) // self.k
+        places = unpack_places(rest[_code_bytes(num_kept) :], num_kept)
+        block = self.blocks_of(num_kept)
         flat = places + block * BLOCK_ELEMENTS
         if (np.diff(flat) <= 0).any() or flat[-1] >= num_elements:
             raise MalformedError("the places of a sparse chunk do not increase, or lie outside")
@@ -132,6 +139,10 @@ class SparseCodec:
         values = magnitudes[block, is_large]
         np.negative(values, out=values, where=codes > 1)
         return SparseVector(flat, values, _squared_norm(magnitudes, block, is_large))
+
+    def blocks_of(self, num_kept: int) -> PlaceArray:
+        """The block of every value, (num_kept,): `k` each, the last one fewer."""
+        return np.arange(num_kept) // self.k
 
     def _kept(self, num_elements: int) -> tuple[int, int]:
         """Returns the number of values kept of all whole blocks, and of the shorter last one."""
@@ -211,7 +222,8 @@ def _code_bytes(num_kept: int) -> int:
     return (2 * num_kept + 7) // 8
 
 
-def _place_bytes(num_kept: int) -> int:
+def place_bytes(num_kept: int) -> int:
+    """Bytes of so many places."""
     return (12 * num_kept + 7) // 8
 
 
@@ -228,14 +240,20 @@ def _unpack_codes(data: Uint8Array, num_kept: int) -> Uint8Array:
     return codes[:num_kept]
 
 
-def _pack_places(places: Uint16Array) -> bytes:
+def pack_places(places: Uint16Array) -> bytes:
+    """The encoding of places in their blocks, (num_kept,)."""
     pairs = padded(places, 2).reshape(-1, 2).astype(np.uint32)
     joined = pairs[:, 0] | pairs[:, 1] << 12
     packed = joined.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
-    return packed[: _place_bytes(len(places))]
+    return packed[: place_bytes(len(places))]
 
 
-def _unpack_places(data: Uint8Array, num_kept: int) -> PlaceArray:
+def unpack_places(data: Uint8Array, num_kept: int) -> PlaceArray:
+    """The places in their blocks, (num_kept,), of bytes as `pack_places` returns them.
+
+    Raises:
+        MalformedError: bits are set that mean nothing.
+    """
     triples = padded(data, 3).reshape(-1, 3).astype(np.intp)
     joined = triples[:, 0] | triples[:, 1] << 8 | triples[:, 2] << 16
     places = np.stack((joined & 0xFFF, joined >> 12), axis=1).reshape(-1)

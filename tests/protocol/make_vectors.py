@@ -28,7 +28,7 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.sparse_codec import SparseCodec, place_bytes
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
 from gossamer.protocol.lora import LoraConfig
@@ -246,9 +246,25 @@ def packing_vector() -> dict[str, Any]:
     payload = bytes(codec("fp16").encode(values))
     head, lower, upper = payload[:4], payload[4::2], payload[5::2]
     assert set(upper) == {upper[0]}
-    block = (len(upper) << 3 | 1 << 1 | 1).to_bytes(3, "little") + upper[:1]
-    frame = bytes.fromhex("28b52ffd") + bytes([0x20, len(upper)]) + block
+    frame = _frame_of_one_byte(upper[0], len(upper))
     return {"bytes": payload.hex(), "packed": (head + lower + frame).hex()}
+
+
+def place_packing_vector() -> dict[str, Any]:
+    """A list of one sparse update with every fourth of 64 values, so that all steps are 3."""
+    values = np.zeros(64, np.float32)
+    values[3::4] = 1.0
+    coder = SparseCodec(1024)
+    payload = add_record(None, 1, coder.encode(values))
+    places = place_bytes(coder.num_kept(64))
+    frame = _frame_of_one_byte(3, coder.num_kept(64))
+    return {"bytes": payload.hex(), "packed": (payload[:-places] + frame).hex()}
+
+
+def _frame_of_one_byte(byte: int, times: int) -> bytes:
+    """A frame of zstd that has one byte so many times."""
+    block = (times << 3 | 1 << 1 | 1).to_bytes(3, "little") + bytes([byte])
+    return bytes.fromhex("28b52ffd") + bytes([0x20, times]) + block
 
 
 def _imported(run: Manifest) -> Manifest:
@@ -432,6 +448,7 @@ def vectors() -> dict[str, Any]:
             for num_members in (8, 9, 33, 129)
         },
         "packing": packing_vector(),
+        "place packing": place_packing_vector(),
         "sparse": {
             "k": 1024,
             "values": [struct.pack("<f", value).hex() for value in spread],

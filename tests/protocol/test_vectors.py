@@ -114,6 +114,11 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     packed = bytes.fromhex(committed["packing"]["packed"])
     assert packing.is_length(len(packed))
     assert bytes(packing.unpack(packed)).hex() == committed["packing"]["bytes"]
+    packing = payloads_named("sparse", 1024, is_packing=True).packing(64, 0b10)
+    assert packing is not None
+    packed = bytes.fromhex(committed["place packing"]["packed"])
+    assert packing.is_length(len(packed))
+    assert bytes(packing.unpack(packed)).hex() == committed["place packing"]["bytes"]
     invitation = committed["invitation"]
     roll = Roll(run_id, [PeerId(committed["keys"][0]["peer_id"])], verify)
     roll.add(decode_page(bytes.fromhex(invitation["page"])))

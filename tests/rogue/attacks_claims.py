@@ -13,7 +13,9 @@ import zstandard
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import payloads_of
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
@@ -465,23 +467,28 @@ async def member_that_packs_wrong(rogue: Rogue, victims: list[PeerId]) -> None:
     payloads, elements = payloads_of(rogue.manifest.sync, outer, "members"), plan.elements_of(0)
     packing, values = payloads.packing(elements, 1), np.arange(elements, dtype=np.float32)
     assert packing is not None
-    rest, frame_of_values = packing.pack(codec(outer.codec).encode(values))
+    is_sparse = rogue.manifest.sync == "sparse"
+    coder = SparseCodec(outer.top_k) if is_sparse else codec(outer.codec)
+    encoded = coder.encode(values)
     compress = zstandard.ZstdCompressor().compress
 
     async def send(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
         position = [member.author for member in roster.members].index(rogue.me)
         mine = (1 << position).to_bytes((len(roster.members) + 7) // 8, "big")
+        payload = add_record(None, position, encoded) if is_sparse else encoded
+        rest, frame_of_values = packing.pack(payload)
+        framed_bytes = packing.num_bytes - len(rest)
         for number, false_frame in enumerate(
             (
                 compress(bytes(2**26)),  # some 2 kB that would take 64 MiB
                 compress(b"\x7f" * elements),  # values out of range
                 compress(bytes(elements - 1)),
                 bytes(frame_of_values)[:-1],
-                rogue.noise(elements // 2),
+                rogue.noise(framed_bytes // 2),
                 b"(",
             )
         ):
-            packed = bytes(rest) + false_frame[: elements - 1]
+            packed = bytes(rest) + false_frame[: framed_bytes - 1]
             chunk = number % plan.num_chunks
             await send_chunk(rogue, victims, signed, roster, chunk, mine, None, packed)
 

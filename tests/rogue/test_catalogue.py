@@ -17,10 +17,13 @@ import trio
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
+from tests.rogue import attacks_claims as claims
 from tests.rogue.catalogue import ATTACKS, Attack
 from tests.rogue.rogue import Rogue
 from tests.support.measured import measured
 from tests.support.node_world import World, simulate
+
+SPARSE_ATTACKS = (claims.member_that_packs_wrong, claims.member_that_sends_wrong_chunks)
 
 
 def count(world: World, name: str, metric: str, reason: str) -> float:
@@ -30,7 +33,17 @@ def count(world: World, name: str, metric: str, reason: str) -> float:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_the_swarm_goes_on(tmp_path: Path, attack: Attack) -> None:
-    world = World(tmp_path, seed=3)
+    goes_on(World(tmp_path, seed=3), attack)
+
+
+@pytest.mark.parametrize("attack", SPARSE_ATTACKS, ids=lambda attack: attack.__name__)
+def test_a_sparse_swarm_goes_on(tmp_path: Path, attack: Attack) -> None:
+    """Of sets of updates whose places are packed."""
+    goes_on(World(tmp_path, seed=3, codec="sparse", top_k=1024), attack)
+
+
+def goes_on(world: World, attack: Attack) -> None:
+    """The attack against nodes a, b and c."""
     reason = ATTACKS[attack]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
 

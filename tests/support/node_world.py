@@ -340,8 +340,9 @@ NOT_USED = MachineUse(
 )
 """Nobody uses the machines, whatever the one that runs the test does."""
 
-SUMS_TOP_K = 1024
-"""Values of each 4,096 of which the sparse parts of two members are longer than `int4`."""
+SUMS_TOP_K = 4096
+"""Values of each 4,096 of which the sparse parts of two members are longer than `int4`, also when
+they are packed."""
 
 
 def unix_seconds() -> float:

@@ -84,6 +84,8 @@ def adapted(preset: Preset, sync: SyncMode, optimizer: InnerOptimizer | None = N
     inner = replace(preset.inner, optimizer=optimizer)
     steps = preset.sparse_steps if sync == "sparse" else preset.dense_steps
     outer = replace(preset.outer, **steps.of(optimizer)._asdict())
+    if sync == "sparse" and optimizer == "muon":
+        outer = replace(outer, top_k=preset.muon_top_k)
     if sync == "distro":
         distro = _distro_of(preset.model.num_parameters)
         inner = replace(

@@ -48,4 +48,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """With `sync = "diloco"`."""
     sparse_steps: OuterSteps
     """With `sync = "sparse"`; their momentum is constant."""
+    muon_top_k: int
+    """With `sync = "sparse"` and Muon: values sent of each 4,096. `outer` has that for AdamW."""
     rounds: RoundConfig

@@ -6,7 +6,7 @@ import pytest
 
 from gossamer.node.cli import run_command
 from gossamer.node.commands.founder.presets import needs_of_preset
-from gossamer.node.runs.planning import PACKED_SHARE
+from gossamer.protocol.codecs.packing import FLOATS_SHARE
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.presets.table import PRESETS
 
@@ -21,7 +21,7 @@ def test_each_preset_has_its_size_memory_and_bytes(capsys: pytest.CaptureFixture
         assert row["state_bytes"] == 8 * parameters
         # Two bytes of fp16 for each value of a sum, and of an average, over 7 of 8 links, packed.
         whole_bytes = 2 * 7 / 8 * 2 * parameters
-        assert row["bytes_a_round"] == pytest.approx(PACKED_SHARE * whole_bytes, rel=0.01)
+        assert row["bytes_a_round"] == pytest.approx(FLOATS_SHARE * whole_bytes, rel=0.01)
         assert row["memory_bytes"] - row["memory_bytes_beside_gpu"] == row["gpu_bytes"]
 
 

@@ -95,36 +95,56 @@ def test_the_mean_of_a_widening_ring_is_what_its_links_carry(num_members: int) -
 CHUNK_ELEMENTS = 262_144
 
 
-def with_sums(top_k: int = 64, chunk_elements: int = CHUNK_ELEMENTS) -> SetPayloads:
-    payloads = payloads_named(SPARSE, top_k, sparse_sums_of=chunk_elements)
+def with_sums(
+    top_k: int = 64, chunk_elements: int = CHUNK_ELEMENTS, *, is_packing: bool = False
+) -> SetPayloads:
+    payloads = payloads_named(SPARSE, top_k, sparse_sums_of=chunk_elements, is_packing=is_packing)
     assert isinstance(payloads, SetPayloads)
     return payloads
 
 
 @pytest.mark.parametrize(
-    ("top_k", "members"), [(1, 256), (64, 26), (128, 12), (384, 4), (1024, 1), (4096, 0)]
+    ("top_k", "members", "packed_members"),
+    [
+        (1, 256, 256),
+        (64, 26, 25),
+        (128, 12, 14),
+        (384, 4, 6),
+        (1024, 1, 2),
+        (2048, 0, 2),
+        (4096, 0, 1),
+    ],
 )
-def test_a_set_has_as_many_members_as_are_shorter_than_sums(top_k: int, members: int) -> None:
+def test_a_set_has_as_many_members_as_are_shorter_than_sums(
+    top_k: int, members: int, packed_members: int
+) -> None:
     assert with_sums(top_k).set_members_max == members
+    assert with_sums(top_k, is_packing=True).set_members_max == packed_members
     for elements in (limits.CHUNK_ELEMENTS_MIN, 65_536, limits.CHUNK_ELEMENTS_MAX):
-        payloads = with_sums(top_k, elements)
-        assert payloads.members_max(elements) == limits.RING_MEMBERS_MAX
-        longest = payloads.set_members_max * payloads.part_bytes(elements)
-        assert longest <= limits.BLOCK_BYTES_MAX
+        for payloads in (with_sums(top_k, elements), with_sums(top_k, elements, is_packing=True)):
+            assert payloads.members_max(elements) == limits.RING_MEMBERS_MAX
+            longest = payloads.set_members_max * payloads.part_bytes(elements)
+            assert longest <= limits.BLOCK_BYTES_MAX
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("top_k", [1, 16, 64, 200, 1024, 4096])
 @pytest.mark.parametrize("elements", [1024, 65_536, CHUNK_ELEMENTS])
-def test_sparse_sends_no_more_than_int4_in_any_ring(top_k: int, elements: int) -> None:
-    sparse, sets = with_sums(top_k, elements), payloads_named(SPARSE, top_k)
+def test_sparse_sends_no_more_than_int4_in_any_ring(
+    top_k: int, elements: int, is_packed: bool
+) -> None:
+    sparse = with_sums(top_k, elements, is_packing=is_packed)
+    sets = payloads_named(SPARSE, top_k, is_packing=is_packed)
     dense = payloads_named("int4", is_widening=True)
     for num_members in range(2, limits.RING_MEMBERS_MAX + 1):
-        sent = sparse.mean_bytes(elements, num_members)
-        of_int4 = dense.mean_bytes(elements, num_members)
-        of_sets = sets.mean_bytes(elements, num_members)
+        sent = sparse.mean_bytes(elements, num_members, is_packed=is_packed)
+        of_int4 = dense.mean_bytes(elements, num_members, is_packed=is_packed)
+        of_sets = sets.mean_bytes(elements, num_members, is_packed=is_packed)
         assert sent <= of_int4
         if num_members <= sparse.set_members_max:
             assert sent == of_sets
+        elif is_packed:
+            assert sent <= of_sets
         else:
             assert of_int4 <= of_sets
 

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from gossamer.protocol.codecs.packing import Packing
-from gossamer.protocol.manifest import Trust
+from gossamer.protocol.codecs.packing import FloatPacking, Packing, PlacePacking
 from tests.support.node_world import World, simulate, start
 
 
-@pytest.mark.parametrize("trust", ["members", "open"])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (FloatPacking, {"codec": "fp16"}),
+        (FloatPacking, {"codec": "fp16", "trust": "open"}),
+        (PlacePacking, {"codec": "sparse", "top_k": 1024}),
+        (PlacePacking, {"codec": "sparse", "top_k": 1024, "trust": "open"}),
+    ],
+)
 def test_chunks_are_packed_on_their_way_and_the_chain_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: Trust
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Packing], settings: Any
 ) -> None:
     """Of one that was away too, whose predecessor asks first what it holds."""
     saved = [0, 0]
-    unpack = Packing.unpack
+    unpack = kind.unpack
 
     def counted(packing: Packing, packed: bytes) -> bytearray:
         saved[0] += len(packed)
         saved[1] += packing.num_bytes
         return unpack(packing, packed)
 
-    monkeypatch.setattr(Packing, "unpack", counted)
-    world = World(tmp_path, seed=211, codec="fp16", trust=trust)
+    monkeypatch.setattr(kind, "unpack", counted)
+    world = World(tmp_path, seed=211, **settings)
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abc")
