@@ -9,6 +9,7 @@ reads anything of other peers.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -28,8 +29,13 @@ def main() -> int:
         except OSError as error:
             print(f"the trainer's folder cannot be made: {error}", file=sys.stderr)
             return 1
+    # The modules stay for the life of the process. To look for garbage while they are loaded takes
+    # a sixth of that time, and each later look at all of them would take a tenth of a second.
+    gc.disable()
     from gossamer.trainer import worker_loop
 
+    gc.freeze()
+    gc.enable()
     return worker_loop.main(confinement)
 
 

@@ -386,6 +386,9 @@ class Node:
             nursery.cancel_scope.cancel()
 
     async def _start_http(self, nursery: trio.Nursery, reporter: Reporter) -> None:
+        # The node is connected by now: its peers do not wait for a busy disk.
+        run_in_thread, files = self._runtime.run_in_thread, DaemonFiles(self._state_dir)
+        token = await run_in_thread(files.new_token)
         api = await nursery.start(
             functools.partial(
                 serve_http,
@@ -393,7 +396,7 @@ class Node:
                 reporter.status,
                 self.metrics.registry,
                 controls=self,
-                token=DaemonFiles(self._state_dir).new_token(),
+                token=token,
                 hosts=self._settings.api_hosts,
                 credit=CreditView(
                     lambda: read_credits(self._state_dir), lambda: reporter.names.kept
@@ -401,7 +404,7 @@ class Node:
                 samples=lambda: self._node.context.samples.kept,
             )
         )
-        DaemonFiles(self._state_dir).write_api(api)
+        await run_in_thread(lambda: files.write_api(api))
         log.info(f"status page at http://{api}/", fields={"event": "status page", "address": api})
 
     def _standing(self) -> Standing:

@@ -192,7 +192,7 @@ class CoreBuilder:
         known = self._known_peers
         discovery = Discovery(
             transport, known, settings.bootstrap, membership, self._metrics, randomness,
-            inputs.runtime.awake, self._entrance,
+            inputs.runtime.awake, self._entrance, swarm.gossip.other_runs.__contains__,
         )  # fmt: skip
         known_peers = KnownPeersFile(
             known,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import ipaddress
 import os
 import signal
@@ -190,18 +191,20 @@ class _Daemon:
         DaemonFiles(self._state_dir).write_starting(does)
 
     async def _run(self, runtime: Runtime) -> None:
-        state_dir = self._state_dir
+        state_dir, in_thread = self._state_dir, runtime.run_in_thread
         limits = OwnerLimits.of(self._settings, state_dir, runtime.read_in_thread)
         self._settings = settings = limits.settings
         require_free(settings.api)
         self._starts("it opens its ports")
-        identity = Identity.load_or_create(state_dir.identity_path)
+        # A busy disk takes seconds to make a file durable: signals, the service manager and the
+        # network do not wait for it.
+        identity = await in_thread(lambda: Identity.load_or_create(state_dir.identity_path))
         signed = signed_manifest_here(state_dir)
         port = state_dir.read_port()
         given = settings.bootstrap
         if not isinstance(self._role, Found):
             given = (*self._role.addresses, *given)
-        state_dir.write_seeds(given)
+        await in_thread(lambda: state_dir.write_seeds(given))
         async with open_libp2p_transport(
             identity,
             await listen_addresses(settings, port),
@@ -212,7 +215,7 @@ class _Daemon:
             limits=limits.rates,
             awake=runtime.awake,
         ) as transport:
-            state_dir.write_port(transport.port)
+            await in_thread(lambda: state_dir.write_port(transport.port))
             self._manager.ready()  # to join or to found may take as long as it takes
             addresses = given
             own_text = None
@@ -224,17 +227,17 @@ class _Daemon:
                     settings,
                     lambda does: self._starts(f"it founds a run: {does}"),
                 )
-                state_dir.write_manifest(signed)
+                await in_thread(functools.partial(state_dir.write_manifest, signed))
             else:
                 role = self._role
                 own_text = own_text_of(role.corpus, role.text_field, skip_bad=role.skip_bad)
-                if isinstance(self._role, Join):
+                if isinstance(role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
                     self._starts("it asks its peers for the run")
                     signed = await join_run(
-                        transport, self._role, addresses, state_dir, self._require_consent
+                        transport, role, addresses, state_dir, self._require_consent, in_thread
                     )
-                    state_dir.write_seeds(given, has_joined=True)
+                    await in_thread(lambda: state_dir.write_seeds(given, has_joined=True))
             if signed is None:
                 raise JoinError(
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "

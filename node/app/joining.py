@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gossamer.node.base.settings import Join
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.entrance import roll_of
@@ -28,8 +29,12 @@ async def join_run(
     addresses: tuple[str, ...],
     state_dir: StateDir,
     require_consent: Callable[[Manifest], Awaitable[None]],
+    run_in_thread: RunInThread,
 ) -> SignedManifest:
     """Joins the run of the peers at these addresses, and binds the state directory to it.
+
+    Args:
+        run_in_thread: writes to the disk, while the peers of the run are answered.
 
     Raises:
         JoinError: no peer can be reached, or none lets this node in.
@@ -44,11 +49,19 @@ async def join_run(
     signed = await request_manifest(transport, addresses, run_id, applicant)
     manifest = open_signed_manifest(signed)
     await require_consent(manifest)
+    page = None
     if manifest.admission == "invite":
-        RollFile(state_dir.root).write(await _learn_roll(transport, manifest, applicant))
-    if role.head is not None:
-        write_pinned_head(state_dir.root, Digest(bytes.fromhex(role.head)))
-    state_dir.write_manifest(signed)
+        page = await _learn_roll(transport, manifest, applicant)
+    head = None if role.head is None else Digest(bytes.fromhex(role.head))
+
+    def write() -> None:
+        if page is not None:
+            RollFile(state_dir.root).write(page)
+        if head is not None:
+            write_pinned_head(state_dir.root, head)
+        state_dir.write_manifest(signed)  # the last one: with it the directory has a run
+
+    await run_in_thread(write)
     return signed
 
 

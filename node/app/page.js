@@ -2,17 +2,21 @@ const REFRESH_MS = 2000;
 const CREDIT_MS = 15000;
 
 function pill(element, phase) {
-  const kinds = {training: "good", averaging: "good", finished: "good", syncing: "warn", joining: "warn", failed: "bad"};
+  const kinds = {training: "good", averaging: "good", finished: "good", syncing: "warn", joining: "warn", failed: "bad", "put out": "bad"};
   element.className = "pill " + (kinds[phase] || "");
   setText(element, phase);
 }
+
+// A node that the members put out goes on with its rounds, but nothing that it does counts.
+const isOut = (s) => Boolean(s.put_out) && s.phase !== "failed";
+const shownPhase = (s) => isOut(s) ? "put out" : s.phase;
 
 function doing(s) {
   const next = s.round + 1;
   const ends = (s.pauses || []).some(each => each.after_round);
   if (ends && (s.phase === "training" || s.phase === "averaging")) return ["Finishing round " + next, "This node pauses when the round ends."];
   if (s.leaves_after_round) return ["Finishing round " + next, "This node leaves when the round ends."];
-  if (s.put_out && s.phase !== "failed") return ["Put out of the run", s.put_out];
+  if (isOut(s)) return ["Put out of the run", s.put_out];
   if (s.waits_for) return ["Waiting for others", s.waits_for + "."];
   switch (s.phase) {
     case "joining": return ["Looking for the swarm", "Dialling peers and checking the run's manifest."];
@@ -89,7 +93,7 @@ function heard(s) {
   return [heardOfPhase(s), problem(s)].filter(Boolean).join(" ");
 }
 function heardOfPhase(s) {
-  if (s.put_out && s.phase !== "failed") return s.put_out;
+  if (isOut(s)) return s.put_out;
   if (s.waits_for) return "The node waits for others.";
   switch (s.phase) {
     case "training": case "averaging": return "The node takes part in rounds.";
@@ -124,7 +128,7 @@ function stepTimes(t) {
 }
 
 function showNode(s) {
-  pill($("phase"), s.phase);
+  pill($("phase"), shownPhase(s));
   const [what, more] = doing(s);
   setText($("doing"), what);
   setText($("doing-more"), more);
@@ -154,6 +158,7 @@ function showNode(s) {
     ["Confinement", s.confinement || "–", "whole"],
     ...(known(s.rolled_back_to) ? [["Rolled back", "by the founder or the keepers: the run went on after round " + s.rolled_back_to.toLocaleString("en"), "whole"]] : []),
     ...(s.rollback_proposal ? [["Proposal", s.rollback_proposal, "whole"]] : []),
+    ...(s.rollback_withdrawn ? [["Rollback given up", s.rollback_withdrawn, "whole"]] : []),
   ]);
 }
 function showSwarm(s) {
@@ -309,14 +314,14 @@ function row([[id, name], ...texts], place) {
 }
 function showPeers(s) {
   const c = s.capacity || {};
-  const me = {peer_id: s.peer_id, name: s.name, team: s.team, phase: s.phase, round: s.round, tokens_per_second: s.tokens_per_second,
+  const me = {peer_id: s.peer_id, name: s.name, team: s.team, phase: shownPhase(s), round: s.round, tokens_per_second: s.tokens_per_second,
     device: c.device, device_memory_bytes: c.device_memory_bytes};
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
   showParts($("peers"), [cells(me, true), ...others.map((p) => cells(p, false))], row);
 }
 
 function show(s) {
-  document.title = s.phase + " · round " + s.round + " · Gossamer";
+  document.title = shownPhase(s) + " · round " + s.round + " · Gossamer";
   $("run").textContent = s.run_name || (s.run_id ? "run " + s.run_id.slice(0, 10) : "");
   notePace(s);
   showNode(s); showSwarm(s); showLimits(s); showSchedule(s); showLoss(s); showSamples(s); showLast(s); showPeers(s);

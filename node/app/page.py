@@ -12,8 +12,6 @@ import hashlib
 from importlib import resources
 from io import BytesIO
 
-import segno
-
 SCRIPTS = ("page_text.js", "page_chart.js", "page_steer.js", "page.js")
 """In this order one script: each uses only names of those before it while it is loaded."""
 
@@ -34,6 +32,8 @@ def load_page() -> tuple[str, str]:
 
 def qr_code(link: str) -> bytes:
     """Returns a link as a QR code (ISO 18004), an SVG picture."""
+    import segno  # here: few nodes are ever asked for a picture
+
     picture = BytesIO()
     segno.make(link, error="m", micro=False).save(
         picture, kind="svg", scale=4, border=3, light="#fff", dark="#13191f"

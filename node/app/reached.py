@@ -34,7 +34,8 @@ def finish_line(participant: Participant) -> str:
     context, progress = participant.context, participant.progress
     entry, work = context.committed.entry, context.work.status
     mine = work.committed_on_time + work.committed_late
-    loss = "" if progress.heldout_loss is None else f" Held-out loss: {progress.heldout_loss:.4f}."
+    heldout_loss = progress.heldout_loss_of(entry.round)
+    loss = "" if heldout_loss is None else f" Held-out loss: {heldout_loss:.4f}."
     return (
         f"The run {printable(context.manifest.name)} is finished: {entry.round:,} rounds, "
         f"{entry.tokens_total:,} tokens of all peers, {mine:,} of them by this node.{loss}"

@@ -14,6 +14,7 @@ from gossamer.node.app.limit_parts import DiskLimit
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
 from gossamer.node.base.ticks import sleep_to_tick
+from gossamer.node.heads.missing_record import missing_record_text
 from gossamer.node.network.transport import Path, ReachReport
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.auditing import AuditCount
@@ -39,6 +40,7 @@ from gossamer.protocol.accounting.ledger import EpochProgress
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.chain_checkpoint import signing_depth
 from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
@@ -154,7 +156,8 @@ class Reporter:
             settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),
             rolled_back_to=node.rollbacks.newest_round,
-            rollback_proposal=node.rollbacks.proposal,
+            rollback_proposal=self._rollback_proposal(),
+            rollback_withdrawn=node.rollbacks.withdrawn,
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
             inner_steps=progress.inner_steps,
@@ -207,7 +210,13 @@ class Reporter:
             or self._health.problem
             or node.feed.problem
             or self._parted()
+            or missing_record_text(node.committed, node.manifest, node.me, node.rollbacks)
         )
+
+    def _rollback_proposal(self) -> str | None:
+        node = self._participant.context
+        depth = signing_depth(node.manifest.rounds.checkpoint_rounds)
+        return node.rollbacks.proposal_from(node.committed.entry.round - depth)
 
     def _rounds_behind(self) -> int:
         mine = self._participant.context.committed.entry

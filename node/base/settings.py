@@ -373,7 +373,7 @@ def _read_file(path: Path, problems: list[str], is_named: bool) -> Mapping[str, 
         if path.stat().st_size > CONFIG_FILE_BYTES_MAX:
             problems.append(f"{path}: larger than {CONFIG_FILE_BYTES_MAX} bytes: not a config file")
             return {}
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
         import tomllib  # here: most nodes have no such file
 
         table: dict[str, GivenValue] = tomllib.loads(text)

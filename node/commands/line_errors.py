@@ -11,6 +11,12 @@ from gossamer.node.base.owner_limits import SCHEDULE, SETTING_OF
 _CHANGED_BY_WORDS = {"limits": list(SETTING_OF), "schedule": list(SCHEDULE)}
 """The commands whose settings are words, and no options."""
 
+_MEANT_COMMANDS = {
+    **dict.fromkeys(("stop", "quit", "exit", "shutdown", "kill"), "leave"),
+    **dict.fromkeys(("continue", "unpause"), "resume"),
+}
+"""Commands by other names that people know for them, and that are written quite differently."""
+
 
 def explain_line(error: CycloptsError) -> list[str]:
     """Returns one sentence on the mistake, and one on where the right words stand."""
@@ -20,9 +26,11 @@ def explain_line(error: CycloptsError) -> list[str]:
     if isinstance(error, UnusedCliTokensError) and command:
         words = " ".join(error.unused_tokens or ())
         return [f"`gossamer {command}` does not take {words!r}", _where(command)]
-    if isinstance(error, UnknownCommandError) and (error.unused_tokens or [""])[0].startswith("-"):
-        option = (error.unused_tokens or [""])[0]
-        return [f"{option}: options come after a command, as in `gossamer status {option}`",
+    unknown = (error.unused_tokens or [""])[0] if isinstance(error, UnknownCommandError) else ""
+    if not command and (meant := _MEANT_COMMANDS.get(unknown)):
+        return [f"there is no command `{unknown}`; did you mean `gossamer {meant}`?", _where("")]
+    if unknown.startswith("-"):
+        return [f"{unknown}: options come after a command, as in `gossamer status {unknown}`",
                 _where("")]  # fmt: skip
     return [" ".join(str(error).split()), _where(command)]
 

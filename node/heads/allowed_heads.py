@@ -39,7 +39,12 @@ class AllowedHeads:
         pin, chain = self._pinned_head, self._committed.chain
         if pin is None or pin in chain.passed:
             return True
-        return pin in chain and self._choice.fork_of(pin, head) == pin
+        if pin not in chain:
+            return False
+        # The rounds on both sides of a record that the disk lost were proven before it did.
+        gap = chain.gap_before(head)
+        is_before_gap = gap is not None and chain.is_whole(pin) and chain.entry(pin).round < gap
+        return is_before_gap or self._choice.fork_of(pin, head) == pin
 
     def is_void(self, head: Digest) -> bool:
         """Returns whether a round on the way to a known head was taken back."""
@@ -57,9 +62,8 @@ class AllowedHeads:
     def may_stand(self, head: Digest) -> bool:
         """Returns whether a node may be at a known head: it has the pinned head in its chain, and
         no round that was taken back, and it follows the start of the chain."""
-        return (
-            self._committed.chain.is_linked(head) and self.has_pin(head) and not self.is_void(head)
-        )
+        chain = self._committed.chain
+        return chain.follows_start(head) and self.has_pin(head) and not self.is_void(head)
 
     def is_beyond_end(self, head: Digest) -> bool:
         """Returns whether the run was over before the round of a known head, so that no node goes
@@ -91,8 +95,17 @@ class AllowedHeads:
         if not self.own():
             return True
         mine = self._committed.head
-        is_past = self._choice.fork_of(head, mine) == head
+        is_past = self._choice.fork_of(head, mine) == head or self._is_before_gap(head)
         return not is_past and self._choice.may_undo(mine, head)
+
+    def _is_before_gap(self, head: Digest) -> bool:
+        """Returns whether a known head lies before a record that is missing on the way to the
+        committed head. It would win by the signers of the rounds that cannot be told any more."""
+        chain, mine = self._committed.chain, self._committed.head
+        gap = chain.gap_before(mine)
+        if gap is None or chain.entry(head).round >= gap:
+            return False
+        return any(head in piece for piece in chain.pieces_to(mine))
 
     def parted_after(self, heads: Iterable[Digest]) -> int | None:
         """Returns the round after which the way to one of some heads left this node's own chain, if

@@ -24,7 +24,7 @@ from gossamer.node.network.transport import OffenceHandler, Transport
 from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError, Pending
 from gossamer.node.storage.chain_start import ChainStart, start_after
 from gossamer.node.storage.committed import CommittedState
-from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_checkpoint import (
@@ -38,6 +38,7 @@ from gossamer.protocol.policy.chain_summary import (
     NO_SUMMARY,
     ChainSummary,
     extended,
+    over_gap,
 )
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
@@ -93,12 +94,15 @@ class CheckpointKeeper:
     async def look(self, run_in_thread: RunInThread) -> None:
         """Does what is due."""
         committed = self._committed
-        if not committed.is_loaded or not committed.chain.is_linked(committed.head):
+        if not committed.is_loaded or not committed.chain.follows_start(committed.head):
             return
         await self._make(run_in_thread)
         if self._checkpoints.pending is not None:
             await self._collect(run_in_thread)
-        await self._let_go(run_in_thread)
+        if committed.chain.gap_before(committed.head) is not None:
+            await self._leave_gap_behind(run_in_thread)
+        else:
+            await self._let_go(run_in_thread)
 
     # The checkpoint
 
@@ -135,7 +139,9 @@ class CheckpointKeeper:
         first = 0 if chain.start is None else chain.start.round
         if not max(1, first) <= round_number <= chain.entry(head).round:
             return None
-        return chain.ancestors(head, chain.entry(head).round - round_number)[-1]
+        found = chain.ancestors(head, chain.entry(head).round - round_number)[-1]
+        # Behind a missing record the ancestors end too early.
+        return found if found in chain and chain.entry(found).round == round_number else None
 
     def _summary_at(self, head: Digest) -> ChainSummary | None:
         """The summary up to a head, from the newest one that is known on the way to it. None if a
@@ -146,16 +152,80 @@ class CheckpointKeeper:
             base, summary = Digest(chain.start.head), chain.start.decoded_summary()
         way = [head] if base == head else chain.path_between(base, head)
         if way is None:
-            return None
-        if self._known is not None and self._known[0] in way:
-            base, summary = self._known
-        path = chain.path_between(base, head)
+            return self._summary_over_gaps(head, base, summary)
+        known, last = self._known, self._checkpoints.last
+        if known is not None and known[0] in way:
+            base, summary = known
         try:
-            result = extended(summary, self._headers(path or ()))
+            if last is not None and last.head in way and last.round >= summary.round:
+                at = Digest(last.head)
+                own = self._extended(base, at, summary)
+                base, summary = at, self._signed_or(own)
+            result = self._extended(base, head, summary)
         except _UnreadableError:
             return None
         self._known = head, result
         return result
+
+    def _extended(self, base: Digest, head: Digest, summary: ChainSummary) -> ChainSummary:
+        """The summary up to a head from that of one before it. Raises _UnreadableError."""
+        path = self._committed.chain.path_between(base, head)
+        return extended(summary, self._headers(path or ()))
+
+    def _signed_or(self, own: ChainSummary) -> ChainSummary:
+        """Returns the summary of the newest signed checkpoint, from which all members go on; or
+        this node's own one if that gives a member more than the chain does.
+
+        The two differ where the disk of the only signer had lost a record (`_summary_over_gaps`).
+        """
+        signed = self._checkpoints.last_summary
+        tokens = {row.peer_id: row.tokens for row in own.rows}
+        if signed is None or any(row.tokens > tokens.get(row.peer_id, 0) for row in signed.rows):
+            return own
+        return signed
+
+    def _summary_over_gaps(
+        self, head: Digest, base: Digest, summary: ChainSummary
+    ) -> ChainSummary | None:
+        """The summary up to a head behind missing records, where no other member can have them.
+
+        The members of a run sign the same summary. So a node makes one of its own only where it
+        has all stake: then the work of all newest rounds is its own, and a newcomer could not join
+        without it. None: others have stake, or the missing record is among the rounds that say so.
+        """
+        chain = self._committed.chain
+        is_alone = self._choice.stakes_at(head).keys() == {self._identity.peer_id}
+        if not is_alone or len(chain.ancestors(head, STANDING_ROUNDS)) <= STANDING_ROUNDS:
+            return None
+        newest = base
+        try:
+            for piece in chain.pieces_to(head):
+                for header in self._headers(piece):
+                    if header.parent != newest:
+                        summary = over_gap(summary, header)
+                    summary = extended(summary, [header])
+                    newest = header.digest
+        except (_UnreadableError, MalformedError):
+            return None
+        return summary
+
+    async def _leave_gap_behind(self, run_in_thread: RunInThread) -> None:
+        """Begins the chain at the newest signed checkpoint if the missing record lies before it."""
+        committed, chain = self._committed, self._committed.chain
+        mine = committed.head
+        start = await run_in_thread(lambda: chain.start_behind_gap(mine))
+        if start is None:
+            return
+        try:
+            await run_in_thread(lambda: chain.write_start(start))
+        except DiskError as error:
+            log.warning("the chain keeps its damaged beginning", problem=str(error))
+            return
+        if chain.path_between(Digest(start.head), committed.head) is None:
+            return  # the node has left that branch meanwhile
+        chain.begin_at(start)
+        await run_in_thread(chain.remove_leftover)
+        log.info("the missing record is not needed any more", round=start.round)
 
     def _headers(self, heads: Iterable[Digest]) -> Iterable[Header]:
         for head in heads:

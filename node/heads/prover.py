@@ -61,6 +61,8 @@ class _Holder:
     is_asked: bool = True
     failures: int = 0
     retry_seconds: float = 0.0
+    lacks_way: bool = False
+    """Whether it answered that it does not know the way itself."""
 
 
 class HeadProver:
@@ -101,6 +103,12 @@ class HeadProver:
             peer not in self._holders or self._holders[peer].is_asked for peer in sorted(wanted)
         )
 
+    def lacks_way(self, peer: PeerId) -> bool:
+        """Returns whether a living peer said last that it cannot prove the head that it announces:
+        its disk lost a record."""
+        holder = self._holders.get(peer)
+        return holder is not None and holder.lacks_way and peer in self._wanted()
+
     def _wanted(self) -> dict[PeerId, Announce]:
         """Living peers whose announced head might win over the committed one and is not proven.
 
@@ -135,8 +143,10 @@ class HeadProver:
                 continue
             if self._may_ask(now, peer, head):
                 num_asked += 1
-                failures = self._failures_of(peer)[0]
-                holder = self._holders[peer] = _Holder(head, now, failures=failures)
+                before = self._holders.get(peer)
+                holder = self._holders[peer] = _Holder(head, now)
+                if before is not None:
+                    holder.failures, holder.lacks_way = before.failures, before.lacks_way
                 nursery.start_soon(self._ask, peer, holder, wanted[peer].tokens_total)
 
     def _look_at(self) -> float:
@@ -169,6 +179,7 @@ class HeadProver:
             if chain.entry(holder.head).tokens_total != claimed_tokens:
                 raise ImplausibleError("a head announced with tokens that are not in its chain")
         except UnknownHeadError as error:
+            holder.lacks_way = True
             self._note_failure(holder, str(error))
             swarm.offence(peer, UnprovenError(str(error)))
         except BehindError as error:
@@ -177,7 +188,7 @@ class HeadProver:
             self._note_failure(holder, str(error))
             swarm.offence(peer, error)
         else:
-            holder.failures = 0
+            holder.failures, holder.lacks_way = 0, False
             self._orders.notify()
         finally:
             holder.is_asked = False

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -109,13 +110,19 @@ class RollbackFiles:
         return self._path / f".{signed.digest.hex()}.told"
 
     def names(self) -> list[str]:
-        """Returns the names of the files, at most `ROLLBACKS_MAX` for each signer."""
+        """Returns the names of the files in the order in which they were written, at most
+        `ROLLBACKS_MAX` for each signer."""
+        found: list[tuple[int, str]] = []
         try:
-            found = sorted(path.name for path in self._path.iterdir())
+            with os.scandir(self._path) as files:
+                for file in files:
+                    with suppress(FileNotFoundError):  # it was withdrawn meanwhile
+                        if not file.name.startswith("."):
+                            found.append((file.stat().st_mtime_ns, file.name))
         except OSError:
             return []
         most = ROLLBACKS_MAX * len(self.signers)
-        return [name for name in found if not name.startswith(".")][:most]
+        return [name for _, name in sorted(found)[:most]]
 
     def read(self, name: str) -> tuple[Signed, Rollback]:
         """Returns a rollback, whose signature was checked.
@@ -159,6 +166,9 @@ class Rollbacks:
         """Those of this node's own that peers know. They are not withdrawn."""
         self._noted: set[Digest] = set()
         """Those of `_told` of which the disk says so."""
+        self.withdrawn: str | None = None
+        """This node's own order that it gave up last, for people; None: none, or another rollback
+        came later."""
 
     def __iter__(self) -> Iterator[Rollback]:
         """Those that hold, in the order in which they came to hold."""
@@ -172,14 +182,18 @@ class Rollbacks:
         """Round from which the run goes on by the rollback that came last; None: none holds."""
         return self._holding[-1].round if self._holding else None
 
-    @property
-    def proposal(self) -> str | None:
-        """The newest proposal of a keeper to which too few others have agreed, for people. None:
-        there is none, or rounds were taken back after it."""
+    def proposal_from(self, oldest_round: int) -> str | None:
+        """Returns the newest proposal of a keeper to which too few others have agreed, for people.
+        None: there is none, rounds were taken back after it, or nobody can agree any more.
+
+        Args:
+            oldest_round: the oldest round to which a rollback may go now.
+        """
         if not self._known:
             return None
         _, statement = next(reversed(self._known.values()))
-        if not (missing := self._missing(statement)):
+        missing = self._missing(statement)
+        if not missing or statement.round < oldest_round:
             return None
         keepers = "1 more keeper has" if missing == 1 else f"{missing} more keepers have"
         return (
@@ -197,6 +211,7 @@ class Rollbacks:
         if signed.digest in self._known or signed_by_author >= ROLLBACKS_MAX:
             return False
         self._known[signed.digest] = (signed, statement)
+        self.withdrawn = None
         parent = short(Digest(statement.parent))
         missing = self._missing(statement)
         if missing:
@@ -266,7 +281,12 @@ class Rollbacks:
 
     def _withdraw(self, signed: Signed) -> None:
         """Gives up an order that this node itself could not follow."""
-        del self._known[signed.digest]
+        _, statement = self._known.pop(signed.digest)
+        self.withdrawn = (
+            f"this node could not go back to round {statement.round} within {ORDER_SECONDS:g} s, "
+            "and the log says why; no peer was told, and the run goes on as before. "
+            f"gossamer rollback {statement.round} tries it again"
+        )
         self._holding = [each for each in self._holding if not self._missing(each)]
         self._files.remove(signed)
         self._on_disk.discard(signed.digest.hex())  # the same order may be given again

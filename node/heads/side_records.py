@@ -59,8 +59,14 @@ class SideRounds:
     def forget(self, is_avoided: Callable[[Digest], bool]) -> None:
         """Forgets rounds, if there are many of them or room is needed. Call it at a new head."""
         chain, entry = self._committed.chain, self._committed.entry
-        num_beside = chain.rounds_beside(entry.head)
-        is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
+        num_beside, num_bytes = chain.rounds_beside(entry.head), chain.bytes_beside(entry.head)
+        own = [entry.head]
+        if chain.gap_before(entry.head) is not None:
+            # The rounds before the missing record are this node's own ones, too.
+            pieces = chain.pieces_to(entry.head)
+            own = [piece[-1] for piece in pieces]
+            num_bytes -= sum(chain.entry(each).num_bytes for piece in pieces for each in piece)
+        is_much = num_beside > SIDE_ROUNDS_MAX or num_bytes > SIDE_BYTES_MAX
         if not is_much and not self._needs_room:
             return
         announced = {Digest(each.head) for each in self._swarm.living().values()}
@@ -70,7 +76,7 @@ class SideRounds:
             kept = {head for head in announced if head in chain and not is_avoided(head)}
             self._records.unfinished.clear()
         self._needs_room = False
-        chain.forget_all_but([entry.head, *sorted(kept)])
+        chain.forget_all_but([*own, *sorted(kept)])
 
 
 class SideRecords:

@@ -15,7 +15,9 @@ while no ring has parts that are newer than its file. A node that is killed in t
 loses the momentum if the others finish that round with its parts.
 
 A ring may also be committed with a part that its owner saw left out and kept (`shared_steps`). If a
-header credits more tokens than were removed from the momentum, the momentum is dropped.
+header credits more tokens than were removed from the momentum, the momentum is dropped. That ring
+may be of a branch that wins later, when this node has committed other rounds, so such rings are
+remembered over heads.
 
 A ring that has parts of an earlier life may be committed after the new life began. So the question
 is asked again at every round and before every save. It is settled when a ring is committed that has
@@ -69,8 +71,8 @@ class CarriedMomentum:
         self._rings: tuple[bytes, ...] = ()
         """Rings on that head that have parts of this momentum, which those parts have left."""
         self._left_out: dict[Digest, int] = {}
-        """Rings on that head that may have more of this momentum than has left it, with the tokens
-        that have left it."""
+        """Rings, on that head or on earlier ones, that may have more of this momentum than has left
+        it, with the tokens that have left it."""
 
     def had_parts_in(self, rings: Sequence[RingParts]) -> None:
         """Notes rings that have parts of the trainer which the last `settle` described."""
@@ -111,15 +113,20 @@ class CarriedMomentum:
             rings = loaded.rings if loaded.head == head else ()
             self._loaded = None if reason or is_over else Place(head, rings)
         if self._head != head:
-            self._head, self._rings, self._left_out = head, (), {}
+            self._head, self._rings = head, ()
         return Place(head, (*(self._loaded.rings if self._loaded else ()), *self._rings))
 
     def _is_counted_twice(self, head: Digest) -> bool:
-        """Returns whether a round since the last head took more than was removed from the
-        momentum."""
-        before = self._head
+        """Returns whether a round that is new in the chain since the last head took more than was
+        removed from the momentum."""
+        before, chain = self._head, self._committed.chain
         assert before is not None, "a ring before the first settle"
-        for one in self._committed.chain.path_between(before, head) or ():
+        way = chain.path_between(before, head)
+        if way is None:  # another branch won
+            way = chain.only_in(head, before)
+            if len(way) > self._stale_rounds:
+                return True  # perhaps their records are gone
+        for one in way:
             try:
                 header = self._committed.header(one)
             except CannotRebuildError:

@@ -21,6 +21,10 @@ Rules
   whole: rather lost than counted twice.
 - The member that begins a step has no partial sum to compare with. It waits as long, counted from
   the step before.
+- A member does not wait in vain: it knows how long its trainer takes for a part. If even the
+  shortest of these times is too long, it passes the partial sum on at once, and begins a step when
+  the others are about ready. Otherwise the waits of slow members add up: each of them measures the
+  waits of the others as time that a step takes, and waits longer.
 - A part that the average of a step contains is removed from the trainer's momentum; any other part
   stays there. If a part's fate is not known when the round ends, it is removed: rather lost than
   counted twice.
@@ -63,7 +67,8 @@ STEP_SECONDS_MAX = 60.0
 """A member that begins a step begins it within this time: half of `patience.STALL_SECONDS`."""
 
 STEPS_KEPT = 16
-"""The time of a step is the median over so many steps."""
+"""The time of a step is the median over so many steps, and the shortest time of an own part is that
+of so many parts."""
 
 log = structlog.get_logger("steps")
 
@@ -73,10 +78,20 @@ class StepTiming:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._own_seconds: deque[float] = deque(maxlen=STEPS_KEPT)
 
     def took(self, seconds: float) -> None:
         """Notes the time from the step before to a partial sum that has parts of others."""
         self._seconds.append(seconds)
+
+    def trained(self, seconds: float) -> None:
+        """Notes the time that this peer's trainer took for a part."""
+        self._own_seconds.append(seconds)
+
+    @property
+    def own_seconds_min(self) -> float:
+        """Shortest time of an own part; 0 if nothing is known."""
+        return min(self._own_seconds, default=0.0)
 
     @property
     def step_seconds(self) -> float:
@@ -102,7 +117,7 @@ class StepTiming:
 class SharedStepRunner:
     """The shared steps of one round at one peer. `run` goes on until `close`.
 
-    It has 14 attributes: seven components, and the state of one offer, of the rings, and of `run`.
+    It has 15 attributes: seven components, and the state of one offer, of the rings, and of `run`.
     """
 
     def __init__(
@@ -124,6 +139,9 @@ class SharedStepRunner:
         self._timing = timing
         self._update: bytes | None = None
         """The trainer's newest offer, until its fate is known."""
+        self._begun_seconds: float | None = None
+        """Local time at which the trainer began the next offer; None: it has not, or that is not
+        known."""
         self._has_trained = False
         """Whether the trainer will offer nothing more in this round."""
         self._steps: RingSteps | None = None
@@ -147,7 +165,9 @@ class SharedStepRunner:
 
     def offered(self, update: bytes) -> None:
         """The trainer has a part for a step."""
-        self._update = update
+        if self._begun_seconds is not None:
+            self._timing.trained(trio.current_time() - self._begun_seconds)
+        self._update, self._begun_seconds = update, None
         self.notify()
 
     def trained(self) -> None:
@@ -216,7 +236,7 @@ class SharedStepRunner:
         has_part = self._update is not None and steps.has_part_in(step)
         if is_whole and has_part and not steps.is_void:
             # The offer's step is taken: the trainer goes on from the new parameters.
-            self._update = None
+            self._update, self._begun_seconds = None, trio.current_time()
             with trio.CancelScope(shield=True):  # the round may be over by now
                 await self._trainer.share(taken=steps.is_taken_from(step))
         self.notify()
@@ -270,9 +290,19 @@ class SharedStepRunner:
 
     def _give_up_seconds(self, steps: RingSteps, partial_sum_seconds: float | None) -> float:
         """Local time at which the next step goes on without this peer's part."""
+        timing = self._timing
         if partial_sum_seconds is None:
-            return steps.taken_seconds + self._timing.step_patience
-        return max(partial_sum_seconds, steps.taken_seconds) + self._timing.partial_sum_patience
+            until = steps.taken_seconds + timing.step_patience
+            others = steps.taken_seconds + timing.step_seconds
+        else:
+            others = max(partial_sum_seconds, steps.taken_seconds)
+            until = others + timing.partial_sum_patience
+        return others if self._is_in_vain(until) else until
+
+    def _is_in_vain(self, until_seconds: float) -> bool:
+        """Returns whether the trainer's next part was never early enough for a wait until then."""
+        begun = self._begun_seconds
+        return begun is not None and begun + self._timing.own_seconds_min > until_seconds
 
     def partial_sum_came(self, steps: RingSteps, chunk: int) -> None:
         """See `PartSource`."""

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from gossamer.node.base.disk_health import sync_directory
+from gossamer.node.base.disk_health import TEMPORARY_SUFFIX, sync_directory
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, peer_id_from_public_key, public_key_of
 
@@ -26,6 +26,13 @@ SIGNATURE_BYTES = 64
 
 _KEYS_MAX = 1024
 """Keys of peers that stay decoded, some 0.5 kB each: more than the members of a run."""
+
+_RIGHT_MAX = 1024
+"""Right signatures that are remembered: a member's word comes by gossip, in the roster and in the
+record of the same round. With `REMEMBERED_BYTES_MAX` the data of all have at most 2 MiB."""
+
+REMEMBERED_BYTES_MAX = 2048
+"""Longer data are checked each time: what members sign of a round is shorter."""
 
 
 class IdentityError(ValueError):
@@ -159,10 +166,19 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        _key_of(peer_id).verify(signature, data)
+        if len(data) > REMEMBERED_BYTES_MAX:
+            _key_of(peer_id).verify(signature, data)
+        else:
+            _right(peer_id, bytes(data), bytes(signature))
     except (InvalidSignature, MalformedError, ValueError):
         return False
     return True
+
+
+@lru_cache(_RIGHT_MAX)
+def _right(peer_id: PeerId, data: bytes, signature: bytes) -> None:
+    """Raises for a signature that is not right, each time: an error is not remembered."""
+    _key_of(peer_id).verify(signature, data)
 
 
 @lru_cache(_KEYS_MAX)
@@ -173,7 +189,9 @@ def _key_of(peer_id: PeerId) -> Ed25519PublicKey:
 
 def _write_private(path: Path, content: bytes) -> None:
     """Create `path` with mode 0600, whole or not at all, never over an existing file."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    descriptor, name = tempfile.mkstemp(  # mode 0600
+        TEMPORARY_SUFFIX, f".{path.name}.", path.parent
+    )
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:

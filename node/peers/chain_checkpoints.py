@@ -125,6 +125,11 @@ class ChainCheckpoints:
         return self._opened[-1].checkpoint if self._opened else None
 
     @property
+    def last_summary(self) -> ChainSummary | None:
+        """The summary of the newest proven checkpoint."""
+        return decode_summary(self._summary) if self._opened else None
+
+    @property
     def last_round(self) -> int:
         return self._opened[-1].checkpoint.round if self._opened else 0
 

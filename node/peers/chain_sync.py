@@ -153,9 +153,12 @@ class ChainSync:
         committed = self._committed
         chain = committed.chain
         path = chain.path_between(chain.root, head)
-        if path is None:
+        if path is not None:
+            heads = [*([] if chain.start else [chain.genesis]), *path]
+        elif chain.gap_before(head) is not None:
+            heads = chain.pieces_to(head)[-1]  # those that follow the missing record
+        else:
             return []
-        heads = [*([] if chain.start else [chain.genesis]), *path]
         every = self._manifest.rounds.checkpoint_rounds
         bases: list[Digest] = []
         last_resort: list[Digest] = []

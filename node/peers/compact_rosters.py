@@ -1,16 +1,20 @@
 """Rosters that came by gossip, which names the `Ready` in them.
 
 A `Ready` that is still on its way completes the roster when it comes. If it does not, this node
-compares its statement store with that of the roster's author, which brings the roster as a whole.
+compares its statement store with that of the roster's author, which brings the roster as a whole,
+and all others of that author. An author is asked once in `ASK_SECONDS`, however many rosters it
+publishes: the question names all that this node holds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import trio
 
+from gossamer.node.peers.comparison_pace import RECONCILE_SECONDS
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.wire.gossip_messages import CompactRoster, put_together
@@ -20,10 +24,18 @@ LACKING_MAX = 16
 """Rosters that wait for a `Ready`, of all organisers together: rings at work in a divided swarm.
 Comparisons of statements bring those for which there is no room."""
 
+LACKING_OF_ONE_MAX = 4
+"""Of these of one organiser, which publishes one or two in a round. So one organiser does not keep
+out the rosters of others."""
 
 LACKING_SECONDS = 0.25
 """Time for a `Ready` that a roster names to come on its own: it left its author before the
 organiser had it. Then the organiser is asked."""
+
+ASK_SECONDS = RECONCILE_SECONDS
+"""Time between two questions to one organiser because of its rosters: as often as this node
+compares its store with that of any peer. A small roster would provoke a large question otherwise,
+at every node."""
 
 
 class _Lacking(NamedTuple):
@@ -52,6 +64,9 @@ class CompactRosters:
         self._ask = ask
         self._lacking: dict[bytes, _Lacking] = {}
         """By the organiser's signature."""
+        self._asked_seconds: dict[PeerId, float] = {}
+        """Local time at which each organiser was asked, within `ASK_SECONDS`: no more than
+        `LACKING_MAX` in the time in which a roster is given up."""
         self._send, self._receive = trio.open_memory_channel[_Lacking](LACKING_MAX)
 
     async def run(self) -> None:
@@ -62,9 +77,23 @@ class CompactRosters:
 
     async def _complete(self, lacking: _Lacking) -> None:
         await trio.sleep(LACKING_SECONDS)
-        if lacking.compact.signature in self._lacking:
-            await self._ask(lacking.author)
-            self._lacking.pop(lacking.compact.signature, None)
+        author = lacking.author
+        while lacking.compact.signature in self._lacking:
+            now = trio.current_time()
+            due_seconds = self._asked_seconds.get(author, -math.inf) + ASK_SECONDS
+            if now < due_seconds:
+                await trio.sleep(due_seconds - now)
+                continue
+            self._asked_seconds = {
+                peer: asked
+                for peer, asked in self._asked_seconds.items()
+                if now < asked + ASK_SECONDS
+            }
+            self._asked_seconds[author] = now
+            brought = self._of(author)
+            await self._ask(author)
+            for signature in brought:
+                self._lacking.pop(signature, None)
 
     def put_together(self, author: PeerId, compact: CompactRoster) -> Signed | None:
         """Returns the signed roster; None: a `Ready` in it is not here, or is not the very one that
@@ -81,12 +110,18 @@ class CompactRosters:
         """Keeps a roster that cannot be put together yet, if there is room."""
         if compact.signature in self._lacking or len(self._lacking) >= LACKING_MAX:
             return
+        if len(self._of(author)) >= LACKING_OF_ONE_MAX:
+            return
         lacking = _Lacking(author, compact)
         try:
             self._send.send_nowait(lacking)
         except trio.WouldBlock:
             return
         self._lacking[compact.signature] = lacking
+
+    def _of(self, author: PeerId) -> list[bytes]:
+        """Returns the rosters of one organiser that wait."""
+        return [each for each, one in self._lacking.items() if one.author == author]
 
     def completed(self) -> list[Signed]:
         """Takes out the rosters that can be put together now."""

@@ -20,7 +20,7 @@ import trio
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.racing import RaceLost, race
-from gossamer.node.network.transport import ConnectError, Transport
+from gossamer.node.network.transport import ConnectError, PeerTest, Transport
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
@@ -87,6 +87,7 @@ class Discovery:
         randomness: random.Random,
         awake: AwakeClock,
         entrance: Members,
+        is_elsewhere: PeerTest = lambda _peer: False,
     ) -> None:
         """
         Args:
@@ -94,6 +95,7 @@ class Discovery:
             randomness: for the back-off between two dials.
             awake: tells when this process did not run, because connections break meanwhile.
             entrance: is told of each peer that was dialled, and knows who was put out.
+            is_elsewhere: whether a peer is in another run, and is left alone.
         """
         self._transport = transport
         self._known = known
@@ -102,6 +104,9 @@ class Discovery:
         self._metrics = metrics
         self._awake = awake
         self._entrance = entrance
+        self._is_elsewhere = is_elsewhere
+        self._answered: dict[str, PeerId] = {}
+        """The peer that answered last at each address of `bootstrap`."""
         self._looked_seconds = -math.inf
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
@@ -160,11 +165,11 @@ class Discovery:
         A connected peer that has announced nothing in this run may be in another run or in none: it
         leads nowhere, and keeps nobody from looking further.
         """
-        me, is_out = self._transport.peer_id, self._entrance.is_out
+        me, is_left = self._transport.peer_id, self._is_left
         targets: dict[str, _Target] = {}
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
-            is_here = announce.phase != "leaving" and not is_out(peer)
+            is_here = announce.phase != "leaving" and not is_left(peer)
             is_relayed = peer in self._relayed and self._is_relayed(peer)
             if (peer not in connected or is_relayed) and peer != me and is_here:
                 addresses = self._known.in_order(peer, announce.addresses)
@@ -175,14 +180,19 @@ class Discovery:
         if connected.isdisjoint(members):
             here = {me, *connected}
             for address in self._bootstrap:
-                if address.rpartition("/p2p/")[2] not in here:
+                peer = self._answered.get(address, PeerId(address.rpartition("/p2p/")[2]))
+                if peer not in here and not is_left(peer):
                     targets[address] = _Target(None, (address,))
             for peer, addresses in self._known.newest_first():
-                if peer not in here and not is_out(peer):
+                if peer not in here and not is_left(peer):
                     targets.setdefault(peer, _Target(peer, addresses))
             for key in targets:
                 self._redial.want(now, key, 0.0)
         return {key: target for key, target in targets.items() if target.addresses}
+
+    def _is_left(self, peer: PeerId) -> bool:
+        """Returns whether a peer is not in this run, or not any more."""
+        return self._entrance.is_out(peer) or self._is_elsewhere(peer)
 
     def _is_relayed(self, peer: PeerId) -> bool:
         path = self._transport.path(peer)
@@ -197,6 +207,7 @@ class Discovery:
                 return
             if target.peer is None:
                 peer, address = await self._transport.connect(target.addresses[0]), key
+                self._answered[key] = peer
             else:
                 peer = target.peer
                 address = await self._reach(peer, target.addresses)

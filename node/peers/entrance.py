@@ -158,11 +158,7 @@ def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> tuple[E
     if roll.was_member(me) != roll.is_member(me) or (not own and key not in roll.roots):
         raise NotAdmittedError(
             f"this node ({me}) is no member of the run {manifest.name}"
-            + (
-                ": it was put out, by its name or with those above it"
-                if roll.was_member(me)
-                else ""
-            )
+            + (f": it was put out ({cause})" if (cause := roll.why_out(me)) else "")
             + ". A member lets it in with `gossamer invite`; a node that was put out needs a new "
             "--state-dir for it"
         )

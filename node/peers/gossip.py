@@ -31,12 +31,13 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
 from gossamer.node.peers.comparison_pace import ComparisonPace
 from gossamer.node.peers.listeners import GossipListener
+from gossamer.node.peers.other_runs import OtherRuns
 from gossamer.node.peers.unwanted import Unwanted
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.gossip_quota import OWN_RATE
+from gossamer.protocol.policy.gossip_quota import OWN_RATE, AnswerQuota
 from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit
@@ -138,9 +139,11 @@ class Gossip:
         self._random = randomness
         self._newest_own: Announce | None = None
         self._pace = ComparisonPace(listener.is_apart, randomness)
+        self.other_runs = OtherRuns(listener.is_member)
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
         self._unwanted = Unwanted(self.statement_store, transport.peers)
         self._rosters = CompactRosters(self.statement_store, self._is_good, self._try_reconcile)
+        self._answers = AnswerQuota()
         self._members_topic, self._rounds_topic = topics_of(run_id)
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
 
@@ -273,8 +276,9 @@ class Gossip:
                 return False
             statement = open_signed(signed, self._run_id, verify)
         except RemoteProtocolError as error:
-            payload = signing_bytes(self._run_id, signed.payload)
-            if author == bringer or not verify(author, payload, signed.signature):
+            if not self._is_good(signed):
+                raise ForgedError(f"{author} did not sign this statement") from error
+            if author == bringer:
                 raise
             self._listener.offence(author, error)
             return False
@@ -341,7 +345,7 @@ class Gossip:
         compared: set[PeerId] = set()  # since they were connected
         while True:
             await self._pace.until_next()
-            peers = self._transport.peers()
+            peers = [peer for peer in self._transport.peers() if peer not in self.other_runs]
             compared &= {*peers}
             if not peers:
                 continue
@@ -354,7 +358,8 @@ class Gossip:
 
         Raises:
             TransportError: the peer cannot be reached.
-            RemoteProtocolError: its answer is not valid. It is reported as an offence too.
+            RemoteProtocolError: its answer is not valid. It is reported as an offence too, unless
+                the peer is in another run.
         """
         held = b"".join(self._tags_held())
         try:
@@ -364,7 +369,10 @@ class Gossip:
                 message, _ = await receive_frame(stream, payload_bytes_max=0)
             await self._take_all(peer, decode_statement_store(message))
         except RemoteProtocolError as error:
-            self._listener.offence(peer, error)
+            if peer in self.other_runs:
+                await self._transport.disconnect(peer)
+            else:
+                self._listener.offence(peer, error)
             raise
 
     def _tags_held(self) -> list[bytes]:
@@ -382,7 +390,7 @@ class Gossip:
                 is_stranger = signed.author not in connected
                 if is_stranger and num_strangers == STRANGERS_PER_RECONCILIATION:
                     continue
-                if self._take(peer, signed, compared=True):
+                if self._take_compared(peer, signed):
                     num_strangers += is_stranger
                 elif not self.statement_store.has(signed.digest):
                     refused.append(signed)
@@ -390,7 +398,21 @@ class Gossip:
         finally:
             self._unwanted.note_refused(refused)
 
+    def _take_compared(self, peer: PeerId, signed: Signed) -> bool:
+        """Takes a statement of a peer's store, see `_take`."""
+        try:
+            return self._take(peer, signed, compared=True)
+        except ForgedError:
+            if not self._is_good(signed):
+                self.other_runs.note_forged(peer, PeerId(signed.author))
+            raise
+
     async def _serve_reconciliation(self, stream: Stream) -> None:
+        has_standing = self.statement_store.has_standing(stream.peer_id)
+        now = trio.current_time()
+        if not self._answers.admits(now, stream.peer_id, has_standing=has_standing):
+            await stream.reset()
+            return
         async with answering(stream, RECONCILE_TIMEOUT_SECONDS, self._listener.offence):
             _, held = await receive_frame(
                 stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * TAG_BYTES

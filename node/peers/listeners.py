@@ -43,6 +43,9 @@ class GossipListener(Protocol):
     def is_apart(self) -> bool:
         """Returns whether a living member is not connected to this node."""
 
+    def is_member(self, peer: PeerId) -> bool:
+        """Returns whether a peer has announced itself in this run, and lives."""
+
 
 class SwarmListener(Protocol):
     """The part of the node that takes part in rounds, as the swarm sees it."""

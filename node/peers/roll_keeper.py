@@ -166,8 +166,8 @@ class RollKeeper:
     def problem(self) -> str | None:
         """The reason why the members do not take this node for one; None if they do."""
         me = self._identity.peer_id
-        if self.roll.was_member(me) and not self.roll.is_member(me):
-            reason = "it was put out of the run"
+        if cause := self.roll.why_out(me):
+            reason = f"it was put out of the run ({cause})"
         elif refusal := self._words.refusal(trio.current_time(), REFUSED_SECONDS):
             reason = printable(refusal)
         else:

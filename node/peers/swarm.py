@@ -59,7 +59,7 @@ log = structlog.get_logger("swarm")
 class Swarm:
     """The other peers of the run.
 
-    More than 15 public methods: seven of them are the `GossipListener`'s and are called by gossip
+    More than 15 public methods: eight of them are the `GossipListener`'s and are called by gossip
     alone.
     """
 
@@ -322,6 +322,9 @@ class Swarm:
 
     def is_apart(self) -> bool:
         return not self.living_anywhere().keys() <= {*self._transport.peers()}
+
+    def is_member(self, peer: PeerId) -> bool:
+        return self.membership.is_living(self._awake.awake_seconds(), peer)
 
     def heard_own(self, announce: Announce) -> None:
         self._announcer.heard_own(announce)

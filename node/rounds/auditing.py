@@ -72,6 +72,7 @@ class _Job:
     audit: Audit
     part: AuditedRound
     declared: tuple[Excerpt, ...]
+    """None where the member names too little data: then the held-out ones decide."""
     heldout: tuple[Excerpt, ...]
     sequences: list[tuple[str, int]] | None = None
     """(file, first token) of all sequences, the declared ones first; None: on their way."""
@@ -142,9 +143,11 @@ class Auditing:
         return self._verdicts.leave_outs(MARKS_MAX)
 
     def _audit_of(self, verdict: Verdict) -> Audit | None:
-        """The audit that a verdict is about, if it is one of the newest rounds that are known."""
+        """The audit that a verdict is about, if it is one of the newest rounds of this node's own
+        chain. Of rounds beside it a member makes as many as it wants, alone, until a head picks it
+        as the auditor of whom it wants."""
         head = Digest(verdict.head)
-        if not self.is_kept(verdict) or head not in self._committed.chain:
+        if head not in self._rounds.newest(self._committed.head):
             return None
         if self._rounds.round_of(head) != verdict.round:
             return None
@@ -178,8 +181,8 @@ class Auditing:
         self._metrics.poor_work.inc()
         if audit.member == self._swarm.me:
             log.warning(
-                "auditors found that the work of this node does not lower the loss on its own "
-                "data: the memory or the driver of the training device may be faulty",
+                "auditors found that the work of this node does not lower the loss on the data "
+                "that it names: the memory or the driver of the training device may be faulty",
                 round=audit.round,
             )
         else:
@@ -191,7 +194,7 @@ class Auditing:
             self._metrics.poor_members.inc()
             log.warning(
                 "a member sits out of the rings that this node organises: this node and others "
-                "measured again and again that its work does not lower the loss on its own data",
+                "measured again and again that its work does not lower the loss",
                 peer=audit.member, round=audit.round,
             )  # fmt: skip
 
@@ -268,8 +271,8 @@ class Auditor:
         if audit is None or self._me not in audit.auditors or is_busy:
             return
         self._job = job = self._job_of(audit, outcome)
-        if len(job.declared) < SEQUENCES_MIN:
-            self._job = None  # it declares next to nothing that anybody could look at
+        if max(len(job.declared), len(job.heldout)) < SEQUENCES_MIN:
+            self._job = None  # there is next to nothing that anybody could look at
             return
         await self._state.load()
         self._wake.set()
@@ -283,7 +286,7 @@ class Auditor:
             self._committed.ring_rules,
         )
         position = ring.members.index(audit.member)
-        declared = self._data.declared(audit.head, self._me, ring.ready[position].spans)
+        declared = self._data.declared(audit.head, self._me, ring.ready[position])
         heldout = self._data.heldout(audit.head, self._me)
         header, averages = outcome.proposal.header, outcome.proposal.update.averages
         return _Job(audit, AuditedRound(header, averages, position), declared, heldout)
@@ -320,25 +323,31 @@ class Auditor:
         spoken = [number for number, loss in enumerate(all_before) if not math.isnan(loss)]
         sequences, before = [sequences[n] for n in spoken], [all_before[n] for n in spoken]
         num_declared = sum(number < len(job.declared) for number in spoken)
-        if num_declared < SEQUENCES_MIN:
-            reason = "too little of the declared data has a token to predict"
+        declared, heldout = slice(num_declared), slice(num_declared, None)
+        enough = [each for each in (declared, heldout) if len(before[each]) >= SEQUENCES_MIN]
+        if not enough:
+            reason = "too little of the data has a token to predict"
             self._auditing.cannot_tell(job.audit, reason)
             return None
         await self._state.add(part, average=-SCALE)
-        control = await self._trainer.audit(sequences[:num_declared])
-        if control is None:
-            return None
-        if not can_judge(gain_of(before[:num_declared], control)):
+        for judged in enough:
+            control = await self._trainer.audit(sequences[judged])
+            if control is None:
+                return None
+            if can_judge(gain_of(before[judged], control)):
+                break
+        else:
             self._auditing.cannot_tell(job.audit, "the round hardly helped")
             return None
         await self._state.add(part, average=SCALE, own=-SCALE)
         after = await self._trainer.audit(sequences)
         if after is None:
             return None
-        share = share_of([member.tokens for member in part.header.members], part.position)
-        is_poor = falls_short(before[:num_declared], control, after[:num_declared], share)
+        tokens = [member.tokens for member in part.header.members]
+        share = share_of(tokens, part.position, is_heldout=judged is heldout)
+        is_poor = falls_short(before[judged], control, after[judged], share)
         if is_poor and self._goes_ahead(part.header.round):
-            helps = await self._helps_from_start(job, sequences[:num_declared])
+            helps = await self._helps_from_start(job, sequences[judged])
             if helps is None:
                 self._auditing.cannot_tell(job.audit, "it is not known where the work began")
                 return None
@@ -351,7 +360,7 @@ class Auditor:
         return self._outer.overlap and not self._outer.is_warmup(round_number)
 
     async def _helps_from_start(
-        self, job: _Job, declared: Sequence[tuple[str, int]]
+        self, job: _Job, sequences: Sequence[tuple[str, int]]
     ) -> bool | None:
         """Returns whether the member's work lowers the loss from where it began if the state of
         the round before came late: with its own work in the place of the average; None if that
@@ -367,11 +376,11 @@ class Auditor:
             return None
         await self._state.add(job.part, own=SCALE)
         await self._state.add(earlier, average=1.0, own=-1.0)
-        began = await self._trainer.audit(declared)
+        began = await self._trainer.audit(sequences)
         if began is None:
             return None
         await self._state.add(job.part, own=-1.0)
-        ended = await self._trainer.audit(declared)
+        ended = await self._trainer.audit(sequences)
         return None if ended is None else helps_from_start(began, ended)
 
     def _drop(self) -> None:

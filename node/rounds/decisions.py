@@ -1,7 +1,8 @@
 """The decisions of a node between and during its rounds: pure functions of its knowledge.
 
-Each function gets facts and returns a `Decision`: the answer and the reason for it. No function
-here reads a clock or changes anything. `DecisionLog` writes a line whenever a reason changes.
+A function gets facts and returns a `Decision`, which is the answer and the reason for it, or a time
+to wait. No function here reads a clock or changes anything. `DecisionLog` writes a line whenever a
+reason changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 import structlog
 
 from gossamer.node.heads.heads import BetterHead
-from gossamer.node.rounds.dispatcher import linger_seconds
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import HeadWeight
 from gossamer.protocol.wire.statements import Phase
@@ -20,6 +20,15 @@ from gossamer.protocol.wire.statements import Phase
 OVERTAKEN_SECONDS = 5.0
 """Time without a new average for which this node may still finish its own ring after others have
 committed that ring. After that it fetches the round from them."""
+
+LINGER_SECONDS = 10.0
+"""Time after the commit for which a member serves those that have not voted for it yet, and as long
+as the ring took where that is longer. A member that has not voted by then fetches the round instead
+(`RingProgress`)."""
+
+LINGER_SECONDS_MAX = 600.0
+"""The same where members train in their ring, which may take an hour. Averages of 300 MB come in
+this time over a line of 4 Mbit/s, and are kept in memory meanwhile."""
 
 log = structlog.get_logger("node")
 
@@ -88,6 +97,15 @@ def stops_training(
     if deadline_seconds is not None and now >= deadline_seconds:
         return Decision(True, "the others are ready")
     return Decision(False, "no peer waits")
+
+
+def linger_seconds(ring_seconds: float) -> float:
+    """Time after the commit of a ring for which a member serves those that have not voted yet.
+
+    Args:
+        ring_seconds: time that the ring took.
+    """
+    return max(LINGER_SECONDS, min(ring_seconds, LINGER_SECONDS_MAX))
 
 
 @dataclass

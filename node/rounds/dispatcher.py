@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from gossamer.node.rounds.decisions import linger_seconds
 from gossamer.node.rounds.effects import (
     Effects,
     LinkFullError,
@@ -60,15 +61,6 @@ TICK_SECONDS = 0.1
 HELLO_SECONDS = 10.0
 """Time for which a predecessor that began a ring waits until this peer follows the same ring."""
 
-LINGER_SECONDS = 10.0
-"""Time after the commit for which a member serves those that have not voted for it yet, and as long
-as the ring took where that is longer. A member that has not voted by then fetches the round instead
-(`decisions.RingProgress`)."""
-
-LINGER_SECONDS_MAX = 600.0
-"""The same where members train in their ring, which may take an hour. Averages of 300 MB come in
-this time over a line of 4 Mbit/s, and are kept in memory meanwhile."""
-
 SILENT_SECONDS = 6.0
 """A connected successor from which nothing at all came for so long has failed: three signs of life
 that a living member gives (`transport.RING_PING_SECONDS`), and less than the 12 s after which a
@@ -80,15 +72,6 @@ its stream is refused, because another ring is followed here."""
 
 Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"]
 """The life of a round here. Once it is delivered, nothing more is queued for others."""
-
-
-def linger_seconds(ring_seconds: float) -> float:
-    """Time after the commit of a ring for which a member serves those that have not voted yet.
-
-    Args:
-        ring_seconds: time that the ring took.
-    """
-    return max(LINGER_SECONDS, min(ring_seconds, LINGER_SECONDS_MAX))
 
 
 class RoundDispatcher:

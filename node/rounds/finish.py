@@ -125,8 +125,8 @@ class FinishedRun:
     def _report(self) -> None:
         progress, entry = self._follower.phases.progress, self._committed.entry
         measured: dict[str, float] = {}  # a newcomer may not have measured the state
-        if progress.heldout_loss is not None:
-            measured["heldout_loss"] = round(progress.heldout_loss, 4)
+        if (heldout_loss := progress.heldout_loss_of(entry.round)) is not None:
+            measured["heldout_loss"] = round(heldout_loss, 4)
         log.info(
             "the run is finished: this node has the final state",
             round=entry.round,

@@ -26,7 +26,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import restore
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.ids import Digest, PeerId, short
 
 RETRY_SECONDS = 2.0
 """Pause between attempts to get the initial state, or to write what the disk did not take."""
@@ -195,8 +195,16 @@ class Joiner:
         head_fetcher: HeadFetcher,
         *,
         has_bootstrap: bool,
+        founder: PeerId | None = None,
     ) -> None:
-        """`has_bootstrap`: whether this node knows addresses of other peers."""
+        """
+        Args:
+            has_bootstrap: whether this node knows addresses of other peers.
+            founder: of the run. A newcomer does not begin a branch beside its rounds.
+        """
+        self._founder = founder
+        self._waits_for_way = False
+        """Whether this node waits for a member that can prove the founder's newest round."""
         self._committed = committed
         self._chain_sync = chain_sync
         self._swarm = swarm
@@ -227,6 +235,7 @@ class Joiner:
         self._proven_until = trio.current_time() + PROOF_SECONDS
         while not self._committed.is_loaded:
             await self._try_to_load()
+        self._note_way(is_over=True)
         await settlement.settle()
         await self._hear_heads()
         await self._hear_claims()
@@ -235,6 +244,7 @@ class Joiner:
 
     async def _try_to_load(self) -> None:
         self._follower.check_leave()
+        self._note_way()
         if self._trainings.orders.pause:
             # It follows a head that is heard of. The initial weights would need the device.
             await self._follower.while_paused()
@@ -245,6 +255,8 @@ class Joiner:
             self._head_prover.has_open_questions and trio.current_time() < self._proven_until
         ):
             await self._trainings.orders.wait(POLL_SECONDS)
+        elif self._waits_for_way:
+            await self._trainings.orders.wait(RETRY_SECONDS)
         elif not self._follower.heads.allowed.has_pin(self._committed.head):
             log.info("no peer has the head that the link names yet: this node waits for one")
             await self._trainings.orders.wait(RETRY_SECONDS)
@@ -253,6 +265,23 @@ class Joiner:
             await self._trainings.orders.wait(RETRY_SECONDS)
         else:
             await self._begin_at_genesis()
+
+    def _note_way(self, *, is_over: bool = False) -> None:
+        """Notes whether the founder, which has all stake at the run's beginning, has rounds that
+        nobody here can prove. A branch beside them would lose to them."""
+        founder = None if is_over else self._founder
+        waits = founder is not None and self._head_prover.lacks_way(founder)
+        if waits == self._waits_for_way:
+            return
+        self._waits_for_way = waits
+        self._follower.phases.progress.problem = None
+        if waits:
+            log.warning("nobody can prove the founder's newest round: this node waits")
+            self._follower.phases.progress.problem = (
+                "the founder's node lacks the record of an old round, so no newcomer can check the "
+                "run: this node waits until a member that has the record is there. `gossamer "
+                "status` on the founder's machine says more"
+            )
 
     async def _hear_heads(self) -> None:
         """Hears how far the others are, before this node works on its own head. Otherwise it would

@@ -18,7 +18,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.modes.sync_mode import OpensChunks
 from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport
-from gossamer.node.rounds.dispatcher import LINGER_SECONDS_MAX
+from gossamer.node.rounds.decisions import LINGER_SECONDS_MAX
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.sum_audits import audited_chunk, auditor_after
@@ -39,7 +39,7 @@ KEPT_ROUNDS = 4
 
 LATE_SECONDS = 20.0
 """Time for which an auditor waits until a member has committed the round as well: twice as long as
-a member serves those that have not (`dispatcher.LINGER_SECONDS`)."""
+a member serves those that have not (`decisions.LINGER_SECONDS`)."""
 
 OPENING_SECONDS = 60.0
 """Longest time of a question with its answer where the ring was short: a part of 4 MiB takes 34 s

@@ -135,6 +135,7 @@ class Participant:
         self._joiner = Joiner(
             committed, chain_sync, swarm, trainings, self._follower, self._head_prover,
             self._head_fetcher, has_bootstrap=has_bootstrap,
+            founder=PeerId(context.manifest.founder),
         )  # fmt: skip
         self.rounds = ActiveRounds(
             context.manifest.run_id,

@@ -18,12 +18,13 @@ from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder, OutgoingLink, RoundHost
+from gossamer.node.rounds.own_part import OwnPart
 from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.rounds.actions import (
     Committed,
     Contested,
@@ -32,7 +33,6 @@ from gossamer.protocol.rounds.actions import (
     LeftOut,
     Removed,
 )
-from gossamer.protocol.rounds.inventory import NO_DIGEST, Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -66,18 +66,11 @@ class RoundDriver:
         self._chunks = RingChunks(plan, payloads, run_in_thread)
         self._host: RoundHost | None = host
         self._nursery: trio.Nursery | None = None
-        self.contribution: Contribution | None = None
-        self.is_spoilt = False
-        """Whether this peer's own work cannot be encoded, so that it left the ring."""
+        self._own_part = OwnPart(self.dispatcher, self._chunks)
         self.finished = trio.Event()
         """Set when the round is committed here."""
         self._gathering_reason = ""
         """The reason that the log has."""
-        self._num_adding = 0
-        """Threads that read this peer's work."""
-        self._is_work_closed = False
-        self._work_closed = trio.Event()
-        """Set when no thread reads this peer's work any more."""
         self._changed = trio.Event()
         self._may_tick = trio.Event()
         """Set when a tick may find something that a chunk alone does not bring about."""
@@ -132,14 +125,18 @@ class RoundDriver:
             self._nursery.cancel_scope.cancel()
 
     async def close_work(self) -> None:
-        """Returns when no thread reads this peer's work any more, and none will: it may change.
+        """See `OwnPart.close`."""
+        await self._own_part.close()
 
-        For when the round is committed here or about to be left: nothing more is added to a ring.
-        Waits for the chunks that are being added, some milliseconds each.
-        """
-        self._is_work_closed = True
-        if self._num_adding:
-            await self._work_closed.wait()
+    @property
+    def contribution(self) -> Contribution | None:
+        """This peer's part of the newest ring; None before there is a ring."""
+        return self._own_part.contribution
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether this peer's own work cannot be encoded, so that it left the ring."""
+        return self._own_part.is_spoilt
 
     @property
     def changed(self) -> trio.Event:
@@ -208,7 +205,7 @@ class RoundDriver:
 
     def begin_ring(self, ring: Ring) -> None:
         """See `Effects`."""
-        self.contribution = self._node.contribution_to(ring)
+        self._own_part.contribution = self._node.contribution_to(ring)
         self._listen(set(ring.members) - {self._transport.peer_id})
         log.debug(
             "ring",
@@ -249,18 +246,14 @@ class RoundDriver:
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""
         assert self._nursery is not None
-        self._nursery.start_soon(self._contribute, ring_id, action, self._own_part())
+        own_part = self._own_part
+        self._nursery.start_soon(own_part.add, ring_id, action, own_part.of_ring())
 
     def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
         """See `Effects`."""
         assert self._nursery is not None
-        self._nursery.start_soon(self._finish_average, ring_id, action, self._own_part())
-
-    def _own_part(self) -> Contribution:
-        """This peer's part of the ring that is followed now. A task that begins when another ring
-        is followed would spoil a sum with the part of that one, and blame its sender."""
-        assert self.contribution is not None
-        return self.contribution
+        own_part = self._own_part
+        self._nursery.start_soon(own_part.finish_average, ring_id, action, own_part.of_ring())
 
     def take_outer_step(self, order: OuterStepOrder) -> None:
         """See `Effects`."""
@@ -339,60 +332,6 @@ class RoundDriver:
                 failure = str(error)
             if failure is not None:
                 self.dispatcher.link_failed(trio.current_time(), ring_id, peer, failure)
-
-    async def _contribute(
-        self, ring_id: Digest, action: Contribute, contribution: Contribution
-    ) -> None:
-        await contribution.due(action.chunk, is_first=action.payload is None)
-        if self._is_work_closed:
-            return
-        is_audited = self._chunks.payloads.are_audited
-
-        def add() -> tuple[Payload, Digest]:
-            payload = contribution.add(action.chunk, action.payload, action.mask)
-            return payload, digest_of(payload) if is_audited else NO_DIGEST
-
-        self._num_adding += 1
-        try:
-            payload, digest = await self._chunks.run_in_thread(add)
-        except MalformedError as error:  # the received payload cannot be decoded
-            assert action.sender is not None
-            self.dispatcher.rejected(
-                trio.current_time(), ring_id, action.chunk, action.sender, error
-            )
-            return
-        except ValueError as error:
-            # The work changed since it was offered: its values were checked then.
-            log.error(
-                "the own part of a chunk cannot be used; this ring goes on without this node",
-                error=str(error),
-            )
-            self.is_spoilt = True
-            self.dispatcher.cannot_finish(trio.current_time())
-            return
-        finally:
-            self._num_adding -= 1
-            if self._is_work_closed and not self._num_adding:
-                self._work_closed.set()
-        self.dispatcher.contributed(trio.current_time(), ring_id, action.chunk, payload, digest)
-
-    async def _finish_average(
-        self, ring_id: Digest, action: FinishAverage, contribution: Contribution
-    ) -> None:
-        def finish_average() -> tuple[Payload, Digest]:
-            payload = contribution.finish_average(action.chunk, action.payload, action.mask)
-            return payload, digest_of(payload)
-
-        try:
-            payload, digest = await self._chunks.run_in_thread(finish_average)
-        except (MalformedError, ValueError) as error:
-            log.error(
-                "an average cannot be encoded; this ring goes on without us", error=str(error)
-            )
-            self.dispatcher.cannot_finish(trio.current_time())
-            return
-        now = trio.current_time()
-        self.dispatcher.average_finished(now, ring_id, action.chunk, payload, digest)
 
     async def _take_outer_step(self, order: OuterStepOrder) -> None:
         payloads = [average.payload for average in order.averages]

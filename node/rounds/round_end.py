@@ -26,7 +26,7 @@ from gossamer.node.rounds.auditing import Auditor
 from gossamer.node.rounds.evaluation import HeldoutLoss, ModelSamples
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.sum_auditing import SumAuditing
-from gossamer.node.storage.committed import CommittedState, chunks_with
+from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
@@ -130,7 +130,7 @@ class Settlement:
         newest = self._committed.head
         while newest in self._averages:
             newest = chain.entry(newest).parent
-        if newest == since or not chain.is_linked(since):
+        if newest == since or not self._is_way_known(since):
             return []  # nearly always: the rest would walk through the whole chain
         offered = {offer.head for offer in self._work.account.state.offers}
         headers = [
@@ -161,7 +161,7 @@ class Settlement:
             work.moved_to(head)  # a new node: no round has taken any of its work
             return False
         since = since or chain.genesis
-        if not chain.is_linked(since):
+        if not self._is_way_known(since):
             log.warning("an old header is gone: what the rounds since took is not known")
             work.moved_to(head)
             return False
@@ -179,6 +179,15 @@ class Settlement:
                 self._take_out(new, header)
         work.moved_to(head)
         return bool(abandoned)
+
+    def _is_way_known(self, since: Digest) -> bool:
+        """Returns whether all rounds between a head and the committed one can be told. Otherwise
+        rounds that are still in the chain would count as left."""
+        chain, head = self._committed.chain, self._committed.head
+        if since not in chain or not chain.follows_start(since):
+            return False
+        gap = chain.gap_before(head)
+        return gap is None or chain.entry(since).round > gap
 
     def _header(self, head: Digest) -> Header | None:
         try:
@@ -201,7 +210,7 @@ class Settlement:
         if tokens:
             try:
                 averages = self._averages.get(head) or self._committed.averages_of(header)
-                taken = chunks_with(averages, position)
+                taken = [each.has(position) for each in averages]
             except CannotRebuildError:
                 log.warning("which chunks an old round took is not known", round=header.round)
         sync_set = self._committed.sync_sets.of_round(header.round)

@@ -143,10 +143,13 @@ class SumAuditing:
 
     def admits(self, author: PeerId, verdict: AnyVerdict) -> bool:
         """See `VerdictListener`."""
-        if not isinstance(verdict, SumVerdict) or not self.is_kept(verdict):
+        if not isinstance(verdict, SumVerdict):
             return False
         head, rounds = Digest(verdict.head), self._rounds
-        if head not in self._committed.chain or rounds.round_of(head) != verdict.round:
+        # Of rounds beside the own chain a member makes as many as it wants, alone, until a head
+        # picks it as the auditor.
+        newest = rounds.newest(self._committed.head)
+        if head not in newest or rounds.round_of(head) != verdict.round:
             return False
         credits = rounds.credits_of(head)
         return author == auditor_after(head, credits) and verdict.member in {*credits} - {author}

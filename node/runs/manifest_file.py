@@ -94,7 +94,7 @@ def read_manifest_file(path: Path, *, from_weights: bool = False) -> Draft:
             [f"manifest file {path} has over {MANIFEST_FILE_BYTES_MAX} bytes; name the right one"]
         )
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some editors begin with a byte order mark
     except UnicodeDecodeError as error:
         raise ManifestError(
             [f"manifest file {path} is not UTF-8 text: save it as UTF-8"]

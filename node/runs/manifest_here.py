@@ -34,6 +34,8 @@ def _opened(state_dir: StateDir, signed: SignedManifest) -> Manifest:
         return open_signed_manifest(signed)
     except RemoteProtocolError as error:
         raise StateDirError(
-            f"{state_dir.manifest_path} is damaged ({error}). Move {state_dir.root} away and "
-            "join the run again; you may copy identity.key into the new directory"
+            f"{state_dir.manifest_path} is damaged ({error}). If other members run, move "
+            f"{state_dir.root} away and join the run again; you may copy identity.key into the new "
+            "directory. Otherwise bring manifest.msgpack back from a backup: any earlier copy of "
+            "it will do"
         ) from error

@@ -70,8 +70,11 @@ class RollbackDesk:
         chain = committed.chain
         path = [] if newest is None else chain.path_between(chain.root, newest) or []
         heads = [chain.root, *path]
-        first = chain.entry(chain.root).round
-        newest_round = first + len(path)
+        gap = None if newest is None else chain.gap_before(newest)
+        if newest is not None and gap is not None:
+            heads = chain.pieces_to(newest)[-1]  # no round before is known to be on the way
+        first = chain.entry(heads[0]).round
+        newest_round = chain.entry(heads[-1]).round
         if not 0 <= round_number < newest_round:
             raise OrderError(
                 f"round {round_number} is none to go back to: the newest round here is "
@@ -79,9 +82,12 @@ class RollbackDesk:
             )
         signed_rounds = signing_depth(self.manifest.rounds.checkpoint_rounds)
         oldest_round = max(first, newest_round - signed_rounds)
-        target, undone = heads[round_number - first], heads[round_number - first + 1]
+        place = max(0, round_number - first)
+        target, undone = heads[place], heads[place + 1 :][:1]
         problem = ""
-        if round_number < oldest_round:
+        if gap is not None and round_number < first:
+            problem = f"is none to go back to: the record of round {gap} is missing on this disk"
+        elif round_number < oldest_round:
             problem = "is too old to go back to: members have signed that it stays"
         elif not rebuild(committed, target) or committed.head != target:
             problem = "is none to go back to: its state cannot be rebuilt from this disk"
@@ -91,7 +97,7 @@ class RollbackDesk:
             what = _what_to_name(possible, newest_round - 1)
             raise OrderError(f"round {round_number} {problem}. {what}")
         total = chain.entry(heads[-1]).tokens_total - chain.entry(target).tokens_total
-        statement = Rollback(undone, target, round_number)
+        statement = Rollback(undone[0], target, round_number)
         authors = self._files.authors_of(statement) | {self._identity.peer_id}
         missing = self._files.signers.missing(authors)
         return Plan(statement, newest_round, total, missing)

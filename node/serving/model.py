@@ -74,6 +74,9 @@ EXIT_SECONDS_MAX = 1.0
 FOLLOW_SECONDS = 2.0
 """Between two looks for a new round. The look reads 65 bytes."""
 
+FOLLOW_SECONDS_MAX = 60.0
+"""The same, while the newest state cannot be read: each such look reads the state before it."""
+
 # What the node's parts log of a round that is being committed meanwhile is no news of this server:
 # the command keeps them to errors, and says itself which round it took.
 log = structlog.wrap_logger(
@@ -151,9 +154,12 @@ class ServedModel:
             task_status.started()
             if not follow:
                 await trio.sleep_forever()
+            seconds = FOLLOW_SECONDS
             while True:
-                await trio.sleep(FOLLOW_SECONDS)
-                await self._follow()
+                await trio.sleep(seconds)
+                seconds = min(2 * seconds, FOLLOW_SECONDS_MAX)
+                if await self._follow():
+                    seconds = FOLLOW_SECONDS
         finally:
             await self._end()
             os.close(self._descriptor)
@@ -227,22 +233,33 @@ class ServedModel:
         if scope.cancelled_caught:
             await self._end()
 
-    async def _follow(self) -> None:
-        """Takes the newest state of the disk if it is another one."""
+    async def _follow(self) -> bool:
+        """Takes the newest state of the disk if it is another one. Returns False if there is a
+        newer one than was read, so that another look has to follow, though no later round may
+        come."""
         state_dir = StateDir(self._settings.state_dir)
         try:
             newest = state_dir.read_head()
             if newest is None or newest == self._head_seen:
-                return
+                return True
             state = await trio.to_thread.run_sync(read_state, self._settings)
         except (OSError, ValueError, StateDirError) as error:
             log.warning("the newest round cannot be read; the model stays", problem=str(error))
-            return
-        self._head_seen = newest
-        if state.entry.head == self._entry.head:
-            return
+            return False
         if state.manifest.run_id != self._manifest.run_id:
+            self._head_seen = newest
             log.warning("the state directory has another run now; the model stays")
+            return True
+        if state.is_newest:
+            self._head_seen = newest
+        # A state that is only the best of what could be read is no reason to go back.
+        if state.is_newest or state.entry.round > self._entry.round:
+            await self._take(state)
+        return state.is_newest
+
+    async def _take(self, state: StateOnDisk) -> None:
+        """Answers from another state from now on."""
+        if state.entry.head == self._entry.head:
             return
         async with self._turn:
             vector = memory.open_vector(self._descriptor, state.parameters.size)

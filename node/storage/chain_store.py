@@ -17,14 +17,29 @@ from pathlib import Path
 
 import structlog
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, disk_error, remove_quietly
+from gossamer.node.base.disk_health import (
+    DiskError,
+    DiskHealth,
+    disk_error,
+    remove_quietly,
+    sync_files,
+)
 from gossamer.node.storage.bounded_file import read_digested
-from gossamer.node.storage.chain_start import FILE_NAMES, ChainStart, read_start, write_start
+from gossamer.node.storage.chain_start import (
+    FILE_NAMES,
+    ChainStart,
+    read_checkpoints,
+    read_start,
+    start_after,
+    write_start,
+)
 from gossamer.node.storage.chain_tree import ChainTree, Entry
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
-from gossamer.protocol.policy.chain_summary import marks_of
+from gossamer.protocol.policy.chain_checkpoint import decode_checkpoint
+from gossamer.protocol.policy.chain_summary import decode_summary, marks_of
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, decode_header
 from gossamer.protocol.state.commit_records import decode_commit, encode_commit
 
@@ -63,6 +78,8 @@ class ChainStore(ChainTree):
         """Heads before the start of which it is known that they are on the way to it."""
         self._leftover: list[str] = []
         """Files of rounds before the start, to be removed."""
+        self._damaged: list[Path] = []
+        """Files that cannot be read. They go with the rounds before the start."""
         self._unwritten: dict[Digest, bytes] = {}
         """Records that are not on disk: it did not take them, or they are just coming."""
         self._adding = threading.Lock()
@@ -78,6 +95,7 @@ class ChainStore(ChainTree):
             self._begin_at(start, self._behind_gaps(start))
         elif start is not None:
             log.warning("the first rounds of the kept chain are damaged; peers are asked for them")
+        self._leave_gaps_behind()
 
     def _load(self, path: Path) -> None:
         if path.name.startswith("."):
@@ -96,6 +114,8 @@ class ChainStore(ChainTree):
                 file=str(path),
                 error=str(error),
             )
+            if path.name[:10].isdigit():
+                self._damaged.append(path)
             return
         self._remember(digest_of(commit.header), header, len(record))
 
@@ -143,9 +163,17 @@ class ChainStore(ChainTree):
             self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
             del self._unwritten[unwritten]
 
+    def sync(self, head: Digest) -> None:
+        """Makes the record of a known head durable: it survives a power cut from now on. DiskError.
+
+        A record that is lost in the middle of the chain keeps newcomers out where no other member
+        has it.
+        """
+        sync_files([Path(self._file(self._entries[head]))])
+
     @staticmethod
     def _write(path: str, data: bytes) -> None:
-        """Replaces the file; it survives this process, if not always a power cut. DiskError."""
+        """Replaces the file; it survives this process, and a power cut after `sync`. DiskError."""
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}"
         try:
@@ -185,13 +213,67 @@ class ChainStore(ChainTree):
                 entry = self._entries.get(entry.parent)
             if entry is None:
                 heads.append(head)
-        if heads:
-            log.warning(
-                "the rounds after a damaged record are kept; this node goes on from them when a "
-                "peer has sent that record",
-                newest_round=max(self._entries[head].round for head in heads),
-            )
         return heads
+
+    def _leave_gaps_behind(self) -> None:
+        """Begins at the newest signed checkpoint if a record before it is missing."""
+        behind = [head for head in self._tips if self.gap_before(head) is not None]
+        if not behind:
+            return
+        newest = max(behind, key=lambda head: (self._entries[head].tokens_total, head))
+        whole = self._entries[self.heads_by_weight()[0]]
+        if whole.tokens_total >= self._entries[newest].tokens_total:
+            return  # a branch beside the way to the newest round
+        start = self.start_behind_gap(newest)
+        try:
+            if start is not None and not self._read_only:
+                self.write_start(start)
+        except DiskError as error:
+            log.warning("the chain keeps its damaged beginning", problem=str(error))
+            start = None
+        if start is not None:
+            self._begin_at(start, ())
+            log.warning(
+                "a damaged record lies before the newest signed checkpoint of the chain, which "
+                "begins there now: newcomers do not need the record",
+                round=start.round,
+            )
+            return
+        log.warning(
+            "a record on the way to the newest round is damaged or missing; the node goes on from "
+            "the newest round, and a peer may send the record",
+            missing_round=self.gap_before(newest),
+            newest_round=self._entries[newest].round,
+        )
+
+    def start_behind_gap(self, head: Digest) -> ChainStart | None:
+        """Returns the start at the newest signed checkpoint on disk, if it lies on the way to a
+        head behind a missing record; None otherwise. It reads files."""
+        kept = read_checkpoints(self._directory)
+        if kept is None or not kept.path:
+            return None
+        try:
+            checkpoint = decode_checkpoint(kept.path[-1].checkpoint, self.genesis)
+            summary = decode_summary(kept.summary)
+        except RemoteProtocolError as error:
+            log.warning("the signed checkpoints on disk are left out", error=str(error))
+            return None
+        at, gap = Digest(checkpoint.head), self.gap_before(head)
+        before = self.ancestors(at, STANDING_ROUNDS)
+        if (
+            gap is None
+            or at not in self._entries
+            or len(before) <= STANDING_ROUNDS
+            or self.path_between(at, head) is None
+        ):
+            return None
+        try:
+            oldest = self.header(before[-2])
+        except (OSError, RemoteProtocolError) as error:
+            log.warning("the chain keeps its damaged beginning", problem=str(error))
+            return None
+        tokens_before = oldest.tokens_total - oldest.tokens
+        return start_after(checkpoint.round, at, before[-1], tokens_before, summary)
 
     def write_start(self, start: ChainStart) -> None:
         """Puts a start on the disk, whose rounds are there. `begin_at` makes it count now. Raises
@@ -233,6 +315,9 @@ class ChainStore(ChainTree):
             elif head not in (self.genesis, self.root):
                 self._leftover.append(self._file(entry))
                 self._unwritten.pop(head, None)
+        first = f"{start.before_round + 1:010d}"
+        self._leftover += [str(path) for path in self._damaged if path.name < first]
+        self._damaged = [path for path in self._damaged if path.name >= first]
         self.start, self.root = start, root
         self.passed = marks_of(start.decoded_summary()) | {Digest(each) for each in start.passed}
         # All of it at once: threads read it meanwhile.

@@ -69,6 +69,52 @@ class ChainTree:
         """Returns whether the way from a known head to the newer ones can be told."""
         return head in self._entries and (self.start is None or self.is_whole(head))
 
+    def gap_before(self, head: Digest) -> int | None:
+        """Returns the newest round on the way to a known head whose record is missing, as when the
+        disk damaged it; None if the way is whole, or is none from the start."""
+        oldest = entry = None if self.is_whole(head) else self._entries.get(head)
+        first = 0 if self.start is None else self.start.round
+        while entry is not None and entry.round > first:
+            oldest, entry = entry, self._entries.get(entry.parent)
+        return None if oldest is None or entry is not None else oldest.round - 1
+
+    def follows_start(self, head: Digest) -> bool:
+        """Returns whether a known head is one of the kept chain, also where a record on the way to
+        it is missing. The state of such a head is as good as any, and a peer may have the
+        record."""
+        return self.is_linked(head) or self.gap_before(head) is not None
+
+    def pieces_to(self, head: Digest) -> list[list[Digest]]:
+        """Returns the rounds after the start on the way to a known head, oldest first, in pieces:
+        the records between them are missing.
+
+        Before a missing record the newest known round counts as the way that has no more tokens.
+        """
+        first = 0 if self.start is None else self.start.round
+        pieces: list[list[Digest]] = []
+        newest: Entry | None = self._entries.get(head)
+        while newest is not None and newest.round > first:
+            piece: list[Digest] = []
+            oldest = newest
+            entry: Entry | None = newest
+            while entry is not None and entry.round > first:
+                piece.append(entry.head)
+                oldest, entry = entry, self._entries.get(entry.parent)
+            pieces.append(piece[::-1])
+            newest = None if entry is not None else self._newest_before(oldest)
+        return pieces[::-1]
+
+    def _newest_before(self, later: Entry) -> Entry | None:
+        """Returns the newest round that may be on the way to a round whose parent is missing."""
+        possible = [
+            entry
+            for entry in list(self._entries.values())  # at once, while another thread adds
+            if entry.round < later.round - 1 and entry.tokens_total <= later.tokens_total
+        ]
+        return max(
+            possible, key=lambda each: (each.round, each.tokens_total, each.head), default=None
+        )
+
     @property
     def has_unlinked(self) -> bool:
         """Whether rounds are here that do not follow the start, as after a long absence."""

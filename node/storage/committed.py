@@ -38,7 +38,7 @@ from gossamer.protocol.rounds.commit import Parent, Proposal
 from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, open_ring
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.member_signatures import MemberSignatures
-from gossamer.protocol.standing import Standing, standing_of
+from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
@@ -205,9 +205,7 @@ class CommittedState:
         needed = self._manifest.rounds.probation
         if not needed:
             return None
-        rounds = self._rounds
-        credited = (rounds.credits_of(head) for head in rounds.newest(self.head))
-        return standing_of(members, credited, needed)
+        return self._rounds.standing_of(members, self.head, needed)
 
     @property
     def _whole(self) -> WholeState:
@@ -406,8 +404,3 @@ class CommittedState:
         """
         with self._changing:
             self._disk.keep_older(heads)
-
-
-def chunks_with(averages: Sequence[ChunkAverage], position: int) -> list[bool]:
-    """Returns for each chunk whether the member at a ring position is in its average."""
-    return [bool(average.mask() >> position & 1) for average in averages]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import is_most_of
-from gossamer.protocol.standing import STANDING_ROUNDS
+from gossamer.protocol.standing import STANDING_ROUNDS, Standing, standing_of
 from gossamer.protocol.state.chain import Commit, Header, credits_of, decode_header, signers_of
 
 RECORDS_KEPT = 4 * STANDING_ROUNDS
@@ -79,6 +79,11 @@ class KnownRounds:
         is not among the newest or cannot be read now."""
         rounds = (each for each in self.newest(head) if self.round_of(each) == number)
         return next((self.ring_id_of(each) for each in rounds), b"")
+
+    def standing_of(self, members: Sequence[PeerId], head: Digest, needed: int) -> Standing:
+        """Returns the standing of a ring's members after a known head, see `standing_of`."""
+        credited = (self.credits_of(each) for each in self.newest(head))
+        return standing_of(members, credited, needed)
 
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""

@@ -31,9 +31,15 @@ def open_read_only(
 
 def restore(committed: CommittedState) -> bool:
     """Rebuilds the newest state that the disk holds. Returns False if there is none at all."""
-    newest = committed.head_on_disk()
-    heads = committed.chain.heads_by_weight()
-    if newest is not None and newest in committed.chain:
+    newest, chain = committed.head_on_disk(), committed.chain
+    behind = [head for head in chain.tips() if chain.gap_before(head) is not None]
+    # A stable order: of rounds with the same tokens those with a whole way come first.
+    heads = sorted(
+        [*chain.heads_by_weight(), *sorted(behind)],
+        key=lambda head: chain.entry(head).tokens_total,
+        reverse=True,
+    )
+    if newest is not None and newest in chain:
         heads.insert(0, newest)
     found = any(rebuild(committed, head) for head in heads)
     if newest is not None and committed.head != newest:

@@ -54,7 +54,7 @@ from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OversizedError, RemoteProtocolError, VersionError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest, SignedManifest
@@ -285,8 +285,10 @@ class StateDir:
             raise StateDirError(f"{self.root} holds {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
             raise StateDirError(
-                f"{self.manifest_path} is damaged ({error}). Move {self.root} away and join the "
-                "run again; identity.key may be copied into the new directory"
+                f"{self.manifest_path} is damaged ({error}). If other members run, move "
+                f"{self.root} away and join the run again; identity.key may be copied into the new "
+                "directory. Otherwise bring manifest.msgpack back from a backup: any earlier copy "
+                "of it will do"
             ) from error
         except OSError as error:
             raise StateDirError(f"{self.manifest_path} cannot be read: {error.strerror}") from error
@@ -309,9 +311,12 @@ class StateDir:
             OSError, ValueError: the file cannot be read, or is damaged.
         """
         try:
-            return Digest(bytes.fromhex(self.head_path.read_text().strip()))
+            head = bytes.fromhex(self.head_path.read_text().strip())
         except FileNotFoundError:
             return None
+        if len(head) != DIGEST_BYTES:  # a power cut can leave an empty file
+            raise ValueError(f"the head in {self.head_path} has {len(head)} bytes")
+        return Digest(head)
 
     def newest_head(self) -> Digest | None:
         """Returns the committed head that was written last; None if none can be read.

@@ -104,6 +104,7 @@ class StateOnDisk:
                 self.write_checkpoint(state)
             elif is_due:
                 self.write_checkpoint(state)
+            self._chain.sync(state.entry.head)  # before the head, which is durable, names it
             self._write_head(state.entry.head)
         except DiskError as error:
             self._note_in_memory_only(error)

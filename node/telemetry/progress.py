@@ -38,6 +38,12 @@ class Progress:
     on_point: Callable[[LossPoint], None] = lambda point: None
     """Is told of each new point of the curve."""
 
+    def heldout_loss_of(self, round_number: int) -> float | None:
+        """Returns the loss of the state after a round on held-out text, if that is the curve's
+        newest round and was evaluated. The newest evaluation may be of an earlier state."""
+        newest = self.history.points()[-1:]
+        return newest[0].heldout_loss if newest and newest[0].round == round_number else None
+
     def add_point(self, point: LossPoint) -> None:
         """Adds a round to the curve."""
         self.history.add(point)

@@ -259,6 +259,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Round after which all rounds were taken back, the last time; None: never."""
     rollback_proposal: str | None = None
     """What a keeper wants to take back, for people, until enough keepers agree; null: nothing."""
+    rollback_withdrawn: str | None = None
+    """The order of this node's owner to go back that it could not follow and gave up, for people,
+    until another rollback comes or the node ends; null: nothing."""
     rounds_behind: int = 0
     inner_step: int = 0
     """Inner steps that are done in the present round."""

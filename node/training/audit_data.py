@@ -13,8 +13,10 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.accounting.excerpts import Excerpt, declared_excerpts, heldout_excerpts
 from gossamer.protocol.accounting.run_data import RunData
+from gossamer.protocol.accounting.spans import merged
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.wire.statements import Span
+from gossamer.protocol.policy.audits import names_its_data
+from gossamer.protocol.wire.statements import Ready
 
 _PIN = "audited shards"
 
@@ -43,9 +45,14 @@ class AuditData:
         self._swarm = swarm
         self._length = length
 
-    def declared(self, head: Digest, me: PeerId, spans: Sequence[Span]) -> tuple[Excerpt, ...]:
-        """The sequences of a member's declared data, see `declared_excerpts`."""
-        return declared_excerpts(head, me, spans, self._data.partitions, self._length)
+    def declared(self, head: Digest, me: PeerId, ready: Ready) -> tuple[Excerpt, ...]:
+        """The sequences of a member's declared data, see `declared_excerpts`. There are none if it
+        names too little, as far as this node knows these data."""
+        partitions = self._data.partitions
+        known = merged(span for span in ready.spans if span.partition < len(partitions))
+        if not names_its_data(ready.tokens, known):
+            return ()
+        return declared_excerpts(head, me, known, partitions, self._length)
 
     def heldout(self, head: Digest, me: PeerId) -> tuple[Excerpt, ...]:
         """The held-out sequences, see `heldout_excerpts`."""

@@ -383,7 +383,11 @@ class WorkAccount:
         for offer in state.offers:
             if not any(gone[number] for number in offer.lots):
                 continue
-            if all(state.lots[n].carried == offer.lots.get(n, 0) for n in state.lots):
+            # What is on disk has no work that is newer than the offer.
+            if all(
+                lot.carried == offer.lots[n] if n in offer.lots else lot.saved == 0
+                for n, lot in state.lots.items()
+            ):
                 offers[offer.number] = self._all_chunks
             else:
                 self.state.void(offer, self._all_chunks & ~offer.chunks_taken)

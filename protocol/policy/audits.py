@@ -17,10 +17,15 @@ Rules
 - The auditors are other members of which the round took tokens, and that had stake at the head
   before: a new identity audits nobody. No two of the four belong to one branch of an invite-only
   run. If there are too few for that, there is no audit.
+- Where a member names too little data for the tokens that it says it trained, its work is measured
+  on held-out text, which everybody has. Otherwise it would choose not to be audited. Honest members
+  name too little when a round took their data and left a part of their work, and when their work
+  was in too few chunks for long. Their work lowers the loss of held-out text as well.
 - Where the round's own average does not clearly lower the loss of the same sequences, nothing can
-  be told, and the auditor says nothing.
+  be told on them: held-out text decides. Otherwise a member would name data in which there is
+  nothing to learn. Where the average does not help there either, the auditor says nothing.
 - Work whose gain is not clearly below half of the average's is good, or below as much less as the
-  member trained on less than others.
+  member trained on less than others. On held-out text a tenth is enough.
 - With overlap a member trains from other parameters than the state before the round: from those
   with its own work of the round before in place of that round's average. It also undoes what was
   wrong with its own work, which is not in the state. So work that falls short is measured there as
@@ -56,11 +61,18 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.branch_caps import BranchOf
 from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict
+from gossamer.protocol.wire.statements import Span
 
 AUDITORS = 3
 
 SEQUENCES_MIN = 4
-"""With fewer sequences of declared data there is no verdict."""
+"""With fewer sequences of declared data the held-out ones decide, and with fewer of these there is
+no verdict."""
+
+NAMED_SHARE = 0.5
+"""Part of its tokens for which a member names data at the least, or held-out text decides. Work on
+four sequences would pass for that on thousands otherwise: it lowers their loss more than the
+average does. A member that trained for one round again (`plausible_work.REPEATS`) names half."""
 
 SCALE = 0.25
 """Part of a member's update that is applied to the state before the round. An update is one of
@@ -75,6 +87,11 @@ SHARE = 0.5
 """Part of the average's gain that the gain of good work is not below. Honest work gains about as
 much as the average, and rather more, because it was trained on these very sequences. No work gains
 nothing. Of a member that did less than the lower median member it is as much smaller."""
+
+HELDOUT_SHARE = 0.1
+"""The same part where held-out text decides, which good work was not trained on. Where each member
+has its own kind of text, half would blame one honest work in ten, and a tenth one in forty. No work
+falls short of either."""
 
 SHORT_MARGIN = 1.5
 """Standard errors by which the mean gain of poor work is below that part. The differences are taken
@@ -199,20 +216,32 @@ def can_judge(control: Gain) -> bool:
     """Returns whether an audit can tell anything.
 
     Args:
-        control: of the round's average, applied like the update, on the declared sequences. Where
-            it does not lower the loss, honest work need not either.
+        control: of the round's average, applied like the update, on the same sequences. Where it
+            does not lower the loss, honest work need not either.
     """
     return control.is_above(CONTROL_MARGIN)
 
 
-def share_of(tokens: Sequence[int], position: int) -> float:
+def names_its_data(tokens: int, spans: Sequence[Span]) -> bool:
+    """Returns whether work is measured on the data that its member names.
+
+    Args:
+        tokens: that the member says it trained.
+        spans: of its `Ready`.
+    """
+    return sum(span.stop - span.start for span in spans) >= NAMED_SHARE * tokens
+
+
+def share_of(tokens: Sequence[int], position: int, *, is_heldout: bool = False) -> float:
     """The part of the average's gain that the gain of a member's good work is not below.
 
     Args:
         tokens: that the round took of each member.
         position: of the member.
+        is_heldout: whether held-out text decides.
     """
-    return SHARE * min(1.0, tokens[position] / max(1, statistics.median_low(tokens)))
+    share = HELDOUT_SHARE if is_heldout else SHARE
+    return share * min(1.0, tokens[position] / max(1, statistics.median_low(tokens)))
 
 
 def falls_short(
@@ -224,7 +253,7 @@ def falls_short(
     """Returns whether an update helps clearly less than the round's average.
 
     Args:
-        before: losses of the declared sequences before the round.
+        before: losses of the sequences before the round.
         control: those with a part of the average, which are finite.
         after: those with the same part of the update.
         share: see `share_of`.

@@ -110,6 +110,23 @@ def extended(summary: ChainSummary, headers: Iterable[Header]) -> ChainSummary:
     return ChainSummary(number, tuple(rows[peer] for peer in sorted(rows)), others, marks)
 
 
+def over_gap(summary: ChainSummary, header: Header) -> ChainSummary:
+    """The summary up to the parent of a header that does not follow it: records between the two
+    are lost. It is known how many tokens these rounds took, and not of whom.
+
+    Raises:
+        MalformedError: no round is between them, or the header counts fewer tokens.
+    """
+    counted = sum(row.tokens for row in summary.rows) + summary.others
+    lost = header.tokens_total - header.tokens - counted
+    if header.round <= summary.round + 1 or lost < 0:
+        raise MalformedError("a header that is not on the way from the summary")
+    marks, last = summary.marks, header.round - 1
+    if is_mark(last):
+        marks = (marks + header.parent)[-MARKS_MAX * DIGEST_BYTES :]
+    return ChainSummary(last, summary.rows, summary.others + lost, marks)
+
+
 def decode_summary(data: bytes | bytearray) -> ChainSummary:
     """A summary whose values are checked.
 

@@ -15,6 +15,9 @@ There are three kinds of bound, because honest peers pass on the gossip of other
   make an honest forwarder look like one that floods.
 
 A dropped message is not missed for long: anti-entropy brings every statement that is still true.
+
+Nor does a node answer every comparison of statements (`AnswerQuota`). The question has a few bytes,
+the answer up to 256 KiB, and to choose them takes milliseconds.
 """
 
 from __future__ import annotations
@@ -63,6 +66,14 @@ on, since messages that wait on a line come together."""
 
 FLOOD_MESSAGES = 100
 """Messages over a rate that make one offence."""
+
+ASKER_RATE = Rate(per_second=8, burst=64)
+"""Rate of the comparisons of one peer. An honest one asks the same peer twice a second at most, and
+once more for its rosters."""
+
+STRANGE_ASKERS_RATE = Rate(per_second=32, burst=256)
+"""Rate of the comparisons of all peers without standing together. Each of a thousand newcomers asks
+one peer a second, so a node among a hundred members is asked by ten of them."""
 
 THROTTLES_MAX = 1024
 """Throttles of each kind that are kept. When there are more, those that are full again are
@@ -126,6 +137,25 @@ class GossipQuota:
     def flood() -> FloodError:
         """The offence of a peer that `admits` names."""
         return FloodError(f"{FLOOD_MESSAGES} gossip messages over the rate")
+
+
+class AnswerQuota:
+    """The comparisons of statements that one node answers. A refused peer asks another one."""
+
+    def __init__(self) -> None:
+        self._askers: dict[PeerId, Throttle] = {}
+        self._strangers = Throttle(STRANGE_ASKERS_RATE)
+
+    def admits(self, now: float, peer: PeerId, *, has_standing: bool) -> bool:
+        """Returns whether a peer is answered.
+
+        Args:
+            now: local clock in seconds.
+            has_standing: whether a round of the newest ones took work of the peer.
+        """
+        if not _get(self._askers, peer, ASKER_RATE, now).try_take(now):
+            return False
+        return has_standing or self._strangers.try_take(now)
 
 
 def _get(kept: dict[PeerId, Throttle], peer: PeerId, rate: Rate, now: float) -> Throttle:

@@ -11,7 +11,7 @@ Rules
   of that work found it poor as well.
 - An audit in which this peer finds the member's work good takes the marks away.
 - With `MARKS_MAX` marks within `MEMORY_ROUNDS` rounds the member sits out, as long as one that
-  spoils rings does (`ring_conduct.SitOut`).
+  spoils rings does (`policy.sit_out`).
 - A member that sits out is not taken into rings that this peer organises, and this peer waits for
   it in no round. It may organise rings itself, and this peer takes part in them, and in those of
   others that have it: peers that measured different audits remember different members, and a ring
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import MEMORY_ROUNDS, PEERS_MAX
-from gossamer.protocol.policy.ring_conduct import SitOut
+from gossamer.protocol.policy.sit_out import SitOut
 
 MARKS_MAX = 2
 """One mark may be chance: the work of a round may lead away, and two auditors then see it."""

@@ -41,14 +41,12 @@ Rules
   long: this peer mends all rosters without it. Nothing else follows, because gossip may be late.
 - An organiser that replaces its own rings again and again (`rounds.replacing`) sits out from its
   second such round within `MEMORY_ROUNDS` on. Its signatures show it, so this counts in all rings.
-- The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
-  `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
-  single accusation of a member that is not its neighbour.
+- A peer sits out for longer each time (`policy.sit_out`). Within `FORGET_ROUNDS` after it is back a
+  single mark is enough, or a single accusation of a member that is not its neighbour.
 - A peer that acknowledged sums and kept them costs a ring seconds, however short rounds are. It
   sits out at least `LOST_FACTOR` times the rounds that usually take as long as its rings stood
   still. So one that comes back each time costs a third of the time at most. It is suspected until
   that is forgotten: the member before it in a ring has less patience with it (`rounds.attempt`).
-
 - Where rounds are taken back, or another branch with fewer rounds is followed, what is left of all
   these times stays as long as it was (`rounds_back`).
 
@@ -66,6 +64,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SitOut
 
 MEMBERS_MIN = 4
 MEMORY_ROUNDS = 16
@@ -80,20 +79,12 @@ UNFAIR_MAX = 2
 """Rounds in which an organiser left out others, or a peer was left out. One is what late gossip
 does now and then; a mended ring costs a start, so nothing is lost where it does so twice."""
 
-SITS_OUT_ROUNDS = 4
-"""Rounds that a peer sits out the first time: its work is not stale when it is back."""
-
-SITS_OUT_ROUNDS_MAX = 256
-
 LOST_FACTOR = 2.0
 """Rounds that a peer which kept sums sits out, for each that was lost by it. To keep half of the
 rounds one would do, but for the waits of other kinds that come with such a peer."""
 
 TOOK_ROUNDS = 16
 """Rounds whose median says how long a round usually takes: as many as marks count in."""
-
-FORGET_ROUNDS = 64
-"""Rounds without a mark after which a peer that sat out counts as one that never did."""
 
 PEERS_MAX = 1024
 """Peers that are remembered; the one that was marked longest ago is forgotten first. Identities are
@@ -107,44 +98,15 @@ class _Mark(NamedTuple):
     """Time in which the ring stood still because the peer kept sums."""
 
 
-@dataclass
-class SitOut:
-    """When a peer sits out: each time twice as long as before, until that is forgotten."""
-
-    until: int = 0
-    """The last round that it sits out."""
-    times: int = 0
-
-    def begin(self, round_number: int, at_least: int = 0) -> None:
-        """It sits out from the round after this one on.
-
-        Args:
-            at_least: so many rounds.
-        """
-        self.times = self.times + 1 if self.was_lately(round_number) else 1
-        rounds = max(SITS_OUT_ROUNDS * 2 ** (self.times - 1), at_least)
-        self.until = max(self.until, round_number + min(rounds, SITS_OUT_ROUNDS_MAX))
-
-    def holds(self, round_number: int) -> bool:
-        """Returns whether it sits a round out."""
-        return round_number <= self.until
-
-    def was_lately(self, round_number: int) -> bool:
-        """Returns whether it sits out, or sat out less than `FORGET_ROUNDS` ago."""
-        return self.times > 0 and round_number <= self.until + FORGET_ROUNDS
-
-    def rounds_back(self, num_rounds: int) -> None:
-        """The numbers of rounds go back by so many."""
-        self.until -= num_rounds
-
-
 class _Verdict(NamedTuple):
-    """A mark that made a peer sit out, and what was held against that peer before."""
+    """A mark that made a peer sit out or suspected, and what was held against that peer before."""
 
     round: int
     accuser: PeerId
     sit_out: SitOut
+    suspected_until: int
     marks: tuple[_Mark, ...]
+    """Those that went away because it sits out."""
 
 
 @dataclass
@@ -175,19 +137,38 @@ class _Record:
     """The last round in which it is suspected to keep sums."""
     sit_out: SitOut = field(default_factory=SitOut)
     verdict: _Verdict | None = None
-    """The newest mark that made it sit out."""
+    """The newest mark that made it sit out or suspected."""
+
+    def before(self, round_number: int, accuser: PeerId) -> _Verdict:
+        """Returns what is held against the peer before this accuser's marks of a round: there is
+        one in each ring of the round."""
+        verdict = self.verdict
+        if verdict is not None and verdict[:2] == (round_number, accuser):
+            return verdict._replace(marks=(*verdict.marks, *self.marks))
+        sit_out, marks = replace(self.sit_out), tuple(self.marks)
+        return _Verdict(round_number, accuser, sit_out, self.suspected_until, marks)
+
+    def discredit(self, accuser: PeerId, round_number: int) -> None:
+        """What an accuser said of the peer counts no more, nor what followed from it this round."""
+        verdict = self.verdict
+        if verdict is not None and verdict[:2] == (round_number, accuser):
+            self.sit_out, self.suspected_until = verdict.sit_out, verdict.suspected_until
+            self.verdict = None
+            self.marks.extend(verdict.marks)
+        for marks in (self.marks, self.slow):
+            kept = [mark for mark in marks if mark.accuser != accuser]
+            marks.clear()
+            marks.extend(kept)
 
     def rounds_back(self, num_rounds: int) -> None:
         """The numbers of rounds go back by so many."""
         self.verdict = None
         for marks in (self.marks, self.slow, self.contested):
-            moved = [mark._replace(round=mark.round - num_rounds) for mark in marks]
-            marks.clear()
-            marks.extend(moved)
+            for index, mark in enumerate(marks):
+                marks[index] = mark._replace(round=mark.round - num_rounds)
         for numbers in (self.wrong, self.left_out, self.missed):
-            earlier = [number - num_rounds for number in numbers]
-            numbers.clear()
-            numbers.extend(earlier)
+            for index, number in enumerate(numbers):
+                numbers[index] = number - num_rounds
         self.avoided_until -= num_rounds
         self.found_until -= num_rounds
         self.unfair_until -= num_rounds
@@ -252,7 +233,7 @@ class RingConduct:
             return
         if is_voting or are_neighbours:
             record = self._record(accused)
-            before = _Verdict(round_number, accuser, replace(record.sit_out), tuple(record.marks))
+            before = record.before(round_number, accuser)
             record.marks.append(_Mark(round_number, accuser, lost_seconds))
             recent = [each for each in record.marks if _counts(each.round, round_number)]
             has_kept = any(each.lost_seconds > 0.0 for each in recent)
@@ -267,6 +248,7 @@ class RingConduct:
                 if has_kept:
                     record.suspected_until = record.sit_out.until + FORGET_ROUNDS
             elif has_kept:
+                record.verdict = before._replace(marks=())
                 record.suspected_until = max(record.suspected_until, round_number + MEMORY_ROUNDS)
             if accused == self._me:
                 self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS
@@ -390,16 +372,9 @@ class RingConduct:
     def _discredit(self, accuser: PeerId, round_number: int) -> None:
         """What an accuser said of others counts no more, nor what followed from it this round."""
         for record in self._records.values():
-            verdict = record.verdict
-            if verdict is not None and verdict[:2] == (round_number, accuser):
-                record.sit_out, record.verdict = verdict.sit_out, None
-                record.marks.extend(verdict.marks)
+            record.discredit(accuser, round_number)
             if accuser == self._me and record.found_until == round_number + MEMORY_ROUNDS:
                 record.found_until = 0
-            for marks in (record.marks, record.slow):
-                kept = [mark for mark in marks if mark.accuser != accuser]
-                marks.clear()
-                marks.extend(kept)
 
     def _record(self, peer: PeerId) -> _Record:
         record = self._records.setdefault(peer, _Record())

@@ -104,6 +104,13 @@ class Roll:
         key = public_key_of(peer)
         return key in self.roots or key in self._counted.entries
 
+    def why_out(self, peer: PeerId) -> str:
+        """Returns the reason why a peer that was a member is out; empty if it is not."""
+        entry = self.entry(peer)
+        if entry is None or self.is_member(peer):
+            return ""
+        return self._why_out(entry, self._counted.out)
+
     def entry(self, peer: PeerId) -> Entry | None:
         """Returns the entry of a peer that is or was a member; a root has none."""
         return self._counted.entries.get(public_key_of(peer))
@@ -219,7 +226,7 @@ class Roll:
             return None
         certificate, key = claim.certificate, public_key_of(newcomer)
         if self.was_member(newcomer):
-            raise NotWelcomeError("it was put out, by its name or with those above it")
+            raise NotWelcomeError(f"it was put out ({self.why_out(newcomer)})")
         if certificate is None:
             raise UnknownClaimError("it is not known here, or its slot went to an earlier newcomer")
         if certificate.sponsor not in self.roots | self._counted.entries.keys():

@@ -42,6 +42,10 @@ class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     def mask(self) -> int:
         return int.from_bytes(self.contributors, "big")
 
+    def has(self, position: int) -> bool:
+        """Returns whether the work of the member at this position of the header is in it."""
+        return bool(self.mask() >> position & 1)
+
 
 class UpdateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The averaged pseudo-gradient of one round, chunk by chunk."""

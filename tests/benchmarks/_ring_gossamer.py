@@ -23,7 +23,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.dispatcher import LINGER_SECONDS
+from gossamer.node.rounds.decisions import LINGER_SECONDS
 from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits

@@ -5,6 +5,7 @@
     python -m tests.benchmarks.audits --seeds 1 2 3           # the preset as it is, with overlap
     python -m tests.benchmarks.audits --small --epochs --uneven
     python -m tests.benchmarks.audits --seeds 1 2 3 --no-overlap --uneven --topics
+    python -m tests.benchmarks.audits --words --heldout       # of work that names no data
 
 Four peers train the preset `tiny` in this process, with `trust = "open"` and int8. In some rounds
 each member is audited by three auditors. An auditor draws 16 sequences of the data that the member
@@ -54,7 +55,9 @@ from gossamer.protocol.codecs.robust_average import robust_average, robust_weigh
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.protocol.policy.audits import (
     AUDITORS,
+    HELDOUT_SHARE,
     SCALE,
+    SHARE,
     can_judge,
     falls_short,
     gain_of,
@@ -69,7 +72,7 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.text.data import Batch, DataQueue
+from gossamer.trainer.text.data import Batch, DataQueue, Tokens
 from gossamer.trainer.text.shard_folder import cut_text
 from gossamer.trainer.train import Worker
 
@@ -152,6 +155,8 @@ class Trial:
             text.push_shards(queue, near if options.topics else range(number, n, PEERS))
         self._draw = np.random.default_rng(seed)
         self._is_early = options.early
+        heldout = text.heldout(run.model.vocabulary) if options.heldout else ()
+        self._heldout = [sequence for shard in heldout for sequence in _cut(shard, run)]
         self._rounds = WORDS_ROUNDS if options.words or options.small else ROUNDS
         self._auditor = Auditor(run)
         decoder = Decoder(run.model)
@@ -245,7 +250,7 @@ class Trial:
         nesterov(before, self._momentum, average, rate, mu, self._parameters, self._momentum)
 
     def _audit(self, member: int, works: Works) -> Losses:
-        declared = np.concatenate(self._queues[member].taken)
+        judged = np.stack(self._heldout or [*np.concatenate(self._queues[member].taken)])
         kinds = self._work_of(member, works.sent, works.stale)
         earlier = self._work_of(member, works.stale, works.older)
         averages = [self._average(_with(works.sent, member, each), works.weights) for each in kinds]
@@ -253,7 +258,7 @@ class Trial:
             self._parameters + self._average(_with(works.stale, member, each), works.weights) - each
             for each in earlier
         ]
-        found = np.stack([self._gains(declared, kinds, averages, starts) for _ in range(AUDITORS)])
+        found = np.stack([self._gains(judged, kinds, averages, starts) for _ in range(AUDITORS)])
         if not works.goes_on:
             found[:, :, START] = 0.0  # no auditor looks there
         return found
@@ -284,13 +289,13 @@ class Trial:
 
     def _gains(
         self,
-        declared: Sequences,
+        judged: Sequences,
         work: Sequence[Float32Array],
         averages: Sequence[Float32Array],
         starts: Sequence[Float32Array],
     ) -> Losses:
-        drawn = self._draw.choice(len(declared), SEQUENCES, replace=len(declared) < SEQUENCES)
-        sequences, state = declared[drawn], self._parameters
+        drawn = self._draw.choice(len(judged), SEQUENCES, replace=len(judged) < SEQUENCES)
+        sequences, state = judged[drawn], self._parameters
         before = self._auditor.losses(state, sequences)
 
         def losses(parameters: Float32Array) -> Losses:
@@ -311,6 +316,12 @@ class Trial:
         )
 
 
+def _cut(shard: Tokens, run: Preset) -> Sequences:
+    """Whole sequences of a shard, (num_sequences, context + 1)."""
+    length = run.model.context + 1
+    return shard[: len(shard) // length * length].reshape(-1, length).astype(np.int64)
+
+
 class Works(NamedTuple):
     """What the members sent, by member, and their weights."""
 
@@ -328,14 +339,14 @@ def _with(works: Sequence[Float32Array], member: int, work: Float32Array) -> lis
     return [*works[:member], work, *works[member + 1 :]]
 
 
-def poor(gains: Losses, *, from_start: bool) -> bool | None:
+def poor(gains: Losses, share: float, *, from_start: bool) -> bool | None:
     """What an auditor says of gains (`APPLIED`, sequences); None if nothing can be told. All
     members count as if they had trained on equally much."""
     nothing = [0.0] * gains.shape[-1]
     own, average, start = ((-gains[which]).tolist() for which in APPLIED)
     if not can_judge(gain_of(nothing, average)):
         return None
-    if not falls_short(nothing, average, own):
+    if not falls_short(nothing, average, own, share):
         return False
     return not (from_start and helps_from_start(nothing, start))
 
@@ -349,16 +360,20 @@ def poor_before(gains: Losses) -> bool | None:
     return not gain_of(nothing, own).is_above(1.0)
 
 
-def table_of(gains: Losses, *, overlap: bool) -> Table:
-    """The table of what `Trial.gains` returns."""
+def table_of(gains: Losses, share: float, *, overlap: bool) -> Table:
+    """The table of what `Trial.gains` returns.
+
+    Args:
+        share: part of the average's gain that good work has.
+    """
     means = gains.mean(axis=-1)
     table = Table(
         "work", "gain", "from its start", "undecided", "poor of verdicts", "two of three",
         "without the start", "before", "two of three", title=f"{len(gains)} audits",
     )  # fmt: skip
     rules: tuple[Callable[[Losses], bool | None], ...] = (
-        lambda each: poor(each, from_start=overlap),
-        lambda each: poor(each, from_start=False),
+        lambda each: poor(each, share, from_start=overlap),
+        lambda each: poor(each, share, from_start=False),
         poor_before,
     )
     for place, work in enumerate(WORK):
@@ -395,14 +410,16 @@ def main() -> None:
     parser.add_argument("--epochs", action="store_true", help="each peer has little text")
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
     parser.add_argument("--words", action="store_true", help="ten words and a very small model")
+    parser.add_argument("--heldout", action="store_true", help="judge all work on held-out text")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
     parser.add_argument("--keep", type=Path, help="a file for all gains, as npy")
     parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")
     options = parser.parse_args()
+    share = HELDOUT_SHARE if options.heldout else SHARE
     if options.kept:
         kept = np.concatenate([np.load(path) for path in options.kept])
-        Console().print(table_of(kept, overlap=not options.no_overlap))
+        Console().print(table_of(kept, share, overlap=not options.no_overlap))
         return
     torch.set_num_threads(1)
     preset = adapted(PRESETS["tiny"], "diloco", "adamw")  # the outer step of its page
@@ -426,7 +443,8 @@ def main() -> None:
         unsettled = PEERS * sum(number <= SETTLED_AFTER for number in WORDS_ROUNDS)
         tables = [[each[:unsettled] for each in found], [each[unsettled:] for each in found]]
     for each in tables:
-        Console(width=140).print(table_of(np.concatenate(each), overlap=not options.no_overlap))
+        table = table_of(np.concatenate(each), share, overlap=not options.no_overlap)
+        Console(width=140).print(table)
 
 
 def write_words(folder: Path, seed: int) -> Path:

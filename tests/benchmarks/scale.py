@@ -51,7 +51,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
+from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport

@@ -17,7 +17,7 @@ import trio.testing
 from msgspec.structs import replace
 from rich.console import Console
 
-from gossamer.node.rounds.dispatcher import LINGER_SECONDS
+from gossamer.node.rounds.decisions import LINGER_SECONDS
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.protocol.codecs.payloads import SPARSE

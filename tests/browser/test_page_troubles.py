@@ -44,6 +44,30 @@ def test_a_problem_of_a_node_that_trains_is_shown_once(
     assert complaints(window) == []
 
 
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_a_node_that_was_put_out_is_never_shown_as_one_that_is_well(
+    window: Any, address: str, node: Node, looks: Looks, axe: str, colours: str
+) -> None:
+    looks(360, colours)
+    node.now = msgspec.structs.replace(BUSY, put_out=FULL, problem=FULL)
+    opened(window, address)
+    until(lambda: text_of(window, "phase") == "put out", "the words beside the title")
+    assert "bad" in pill_kinds(window, "#phase")
+    assert pill_kinds(window, "#peers tr:first-child .pill") == pill_kinds(window, "#phase")
+    assert window.title.startswith("put out")
+    require_accessible(window, axe)
+    node.now = BUSY
+    until(lambda: text_of(window, "phase") == BUSY.phase, "the phase again")
+    assert "good" in pill_kinds(window, "#phase")
+    assert complaints(window) == []
+
+
+def pill_kinds(window: Any, selector: str) -> list[str]:
+    """The classes of a mark, of which one chooses its colour."""
+    kinds: str = window.find_element("css selector", selector).get_attribute("class")
+    return kinds.split()
+
+
 def test_every_cause_of_a_pause_is_shown(window: Any, address: str, node: Node) -> None:
     disk = PauseStatus(reason="disk", text=FULL)
     hours = PauseStatus(reason="schedule", resumes_at="2026-11-29T22:00:00+00:00")
@@ -75,6 +99,13 @@ def test_an_open_proposal_of_a_keeper_is_shown(window: Any, address: str, node: 
     node.now = msgspec.structs.replace(BUSY, rollback_proposal=proposal)
     opened(window, address)
     assert proposal in text_of(window, "node-facts")
+
+
+def test_an_order_that_was_given_up_is_shown(window: Any, address: str, node: Node) -> None:
+    withdrawn = "this node could not go back to round 1200"
+    node.now = msgspec.structs.replace(BUSY, rollback_withdrawn=withdrawn)
+    opened(window, address)
+    assert withdrawn in text_of(window, "node-facts")
 
 
 def test_the_longest_name_of_a_member_leaves_the_peers_on_the_page(

@@ -16,7 +16,7 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.transport import StreamClosed
 from gossamer.protocol.errors import RemoteProtocolError
 from tests.fuzz.scripted import ROGUE, ScriptedStream

@@ -14,7 +14,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.envelopes import encode_signed, seal

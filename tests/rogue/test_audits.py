@@ -49,6 +49,20 @@ class Noise(Honest):
         return finished
 
 
+class NoiseOnNoData(Noise):
+    """The same, and says nothing of the data behind it."""
+
+    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
+        return replace(await super().train(*arguments, **others), spans=())
+
+
+class SilentOnData(Honest):
+    """Works, and says nothing of the data behind it."""
+
+    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
+        return replace(await super().train(*arguments, **others), spans=())
+
+
 @pytest.fixture(autouse=True)
 def an_audit_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
@@ -145,6 +159,33 @@ def test_a_member_that_sends_random_numbers_is_found_and_sits_out_and_the_others
         poor = auditing._swarm.admission.poor_work
         others = [world.identity(other).peer_id for other in "abcd" if other != name]
         assert not any(poor.sits_out(number, each) for each in others for number in range(200))
+
+
+def test_a_member_that_names_no_data_is_audited_like_all_others(tmp_path: Path) -> None:
+    """Nobody looked at its work: it sent noise for as long as it wanted."""
+
+    def is_over(world: World) -> bool:
+        return any(times_out(world, name) for name in "abcd") or world.round("a") >= 60
+
+    world = lived(tmp_path, NoiseOnNoData, is_over=is_over)
+    num_good, num_poor = verdicts_on(world, "e")
+    assert num_good == 0
+    assert num_poor >= 2
+    assert any(times_out(world, name) for name in "abcd")
+    assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
+
+
+@pytest.mark.long
+def test_honest_work_of_which_no_data_is_named_is_found_good(tmp_path: Path) -> None:
+    """A member that was in too few chunks of several rounds names the data of its work no more."""
+
+    def is_over(world: World) -> bool:
+        return verdicts_on(world, "e")[0] >= 3 or world.round("a") >= 60
+
+    world = lived(tmp_path, SilentOnData, is_over=is_over)
+    assert verdicts_on(world, "e")[0] >= 3
+    assert all(verdicts_on(world, name)[1] == 0 for name in NAMES)
+    assert all(times_out(world, name) == 0 for name in NAMES)
 
 
 def lying(world: World, name: str = "e") -> None:

@@ -35,3 +35,6 @@ class OpenListener:
 
     def is_apart(self) -> bool:
         return False
+
+    def is_member(self, peer: PeerId) -> bool:
+        return True

@@ -528,6 +528,8 @@ class World:
     """What the owners do with their machines."""
     clock_ahead_seconds: float = 0.0
     """How far the clock of all machines was set forward."""
+    serves_http: bool = False
+    """Whether nodes serve their pages; virtual time has no sockets."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -600,7 +602,7 @@ class World:
                 runtime = Runtime(
                     trainer,
                     self.run_in_thread,
-                    serves_http=False,
+                    serves_http=self.serves_http,
                     unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
                     local_seconds=self.local_seconds,
                     use=self.use,
@@ -615,7 +617,9 @@ class World:
                         head=head.hex() if head is not None else None,
                         invitation=invitation,
                     )
-                    await join_run(transport, role, bootstrap, state_dir, _consent)
+                    await join_run(
+                        transport, role, bootstrap, state_dir, _consent, self.run_in_thread
+                    )
                 await nursery.start(runtime.awake.run)
                 settings = Settings(
                     state_dir=state_dir.root,

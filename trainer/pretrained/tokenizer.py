@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
-from gossamer.trainer.text.sources.chat import Chat
 from gossamer.trainer.text.tokenizers.tokens import TokenizerKind, TokenVector
 from gossamer.trainer.text.tokenizers.words import EncoderFile, TextEncoder
+
+if TYPE_CHECKING:
+    from gossamer.trainer.text.sources.chat import Chat
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """Names by which chat templates may write the model's special tokens."""
@@ -82,6 +85,8 @@ class ImportedTokenizer:
             FolderError: the model has none.
             CorpusError: it is no Jinja program.
         """
+        from gossamer.trainer.text.sources.chat import Chat  # here: it loads Jinja
+
         template = self._files.chat_template
         if template is None:
             raise FolderError(

@@ -138,7 +138,7 @@ def _of_plain(path: Path, form: Form, pieces: Sequence[_Piece], text_field: str)
         for piece in pieces:
             first, stop = line_start(file, piece.start), line_start(file, piece.stop)
             file.seek(first)
-            yield from _documents(Window(file, stop), form, text_field)
+            yield from _documents(Window(file, stop), form, text_field, is_start=not first)
 
 
 def _of_packed(
@@ -152,7 +152,7 @@ def _of_packed(
         for piece in pieces:
             start = max(at, round(part * piece.start))
             window = StreamWindow(stream, start, start + piece.stop - piece.start, at)
-            yield from _documents(window, form, text_field)
+            yield from _documents(window, form, text_field, is_start=not window.first)
             at = window.at
 
 
@@ -172,12 +172,14 @@ def _of_table(
                 break
 
 
-def _documents(window: Window | StreamWindow, form: Form, text_field: str) -> Iterator[bytes]:
+def _documents(
+    window: Window | StreamWindow, form: Form, text_field: str, *, is_start: bool
+) -> Iterator[bytes]:
     stream = cast(BinaryIO, window)
     if form.content == "lines":
         pieces = json_lines(stream, json_text_of(text_field), _pass_over)
     else:
-        pieces = text_pieces(stream, DOCUMENT_BYTES_MAX)
+        pieces = text_pieces(stream, DOCUMENT_BYTES_MAX, is_start=is_start)
     with suppress(BadDocumentError):  # a place further on may have text
         for _, text in pieces:
             yield text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gossamer.node.app.client import (
     NotRunningError,
@@ -25,10 +25,11 @@ from gossamer.node.base.owner_limits import (
 )
 from gossamer.node.base.printable import printable
 from gossamer.node.base.setting_values import SettingValue
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.storage.limits_file import read_limits, write_limits
+from gossamer.node.storage.order_lock import alone_in
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
@@ -89,11 +90,8 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
     except StartingError:
         raise
     except NotRunningError:
-        kept = changed(read_limits(state_dir.limits_path), wanted)
-        with_limits(settings, kept)
         is_new = not settings.state_dir.is_dir()
-        state_dir.create()  # an owner may set limits before the first `gossamer join`
-        write_limits(state_dir.limits_path, kept)
+        _keep(settings, state_dir, wanted)
         if is_new:
             where = printable(str(settings.state_dir))
             print(f"No node has run in {where} yet. It holds when the first one starts.")
@@ -103,6 +101,25 @@ def _change(command: str, example: str, words: tuple[str, ...], options: State) 
     print(until_end(problem) if problem else "It holds from now on, and after a restart.")
     if wanted.get("gpu_power", OFF) not in (OFF, DEFAULT):  # the node asks the driver after this
         print("gossamer limits says whether the card's driver takes gpu_power.")
+
+
+def _keep(settings: Settings, state_dir: StateDir, wanted: Mapping[str, str]) -> None:
+    """Keeps changes for the next node of a state directory.
+
+    Raises:
+        ConfigError: a change is none.
+        StateDirError, DiskError, OSError: the state directory does not take them.
+    """
+
+    def kept() -> dict[str, str]:
+        together = changed(read_limits(state_dir.limits_path), wanted)
+        with_limits(settings, together)
+        return together
+
+    kept()  # a mistake makes no directory
+    state_dir.create()  # an owner may set limits before the first `gossamer join`
+    with alone_in(state_dir.root):  # another command may change other limits now
+        write_limits(state_dir.limits_path, kept())
 
 
 def _show_limits(options: State) -> None:

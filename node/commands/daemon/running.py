@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Sequence
 
 from gossamer.node.base.settings import Role, Settings
@@ -62,6 +63,7 @@ def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[
     from gossamer.node.app.daemon import run
     from gossamer.node.telemetry.logs import configure_logs
 
+    search_for_garbage_again()
     configure_logs(settings.log_format, settings.log_level)
     if ignored:
         structlog.get_logger().warning(
@@ -71,3 +73,14 @@ def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[
             fields={"event": "options have no effect: there is a run already", "options": ignored},
         )
     return run(settings, role, state_dir)
+
+
+def search_for_garbage_again() -> None:
+    """Starts the search for garbage, if `cli.main` has stopped it for the time of loading.
+
+    What is loaded stays for the life of the process, so no search looks at it: a look at all of it
+    would stop the event loop for a tenth of a second.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()

@@ -70,7 +70,7 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
         doing = f"  ({status.waits_for})"
     if status.leaves_after_round:
         doing += "  (leaves when this round ends)"
-    row("phase", _phase(status.phase), doing)
+    row("phase", _own_phase(status), doing)
     if status.pauses and (status.phase != "paused" or len(status.pauses) > 1):
         row("pauses", pauses_text(status, time.time()))
     if status.problem:
@@ -85,13 +85,7 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
     behind = f", {status.rounds_behind} behind the swarm" if status.rounds_behind else ""
     final = f" of {status.final_round}" if status.final_round else ""
     row("round", f"{status.round}{final}{behind}")
-    if status.rolled_back_to is not None:
-        row(
-            "rolled back",
-            f"by the founder or the keepers: the run went on after round {status.rolled_back_to}",
-        )
-    if status.rollback_proposal is not None:
-        row("proposal", status.rollback_proposal)
+    _add_rollback_rows(status, row)
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
     row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
     if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:
@@ -122,6 +116,18 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
         row("trainer", status.confinement)
     _add_network_rows(status, row)
     return rows
+
+
+def _add_rollback_rows(status: Status, row: _AddRow) -> None:
+    if status.rolled_back_to is not None:
+        row(
+            "rolled back",
+            f"by the founder or the keepers: the run went on after round {status.rolled_back_to}",
+        )
+    if status.rollback_proposal is not None:
+        row("proposal", status.rollback_proposal)
+    if status.rollback_withdrawn is not None:
+        row("rollback", Styled(printable(status.rollback_withdrawn), "red"))
 
 
 def _add_network_rows(status: Status, row: _AddRow) -> None:
@@ -227,6 +233,13 @@ def _step_times(times: StepTimes) -> str:
     if not total:
         return _DASH
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
+
+
+def _own_phase(status: Status) -> Styled:
+    """A node that the members put out goes on with its rounds, but nothing that it does counts."""
+    if status.put_out is not None and status.phase != "failed":
+        return Styled(printable(f"{status.phase}, put out of the run"), "bold red")
+    return _phase(status.phase)
 
 
 def _phase(phase: str) -> Styled:

@@ -25,7 +25,7 @@ from gossamer.node.network.frames import receive_message, send_frame
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, port_of
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.relay import Doors
 from gossamer.node.network.transport import ORDINARY_ENDS, Stream
 from gossamer.protocol.errors import MalformedError

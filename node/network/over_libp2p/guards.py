@@ -1,9 +1,9 @@
 """py-libp2p 0.8.1 made fit for a daemon: each guard, and the symptom it cures.
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
-nothing is patched from outside. The guards of gossip are in `over_libp2p.gossip` and
-`over_libp2p.message_cache`, those of the data path in `over_libp2p.yamux` and `over_libp2p.noise`,
-those of reaching agreement on protocols in `over_libp2p.negotiation`.
+nothing is patched from outside. The guards of gossip are in `over_libp2p/gossip/`, those of the
+data path in `over_libp2p/yamux/` and `over_libp2p.noise`, those of reaching agreement on protocols
+in `over_libp2p.negotiation`.
 `tests/node/network/over_libp2p/test_libp2p_guards.py` and its neighbours have a test for each that
 fails without it, so that a guard can go when upstream has mended the defect.
 """
@@ -33,7 +33,7 @@ from gossamer.node.network.over_libp2p.addresses import host_of, peer_id_of, why
 from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
 from gossamer.node.network.over_libp2p.noise import layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.places import (
     NoPlaceError,
     Place,

@@ -32,7 +32,7 @@ from gossamer.node.network.over_libp2p.addresses import (
     port_of,
     with_port,
 )
-from gossamer.node.network.over_libp2p.gossip import new_gossip
+from gossamer.node.network.over_libp2p.gossip.pubsub import new_gossip
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost, GuardedMuxer, bound_selector

@@ -46,8 +46,8 @@ from libp2p.utils import encode_delim
 from gossamer.node.network.over_libp2p.congestion import LineRate
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 
 logger = logging.getLogger(__name__)
 

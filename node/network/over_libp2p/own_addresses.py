@@ -22,7 +22,7 @@ from gossamer.node.network.over_libp2p.addresses import (
 )
 from gossamer.node.network.over_libp2p.identify import PROTOCOL, ask_observed
 from gossamer.node.network.over_libp2p.noise import socket_of
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.port_mapping import Mapping
 from gossamer.node.network.reachability import Endpoint, Neighbourhood, Reachability
 from gossamer.node.network.transport import ORDINARY_ENDS, Stream

@@ -15,12 +15,12 @@ from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.over_libp2p import crossing
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, peer_id_of, why
 from gossamer.node.network.over_libp2p.crossing import Crossing
-from gossamer.node.network.over_libp2p.gossip import GOSSIP_PREFIX
+from gossamer.node.network.over_libp2p.gossip.pubsub import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.places import network_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Endpoint

@@ -15,9 +15,9 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of, why
-from gossamer.node.network.over_libp2p.gossip import GOSSIP_PREFIX
+from gossamer.node.network.over_libp2p.gossip.pubsub import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost, agreement_on
-from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ORDINARY_ENDS,

@@ -26,14 +26,14 @@ from gossamer.node.network.over_libp2p.addresses import (
     why,
 )
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
-from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
+from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.paths import Paths
 from gossamer.node.network.over_libp2p.streams import Streams
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.places import Rank
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Neighbourhood

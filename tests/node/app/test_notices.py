@@ -26,6 +26,8 @@ from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, load_settings
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.progress import Progress
+from gossamer.node.telemetry.status import LossHistory, LossPoint
 from tests.support.webhook import hook
 
 NOTICE = Notice("failed", 'Gossamer: it "failed"', "ab" * 32, "12D3KooW", 7)
@@ -120,8 +122,9 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.state_dir = StateDir(root)
-        self.progress = SimpleNamespace(
-            phase="training", problem=None, paused_reason=None, heldout_loss=1.25
+        self.progress = Progress(
+            phase="training",
+            history=LossHistory.restored([LossPoint(round=7, heldout_loss=1.25)], 1),
         )
         self.context = SimpleNamespace(
             manifest=SimpleNamespace(name="kitchen\x1b[2J", run_id=bytes(32)),

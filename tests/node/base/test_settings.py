@@ -48,6 +48,12 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     assert load_settings({}, {"GOSSAMER_CONFIG": str(file)}).cache_bytes == 100_000_000
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("\ufeffthreads = 3\n", encoding="utf-8")
+    assert load_settings({}, {}, file).threads == 3
+
+
 def test_a_micro_batch_is_a_whole_number(tmp_path: Path) -> None:
     assert load_settings({"micro_batch": 8}, {}).micro_batch == 8
     for wrong in (-1, 65_537, "many"):

@@ -495,6 +495,18 @@ def test_status_shows_what_was_taken_back_and_what_a_keeper_wants_to() -> None:
     text = shown(status)
     assert "by the founder or the keepers: the run went on after round 5" in text
     assert proposal in text
+    withdrawn = "this node could not go back to round 7"
+    assert withdrawn in shown(replace(STATUS, rollback_withdrawn=withdrawn))
+
+
+def test_status_shows_no_node_that_was_put_out_as_one_that_is_well() -> None:
+    problem = "the members of the run do not take this node for one: it was put out of the run"
+    status = replace(STATUS, phase="training", put_out=problem, problem=problem)
+    lines = status_lines(status, Look(styles=True))
+    assert "training, put out of the run" in lines[0]
+    assert "\x1b[1;31m" in lines[0], "bold red, and not the green of a node that trains"
+    assert "\x1b[32m" not in lines[0]
+    assert problem in lines[1]
 
 
 def test_status_says_when_the_node_goes_on() -> None:

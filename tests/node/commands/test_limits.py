@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from gossamer.node.cli import run_command
 from gossamer.node.commands.daemon import limits
+from gossamer.node.commands.options import StateOptions
+from gossamer.node.storage import order_lock
+from gossamer.node.storage.limits_file import read_limits, write_limits
+from gossamer.node.storage.state_dir import StateDir
+
+SECOND_COMMAND_SECONDS = 1.0
+"""Time in which the second command is through if nothing makes it wait."""
 
 
 @pytest.mark.parametrize(
@@ -28,6 +37,33 @@ def test_they_are_kept_for_the_first_node(
     assert row.endswith(f"{command} set")
     assert run_command([command, "set", change, *state]) == 0
     assert capsys.readouterr().out == "No node runs here. It holds when the next one starts.\n"
+
+
+def test_of_two_changes_at_once_both_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second command begins when the first one has read the file, and has yet to write it."""
+    options = StateOptions(state_dir=tmp_path)
+    second = threading.Thread(target=lambda: limits.limits("set", "threads=2", options=options))
+
+    def write_slowly(path: Path, kept: Mapping[str, str]) -> None:
+        if not second.ident:
+            second.start()
+            second.join(SECOND_COMMAND_SECONDS)
+        write_limits(path, kept)
+
+    monkeypatch.setattr(limits, "write_limits", write_slowly)
+    limits.limits("set", "upload=10", options=options)
+    second.join()
+    assert read_limits(StateDir(tmp_path).limits_path) == {"upload": "10", "threads": "2"}
+
+
+def test_a_change_says_that_another_command_keeps_the_file_for_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(order_lock, "LOCK_SECONDS_MAX", 0.0)
+    with order_lock.alone_in(tmp_path):
+        assert run_command(["limits", "set", "upload=10", "--state-dir", str(tmp_path)]) == 1
+    assert "another command" in capsys.readouterr().err
+    assert not StateDir(tmp_path).limits_path.exists()
 
 
 @pytest.mark.parametrize("change", ["upload=abc", "gpu_memory=120%", "uploads=10"])

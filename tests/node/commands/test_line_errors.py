@@ -42,6 +42,9 @@ def test_a_mistake_is_said_with_what_to_write(
     ("line", "mistake"),
     [
         ("joi", 'Unknown command "joi". Did you mean "join"?'),
+        ("stop --state-dir here", "there is no command `stop`; did you mean `gossamer leave`?"),
+        ("quit", "there is no command `quit`; did you mean `gossamer leave`?"),
+        ("continue", "there is no command `continue`; did you mean `gossamer resume`?"),
         ("--config mine.toml status", "--config: options come after a command, as in `gossamer "
          "status --config`"),
     ],

@@ -126,3 +126,11 @@ def test_what_each_member_has_given_is_read_without_the_network() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert not {"trio", "libp2p", "torch", "numpy"} & set(done.stdout.split())
+
+
+def test_a_daemon_loads_neither_chat_templates_nor_pictures() -> None:
+    program = "import sys, gossamer.node.app.daemon; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not {"jinja2", "segno", "torch", "matplotlib"} & set(done.stdout.split())

@@ -42,8 +42,10 @@ def digest(name: str) -> Digest:
 class Chain:
     """Heads "0", "1", ... with the ring of each; `mine` are the rounds that credit me."""
 
-    def __init__(self, length: int, mine: Sequence[int] = ()) -> None:
-        self.length, self.mine = length, mine
+    def __init__(self, length: int, mine: Sequence[int] = (), fork: int | None = None) -> None:
+        """`fork`: the round after which a branch has left this chain; None: there is none. Of the
+        heads of that branch nothing else is known."""
+        self.length, self.mine, self.fork = length, mine, fork
         self.unreadable: int | None = None
 
     def path_between(self, ancestor: Digest, head: Digest) -> list[Digest] | None:
@@ -51,6 +53,12 @@ class Chain:
         if ancestor not in heads:
             return None
         return heads[heads.index(ancestor) + 1 : heads.index(head) + 1]
+
+    def only_in(self, head: Digest, other: Digest) -> list[Digest]:
+        heads = [digest(str(number)) for number in range(self.length + 1)]
+        common = heads.index(other) if other in heads else self.fork
+        assert common is not None
+        return heads[common + 1 : heads.index(head) + 1][::-1]
 
     def header(self, head: Digest) -> object:
         number = next(n for n in range(self.length + 1) if digest(str(n)) == head)
@@ -208,6 +216,44 @@ def test_a_round_that_took_what_was_left_out_here_drops_it(
     assert node.told == ([] if is_kept else [False])
     settled(node, carried)
     assert len(node.told) == (not is_kept), "it was asked again"
+
+
+def at_a_branch(node: Node, carried: CarriedMomentum) -> None:
+    """Parts were left out of ring 3 here, and another ring's round 3 was committed."""
+    settled(node, carried)
+    carried.had_parts_in([RingParts(digest("ring 3"), 6, has_left_out=True)])
+    members = [SimpleNamespace(peer_id=ME, tokens=7)]
+    node.committed.chain = SimpleNamespace(path_between=lambda *_: [digest("3 of the branch")])
+    node.committed.header = lambda _: SimpleNamespace(
+        round=3, ring_id=digest("another ring"), members=members
+    )
+    node.committed.head = digest("3 of the branch")
+    settled(node, carried)
+    assert node.told == []
+
+
+@pytest.mark.parametrize(
+    ("mine", "is_kept"), [([3], False), ([], True)], ids=["more than is out", "nothing"]
+)
+def test_a_branch_left_for_the_round_that_took_what_was_left_out_drops_it(
+    mine: Sequence[int], is_kept: bool
+) -> None:
+    """Also where rounds of the other branch were committed here in between."""
+    node = Node(Chain(2), None)
+    carried = node.momentum()
+    at_a_branch(node, carried)
+    node.become(Chain(4, mine=mine, fork=2))
+    settled(node, carried)
+    assert node.told == ([] if is_kept else [False])
+
+
+def test_a_long_branch_may_have_taken_what_was_left_out() -> None:
+    node = Node(Chain(2), None)
+    carried = node.momentum()
+    at_a_branch(node, carried)
+    node.become(Chain(3 + STALE_ROUNDS, fork=2))
+    settled(node, carried)
+    assert node.told == [False]
 
 
 def test_a_header_that_cannot_be_read_may_have_taken_what_was_left_out() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.peer.id import ID
 
+from gossamer.node.network import identity
 from gossamer.node.network.identity import Identity, IdentityError, verify
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import PeerId
 
 
@@ -80,3 +84,63 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 def test_key_never_shows_in_its_representation() -> None:
     identity = Identity.from_seed(b"s" * 32)
     assert repr(identity) == f"Identity({identity.peer_id})"
+
+
+def test_a_kill_leaves_no_private_key_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next node of the directory removes what an earlier one left half-written."""
+
+    class Killed(BaseException):
+        """The process ends here, and nothing is cleaned up."""
+
+    def killed(*_args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        patch.setattr(Path, "unlink", lambda _self: None)
+        with pytest.raises(Killed):
+            Identity.load_or_create(tmp_path / "identity.key")
+    assert len(list(tmp_path.iterdir())) == 1
+    with StateDir(tmp_path).locked():
+        assert not list(tmp_path.glob(".identity*"))
+
+
+class Asked:
+    """Keys that note what they are asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.signatures: list[bytes] = []
+        self._key_of = identity._key_of
+        monkeypatch.setattr(identity, "_key_of", self.key_of)
+
+    def key_of(self, peer_id: PeerId) -> Asked:
+        self._key = self._key_of(peer_id)
+        return self
+
+    def verify(self, signature: bytes, data: bytes) -> None:
+        self.signatures.append(signature)
+        self._key.verify(signature, data)
+
+
+def test_a_right_signature_is_checked_once_and_a_wrong_one_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, asked = Identity.generate(), Asked(monkeypatch)
+    right, wrong = ours.sign(b"data"), ours.sign(b"date")
+    assert [verify(ours.peer_id, b"data", right) for _ in range(3)] == [True] * 3
+    assert [verify(ours.peer_id, b"data", wrong) for _ in range(2)] == [False] * 2
+    assert asked.signatures == [right, wrong, wrong]
+
+
+def test_signatures_are_remembered_for_short_data_and_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(identity, "_right", lru_cache(2)(identity._right.__wrapped__))
+    ours, asked = Identity.generate(), Asked(monkeypatch)
+    long = bytes(identity.REMEMBERED_BYTES_MAX + 1)
+    signatures = [ours.sign(data) for data in (long, long, b"1", b"2", b"3", b"1")]
+    for data, signature in zip((long, long, b"1", b"2", b"3", b"1"), signatures, strict=True):
+        assert verify(ours.peer_id, data, signature)
+    assert asked.signatures == signatures

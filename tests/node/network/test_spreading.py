@@ -11,7 +11,7 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
+from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.spreading import PASSED_ON_MAX, PASSING_PEERS_MAX, num_passed_on
 from gossamer.node.network.transport import Transport

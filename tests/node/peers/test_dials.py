@@ -17,6 +17,7 @@ from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
+from gossamer.node.network.transport import PeerTest
 from gossamer.node.peers import discovery as discovery_module
 from gossamer.node.peers.discovery import DIRECT_SECONDS, Discovery
 from gossamer.node.storage.known_peers import KnownPeers
@@ -68,11 +69,15 @@ async def busy(port: int) -> AsyncIterator[str]:
 
 
 def discovery_of(
-    node: Libp2pTransport, folder: Path, membership: Membership, bootstrap: Sequence[str] = ()
+    node: Libp2pTransport,
+    folder: Path,
+    membership: Membership,
+    bootstrap: Sequence[str] = (),
+    is_elsewhere: PeerTest = lambda _peer: False,
 ) -> Discovery:
     return Discovery(
         node, KnownPeers(folder / "peers"), bootstrap, membership, Metrics(Gpus()),
-        random.Random(1), AwakeClock(), _EverybodyIsIn(),
+        random.Random(1), AwakeClock(), _EverybodyIsIn(), is_elsewhere,
     )  # fmt: skip
 
 
@@ -203,6 +208,47 @@ def test_a_connection_to_a_peer_of_no_run_or_another_one_is_no_reason_to_stop_lo
                         await trio.sleep(0.05)
                 nursery.cancel_scope.cancel()
             assert {*node.peers()} == {foreign.peer_id, typed.peer_id, known.peer_id}
+
+    trio.run(main)
+
+
+def test_a_peer_of_another_run_is_not_dialled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dialled again each time that it, or this node, had ended the connection."""
+    monkeypatch.setattr(discovery_module, "LOOK_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            node, *foreign = [
+                await stack.enter_async_context(
+                    open_libp2p_transport(Identity.generate(), LOOPBACK)
+                )
+                for _ in range(4)
+            ]
+            typed, known, member = foreign
+            peers = KnownPeers(tmp_path / "peers")
+            peers.reached(known.peer_id, known.addresses()[0])
+            peers.save()
+            membership = Membership(node.peer_id)
+            said = announce(addresses=tuple(member.addresses()))
+            membership.announced(0.0, member.peer_id, said, (member.peer_id,))
+            # An address without an id says only when it is dialled who is there.
+            bootstrap = (typed.addresses()[0].rpartition("/p2p/")[0],)
+            elsewhere = {known.peer_id, member.peer_id}
+            discovery = discovery_of(
+                node, tmp_path, membership, bootstrap, is_elsewhere=elsewhere.__contains__
+            )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(discovery.run)
+                with trio.fail_after(10.0):
+                    while node.peers() != [typed.peer_id]:  # noqa: ASYNC110
+                        await trio.sleep(0.05)
+                elsewhere.add(typed.peer_id)
+                await node.disconnect(typed.peer_id)
+                await trio.sleep(3.0)  # longer than the wait before a second dial
+                assert node.peers() == []
+                nursery.cancel_scope.cancel()
 
     trio.run(main)
 

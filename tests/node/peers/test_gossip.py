@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import TransportError
 from gossamer.node.peers import comparison_pace
-from gossamer.node.peers.compact_rosters import LACKING_MAX, LACKING_SECONDS
+from gossamer.node.peers.compact_rosters import LACKING_MAX, LACKING_OF_ONE_MAX, LACKING_SECONDS
 from gossamer.node.peers.comparison_pace import (
     APART_SECONDS,
     NEWS_SECONDS,
@@ -20,7 +22,9 @@ from gossamer.node.peers.comparison_pace import (
 )
 from gossamer.node.peers.gossip import PUBLISHING_RING_MAX, Gossip
 from gossamer.node.peers.unwanted import DROPPED_SECONDS
+from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.policy.gossip_quota import ASKER_RATE
 from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.envelopes import encode_signed, seal
@@ -37,10 +41,14 @@ class Listener(OpenListener):
     apart = False
     hears_news = True
     """Whether what it hears says something new."""
+    is_known = True
+    """Whether the other one has announced itself."""
 
     def __init__(self) -> None:
         self.heard: list[Statement] = []
         self.commits: list[Commit] = []
+        self.offences: list[RemoteProtocolError] | None = None
+        """None: an offence is a failure."""
 
     def heard_statement(self, signed: Signed, statement: Statement) -> bool:
         self.heard.append(statement)
@@ -52,6 +60,15 @@ class Listener(OpenListener):
 
     def is_apart(self) -> bool:
         return self.apart
+
+    def is_member(self, peer: PeerId) -> bool:
+        return self.is_known
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        if self.offences is None:
+            super().offence(peer, error)
+        else:
+            self.offences.append(error)
 
 
 def with_two(story: Callable[[list[Gossip], list[Listener]], Awaitable[None]]) -> None:
@@ -321,13 +338,139 @@ def test_rosters_that_can_never_be_put_together_take_little_room() -> None:
 
     async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
         for attempt in range(3 * LACKING_MAX):
+            organiser = IDENTITIES[attempt % len(IDENTITIES)]
             other = Roster(5, HEAD, attempt, invented.members, "fp32", 1024)
-            sealed = seal(other, IDENTITIES[0].peer_id, RUN_ID, IDENTITIES[0].sign)
+            sealed = seal(other, organiser.peer_id, RUN_ID, organiser.sign)
             message = b"\x02" + encode_compact(sealed, other)
-            assert not gossips[1]._received(IDENTITIES[0].peer_id, message)
+            assert not gossips[1]._received(organiser.peer_id, message)
         assert len(gossips[1]._rosters._lacking) == LACKING_MAX
         await trio.sleep(1)
         assert not gossips[1]._rosters._lacking
         assert not listeners[1].heard
+
+    with_two(story)
+
+
+@pytest.mark.usefixtures("no_comparisons")
+def test_rosters_that_can_never_be_put_together_provoke_few_comparisons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each provoked one: some fifty a second, in each of which this node names all that it holds.
+    Those of one organiser keep no room from those of others."""
+    asked = counted_comparisons(monkeypatch)
+    invented, seconds = roster_of(readies()), 5
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        for attempt in range(20 * seconds):
+            other = Roster(5, HEAD, attempt, invented.members, "fp32", 1024)
+            sealed = seal(other, IDENTITIES[0].peer_id, RUN_ID, IDENTITIES[0].sign)
+            gossips[1]._received(IDENTITIES[0].peer_id, b"\x02" + encode_compact(sealed, other))
+            assert len(gossips[1]._rosters._lacking) <= LACKING_OF_ONE_MAX < LACKING_MAX
+            await trio.sleep(1 / 20)
+
+    with_two(story)
+    assert len(asked) <= seconds + 1
+
+
+@pytest.mark.usefixtures("no_comparisons")
+def test_one_comparison_brings_all_rosters_of_an_organiser() -> None:
+    known = readies()
+    rosters = [roster_of(known), replace(roster_of(known), attempt=1)]
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        for signed, statement in known.values():
+            gossips[0].statement_store.post(signed, statement)
+        for roster in rosters:
+            gossips[0].say(roster)
+        await trio.sleep(0.5 + LACKING_SECONDS)
+        assert rosters_in(listeners[1].heard) == rosters
+
+    with_two(story)
+
+
+LONG_SECONDS = 3 * QUIET_RECONCILE_SECONDS
+"""Each node has compared its store with the other one's by then."""
+
+
+def keep_foreign(gossip: Gossip, statement: Statement) -> None:
+    """Lets a node hold a statement that it has signed for another run."""
+    me = gossip._identity
+    run_id = digest_of(b"another run")
+    gossip.statement_store.post(seal(statement, me.peer_id, run_id, me.sign), statement)
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["well formed", "malformed here"])
+def test_a_peer_of_another_run_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Its statements looked forged, or as no peer may make them: it was banned."""
+    asked = counted_comparisons(monkeypatch)
+
+    def refuse(_self: Listener, _author: PeerId, _statement: Statement) -> bool:
+        raise MalformedError("a statement that no peer of this run makes")
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        if is_refused:
+            monkeypatch.setattr(Listener, "admits", refuse)
+        for listener in listeners:
+            listener.is_known = False
+        for gossip in gossips:
+            keep_foreign(gossip, announce())
+        await trio.sleep(LONG_SECONDS)
+        one, other = (gossip._transport for gossip in gossips)
+        assert one.peers() == other.peers() == []
+        await one.connect(other.addresses()[0])
+        num_before = len(asked)
+        await trio.sleep(60.0)
+        assert len(asked) <= num_before + 1, "each has asked the other one once"
+        assert not any(listener.heard for listener in listeners)
+
+    with_two(story)
+
+
+def test_a_peer_that_comes_over_to_this_run_is_one_of_it() -> None:
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        listeners[0].is_known = False
+        keep_foreign(gossips[1], announce(sequence=1))
+        await trio.sleep(LONG_SECONDS)
+        one, other = (gossip._transport for gossip in gossips)
+        await one.connect(other.addresses()[0])
+        gossips[1].keep(announce(sequence=2))
+        await trio.sleep(LONG_SECONDS)
+        assert not listeners[0].heard
+        listeners[0].is_known = True
+        await trio.sleep(LONG_SECONDS)
+        assert len(listeners[0].heard) == 1
+
+    with_two(story)
+
+
+def test_a_member_that_hands_on_what_is_forged_has_an_offence() -> None:
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        listeners[0].offences = []
+        keep_foreign(gossips[1], announce())
+        await trio.sleep(LONG_SECONDS)
+        assert listeners[0].offences
+        assert all(isinstance(error, ForgedError) for error in listeners[0].offences)
+
+    with_two(story)
+
+
+@pytest.mark.usefixtures("no_comparisons")
+@pytest.mark.parametrize("has_standing", [True, False])
+def test_a_peer_that_asks_without_end_is_answered_now_and_then(*, has_standing: bool) -> None:
+    """Each answer has up to 256 KiB, and it takes milliseconds to choose what is in it."""
+
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        gossips[1].statement_store.has_standing = lambda _author: has_standing
+        gossips[1].say(announce())
+        peer, num_answered, began = gossips[1]._transport.peer_id, 0, trio.current_time()
+        while trio.current_time() < began + 20.0:
+            with suppress(TransportError):
+                await gossips[0].reconcile(peer)
+                num_answered += 1
+        assert num_answered <= ASKER_RATE.burst + 21 * ASKER_RATE.per_second
+        await trio.sleep(2.0)
+        await gossips[0].reconcile(peer)
 
     with_two(story)

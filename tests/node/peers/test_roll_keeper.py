@@ -250,6 +250,8 @@ def test_a_member_that_hears_of_its_own_revocation_has_a_problem_at_once(tmp_pat
 
     async def run() -> None:
         assert "was put out of the run" in str(made.problem)
+        assert "was revoked" in str(made.problem), "by what"
+        assert "Ask for a new invitation" in str(made.problem), "and what its owner can do"
 
     trio.run(run)
 

@@ -24,10 +24,17 @@ NUM_DECLARED, NUM_HELDOUT = 8, 4
 class Losses:
     """A trainer and its audited state: an average and an update that lower the loss."""
 
-    def __init__(self, update_helps: float, has_target: Callable[[int], bool]) -> None:
-        """`has_target`: of each sequence, by its number."""
+    def __init__(
+        self,
+        update_helps: float,
+        has_target: Callable[[int], bool],
+        is_learnt: Callable[[int], bool] = lambda _number: True,
+    ) -> None:
+        """`has_target`: of each sequence, by its number. `is_learnt`: whether the average lowers
+        its loss."""
         self._update_helps = update_helps
         self._has_target = has_target
+        self._is_learnt = is_learnt
         self._average = self._own = 0.0
         self.asked: list[int] = []
         """How many sequences each question had."""
@@ -38,9 +45,11 @@ class Losses:
 
     async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...]:
         self.asked.append(len(sequences))
-        gain = -self._average - self._update_helps * self._own
+        helped = -self._update_helps * self._own
         return tuple(
-            3.0 + 0.01 * number - gain if self._has_target(number) else math.nan
+            3.0 + 0.01 * number + (self._average if self._is_learnt(number) else 0.0) - helped
+            if self._has_target(number)
+            else math.nan
             for _, number in sequences
         )
 
@@ -91,8 +100,44 @@ def test_sequences_of_prompts_alone_are_left_out(helps: float, is_poor: bool) ->
     assert losses.asked == [NUM_DECLARED + NUM_HELDOUT, 6, 9], "the others are not measured again"
 
 
-def test_too_few_sequences_with_something_to_say_tell_nothing() -> None:
-    losses = Losses(1.0, lambda number: number >= NUM_DECLARED - SEQUENCES_MIN + 1)
+@pytest.mark.parametrize(("helps", "is_poor"), [(1.0, False), (0.0, True)])
+def test_where_too_few_declared_sequences_say_something_held_out_ones_decide(
+    helps: float, is_poor: bool
+) -> None:
+    losses = Losses(helps, lambda number: number >= NUM_DECLARED - SEQUENCES_MIN + 1)
     told = Told()
+    verdict = verdict_of(losses, told)
+    assert told.reasons == []
+    assert verdict.is_poor is is_poor
+    assert losses.asked == [
+        NUM_DECLARED + NUM_HELDOUT,
+        NUM_HELDOUT,
+        SEQUENCES_MIN - 1 + NUM_HELDOUT,
+    ]
+
+
+@pytest.mark.parametrize(("helps", "is_poor"), [(1.0, False), (0.0, True)])
+def test_where_the_round_does_not_help_the_declared_data_held_out_ones_decide(
+    helps: float, is_poor: bool
+) -> None:
+    """A member could name data in which there is nothing to learn, always the same."""
+    losses = Losses(helps, lambda _number: True, lambda number: number >= NUM_DECLARED)
+    told = Told()
+    verdict = verdict_of(losses, told)
+    assert told.reasons == []
+    assert verdict.is_poor is is_poor
+    num_all = NUM_DECLARED + NUM_HELDOUT
+    assert losses.asked == [num_all, NUM_DECLARED, NUM_HELDOUT, num_all]
+
+
+def test_where_the_round_helps_no_data_nothing_is_told() -> None:
+    losses, told = Losses(0.0, lambda _number: True, lambda _number: False), Told()
     assert verdict_of(losses, told) is None
-    assert told.reasons == ["too little of the declared data has a token to predict"]
+    assert told.reasons == ["the round hardly helped"]
+
+
+def test_too_few_sequences_with_something_to_say_tell_nothing() -> None:
+    few = range(NUM_DECLARED - SEQUENCES_MIN + 1, NUM_DECLARED + SEQUENCES_MIN - 1)
+    told = Told()
+    assert verdict_of(Losses(1.0, few.__contains__), told) is None
+    assert told.reasons == ["too little of the data has a token to predict"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.network.identity import Identity
+from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
+from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, encode_summary
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.committed_rounds import IDENTITY
-from tests.support.long_chains import rounds_after
+from tests.support.long_chains import TOKENS, rounds_after
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.pruned_runs import Peer, inline
 
@@ -95,3 +98,116 @@ def test_the_head_of_the_link_is_remembered_when_its_header_goes(
 ) -> None:
     """Also one that no summary names, as links of earlier versions do."""
     look(tmp_path, IDENTITY, [], pinned_round)
+
+
+def damaged_look(
+    folder: Path, rounds: list[int], identity: Identity = IDENTITY, *, num_looks: int = 1
+) -> LoadedPeer:
+    """The node after looks of its keeper, when the disk has lost the records of some rounds."""
+    peers: list[LoadedPeer] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(seed=1)
+        async with network.transport(identity) as transport:
+            whole = LoadedPeer(folder, transport)
+            whole.stand()
+            for number in rounds:
+                (record,) = whole.directory.glob(f"{number:010d}-*")
+                record.unlink()
+            peer = LoadedPeer(folder, transport)
+            peer.committed.head = whole.committed.head
+            peer.committed.is_loaded = True  # type: ignore[attr-defined]
+            peer.committed.checkpoints = ()  # type: ignore[attr-defined]
+            keeper = CheckpointKeeper(
+                peer.manifest, identity, transport, peer.committed, peer.choice, [],  # type: ignore[arg-type]
+                peer.checkpoints, peer._note, None,
+            )  # fmt: skip
+            for _ in range(num_looks):
+                await keeper.look(inline)  # type: ignore[arg-type]
+            peers.append(peer)
+
+    run_simulated(main)
+    return peers[0]
+
+
+@pytest.mark.parametrize("rounds", [[300], [1], [300, 301, 302], [40, 300, 900], [256, 512]])
+def test_the_founder_alone_signs_behind_a_record_that_its_disk_lost(
+    tmp_path: Path, rounds: list[int]
+) -> None:
+    """Nobody could join otherwise, however long the run goes on."""
+    peer = damaged_look(tmp_path, rounds)
+    signed = NUM_ROUNDS - CHECKPOINT_PERIOD
+    last = peer.checkpoints.last
+    assert last is not None
+    assert last.round == signed
+    assert peer.first_round() == signed
+    assert peer.chain.is_whole(peer.committed.head)
+    start = peer.chain.start
+    assert start is not None
+    summary = start.decoded_summary()
+    assert summary.rows[0].rounds == signed - len(rounds)
+    assert summary.rows[0].tokens + summary.others == last.tokens_total == signed * TOKENS
+    kept = sorted(int(path.name.split("-")[0]) for path in peer.directory.glob("0*"))
+    assert kept == list(range(signed - STANDING_ROUNDS + 1, NUM_ROUNDS + 1))
+    again = ChainStore(peer.directory, peer.chain.genesis, peer.chain.genesis)
+    assert again.start == start
+    assert again.is_whole(peer.committed.head)
+
+
+def test_a_record_among_those_that_say_who_has_stake_is_waited_for(tmp_path: Path) -> None:
+    """Its round is too near to the only checkpoint that is due."""
+    due = NUM_ROUNDS - CHECKPOINT_PERIOD
+    peer = damaged_look(tmp_path, [due - STANDING_ROUNDS // 2], num_looks=2)
+    assert peer.checkpoints.last is None
+    assert peer.checkpoints.pending is None
+    assert peer.chain.header(peer.committed.head).round == NUM_ROUNDS
+    assert len(list(peer.directory.glob("0*"))) == NUM_ROUNDS - 1
+
+
+def test_a_node_signs_nothing_of_its_own_where_others_have_stake(tmp_path: Path) -> None:
+    """They have the record, and sign what it says."""
+    peer = damaged_look(tmp_path, [300], OTHER, num_looks=2)
+    assert peer.checkpoints.pending is None
+    assert peer.first_round() == 0
+    assert len(list(peer.directory.glob("0*"))) == NUM_ROUNDS - 1
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_next_checkpoint_goes_on_from_the_signed_one_also_where_the_record_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Otherwise members that have the record, and those that came later, would sign different
+    summaries from then on. A signed one that gives a member more than the chain is not used."""
+    lacking = damaged_look(tmp_path / "lacking", [300])
+
+    async def main() -> None:
+        network = MemoryNetwork(seed=1)
+        async with network.transport(IDENTITY) as transport:
+            whole = LoadedPeer(tmp_path / "whole", transport)
+            whole.stand()
+            summary = lacking.checkpoints.last_summary
+            assert summary is not None
+            assert summary.others == TOKENS
+            whole.checkpoints.take_path(lacking.checkpoints._path, summary)
+            rounds = rounds_after(
+                [IDENTITY.peer_id], CHECKPOINT_PERIOD, whole.committed.head,
+                round_number=NUM_ROUNDS, tokens_total=whole.committed.entry.tokens_total,
+                run_id=whole.chain.genesis,
+            )  # fmt: skip
+            for commit, header in rounds:
+                whole.committed.head = whole.chain.add(commit, header)
+            keeper = CheckpointKeeper(
+                whole.manifest, IDENTITY, transport, whole.committed, whole.choice, [],  # type: ignore[arg-type]
+                whole.checkpoints, whole._note, None,
+            )  # fmt: skip
+            rows = (replace(summary.rows[0], tokens=summary.rows[0].tokens + more * 2 * TOKENS),)
+            claimed = encode_summary(replace(summary, rows=rows))
+            monkeypatch.setattr(whole.checkpoints, "_summary", claimed)
+            await keeper.look(inline)  # type: ignore[arg-type]
+            assert whole.checkpoints.last_round == NUM_ROUNDS
+            next_summary = whole.checkpoints.last_summary
+            assert next_summary is not None
+            assert next_summary.others == (0 if more else TOKENS)
+            assert next_summary.rows[0].rounds == NUM_ROUNDS - (0 if more else 1)
+
+    run_simulated(main)

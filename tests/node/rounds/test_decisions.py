@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from gossamer.node.heads.heads import BetterHead
 from gossamer.node.rounds.decisions import (
+    LINGER_SECONDS,
     OVERTAKEN_SECONDS,
     Decision,
     DecisionLog,
@@ -19,7 +20,6 @@ from gossamer.node.rounds.decisions import (
     is_too_early,
     stops_training,
 )
-from gossamer.node.rounds.dispatcher import LINGER_SECONDS
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.policy.head_choice import HeadWeight
 

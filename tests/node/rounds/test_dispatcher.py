@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gossamer.node.rounds.decisions import LINGER_SECONDS, LINGER_SECONDS_MAX, linger_seconds
 from gossamer.node.rounds.dispatcher import (
-    LINGER_SECONDS,
-    LINGER_SECONDS_MAX,
     SILENT_SECONDS,
     TICK_SECONDS,
     RoundDispatcher,
-    linger_seconds,
 )
 from gossamer.node.rounds.effects import (
     SENDS_PER_CHUNK_MAX,

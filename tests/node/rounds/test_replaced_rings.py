@@ -83,7 +83,7 @@ def a_driver() -> tuple[RoundDriver, Told]:
         host=host,
     )
     told = Told()
-    driver.dispatcher = told  # type: ignore[assignment]
+    driver.dispatcher = driver._own_part._dispatcher = told  # type: ignore[assignment]
     return driver, told
 
 

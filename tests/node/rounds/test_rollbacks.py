@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,14 +73,18 @@ def test_an_order_that_was_withdrawn_can_be_given_again(tmp_path: Path) -> None:
                 files.write(SIGNED)
                 await trio.sleep(2 * DISK_LOOKS * LOOK_SECONDS)
                 assert list(known) == [ORDER]
+                assert known.withdrawn is None, "the order that was given again is under way"
                 await trio.sleep(ORDER_SECONDS + 2 * LOOK_SECONDS)
                 assert list(known) == []
                 assert not files.names()
+                assert f"could not go back to round {ORDER.round}" in str(known.withdrawn)
+                assert f"gossamer rollback {ORDER.round}" in str(known.withdrawn)
             assert gossip.published == []
             files.write(SIGNED)
             node.has_gone_back = True
             await trio.sleep(2 * DISK_LOOKS * LOOK_SECONDS)
             assert gossip.published == [SIGNED]
+            assert known.withdrawn is None
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.0))
@@ -203,15 +208,23 @@ def test_a_rollback_holds_when_more_than_half_of_the_keepers_signed_the_same(
 
 def test_a_proposal_is_told_to_people_until_enough_keepers_have_agreed(tmp_path: Path) -> None:
     known, _ = rollbacks_in(tmp_path, KEEPERS)
-    assert known.proposal is None
+    assert known.proposal_from(0) is None
     known.heard(signed_by(KEEPERS[0]), ORDER)
-    assert known.proposal is not None
-    assert "2 more keepers have given the order" in known.proposal
-    assert f"gossamer rollback {ORDER.round}" in known.proposal
+    assert known.proposal_from(0) is not None
+    assert "2 more keepers have given the order" in str(known.proposal_from(0))
+    assert f"gossamer rollback {ORDER.round}" in str(known.proposal_from(0))
     known.heard(signed_by(KEEPERS[1]), ORDER)
-    assert "1 more keeper has given the order" in known.proposal
+    assert "1 more keeper has given the order" in str(known.proposal_from(0))
     known.heard(signed_by(KEEPERS[2]), ORDER)
-    assert known.proposal is None
+    assert known.proposal_from(0) is None
+
+
+def test_a_proposal_that_nobody_can_agree_to_any_more_is_not_told(tmp_path: Path) -> None:
+    """`gossamer rollback` refuses a round that is too old."""
+    known, _ = rollbacks_in(tmp_path, KEEPERS)
+    known.heard(signed_by(KEEPERS[0]), ORDER)
+    assert known.proposal_from(ORDER.round) is not None
+    assert known.proposal_from(ORDER.round + 1) is None
 
 
 def test_one_keeper_fills_no_place_of_another(tmp_path: Path) -> None:
@@ -251,3 +264,18 @@ def test_a_proposal_is_told_at_once_and_the_signature_that_decides_when_its_node
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.0))
+
+
+@pytest.mark.parametrize("name", ["h", "k", "o"])
+def test_a_later_life_knows_which_rollback_came_last(tmp_path: Path, name: str) -> None:
+    """The names of their files say nothing: that of the proposal is the first one or the last."""
+    _, files = rollbacks_in(tmp_path, KEEPERS[:3])
+    early = Rollback(digest_of(name.encode()), ORDER.parent, 5)
+    orders = (signed_by(KEEPERS[0], early), signed_by(KEEPERS[1]), signed_by(KEEPERS[2]))
+    for seconds, signed in enumerate(orders):
+        files.write(signed)
+        os.utime(tmp_path / "rollbacks" / signed.digest.hex(), (seconds, seconds))
+    known, _ = rollbacks_in(tmp_path, KEEPERS[:3])
+    known.load()
+    assert known.newest_round == ORDER.round
+    assert known.proposal_from(0) is None, "rounds were taken back after the proposal"

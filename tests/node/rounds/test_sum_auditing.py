@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport, TransportError
-from gossamer.node.rounds.dispatcher import LINGER_SECONDS
+from gossamer.node.rounds.decisions import LINGER_SECONDS
 from gossamer.node.rounds.opened_chunks import (
     KEPT_ROUNDS,
     LATE_SECONDS,

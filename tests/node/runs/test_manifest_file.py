@@ -271,7 +271,8 @@ def test_the_tokenizer_sets_the_models_vocabulary() -> None:
 
 def test_corpus_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('preset = "tiny"\n[corpus]\npaths = ["texts", "/absolute", "~/home"]')
+    # Some editors write a byte order mark before the text.
+    path.write_text('\ufeffpreset = "tiny"\n[corpus]\npaths = ["texts", "/absolute", "~/home"]')
     assert read_manifest_file(path).corpus.paths == (
         str(tmp_path / "texts"),
         "/absolute",

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gossamer.node.machine.card_rates import peak_operations
 from gossamer.node.machine.speed import SpeedMeter
+from gossamer.node.telemetry import metrics
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import DataStatus, OuterStep, WorkStatus
@@ -270,3 +271,16 @@ def test_limits_are_shown_beside_their_use() -> None:
     assert value("gossamer_memory_used_bytes") == 1e9
     assert value("gossamer_trainer_resident_memory_bytes") == 7e8
     assert value("gossamer_trainer_cpu_seconds_total") == 3.0
+
+
+def test_the_version_of_a_package_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+
+    def version(package: str) -> str:
+        reads.append(package)
+        return "1.2"
+
+    monkeypatch.setattr(metrics, "version", version)
+    name = "a package that no other test asks for"
+    assert [metrics.package_version(name) for _ in range(3)] == ["1.2"] * 3
+    assert reads == [name]

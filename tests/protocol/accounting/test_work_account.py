@@ -406,8 +406,16 @@ def test_the_vector_of_an_offer_after_a_restart() -> None:
     one.trained(H0, 1, 50, [])
     third = offered(one, H0, 1)
     one.trained(H0, 1, 50, [])
-    assert one.restarted().offers == {}
-    assert int.from_bytes(third.void) == ALL, "which part of what is left it had is not known"
+    assert one.restarted().offers == {third.number: ALL}, "what came after it is lost"
+    assert third.void == b""
+
+    one.trained(H0, 1, 40, [])
+    fourth = offered(one, H0, 1)
+    one.trained(H0, 1, 20, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 80, 0b0011, counts_spans=True)
+    assert fourth.number not in one.restarted().offers
+    assert int.from_bytes(fourth.void) == ALL, "which part of what is left it had is not known"
 
 
 def test_a_chunk_that_was_taken_after_saving_does_not_come_back() -> None:
@@ -558,3 +566,22 @@ def test_what_waits_for_its_turn_is_to_be_saved_although_its_tokens_are_committe
     offered(new, H2, 3)
     new.committed_by(H3, H2, 50, ALL, counts_spans=True)
     assert new.is_saved, "nothing is left to save"
+
+
+def test_what_waited_for_its_turn_is_taken_with_an_offer_of_a_killed_process() -> None:
+    """Its tokens are committed, so nothing but the vector of the offer says that it was in it."""
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
+    one.saved()
+    one.trained(H1, 2, 50, [])
+    offer = offered(one, H1, 2)
+    one.trained(H1, 2, 30, [])  # its ring came to nothing here, and was committed elsewhere
+    written = msgspec.msgpack.encode(one.state)
+    new = WorkAccount(NUM_CHUNKS, STALE_ROUNDS, msgspec.msgpack.decode(written, type=AccountState))
+    restart = new.restarted()
+    assert (restart.chunks, restart.offers[offer.number]) == (ALL, ALL)
+    settled = new.committed_by(H2, H1, 50, HIGH, counts_spans=True, exchanged=HIGH)
+    assert (settled.offer, settled.taken, settled.zeroed) == (offer.number, HIGH, 0)
+    assert fates(new) == (150, 0, 0, 30, 0)

@@ -21,10 +21,12 @@ from gossamer.protocol.policy.audits import (
     falls_short,
     gain_of,
     helps_from_start,
+    names_its_data,
     rounds_between,
     share_of,
 )
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
+from gossamer.protocol.wire.statements import Span
 from tests.support import builders
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")
@@ -142,6 +144,24 @@ def test_a_member_that_trained_on_less_may_help_less() -> None:
     assert not falls_short(BEFORE, CONTROL, tenth, share_of(tokens, 0))
     assert falls_short(BEFORE, CONTROL, BEFORE, share_of(tokens, 0)), "it has done nothing"
     assert share_of([0, 0, 0, 5], 3) == share_of([5, 5, 5, 5], 0)
+
+
+def test_less_is_asked_of_work_on_text_that_it_was_not_trained_on() -> None:
+    """Members have text of different kinds. What has done nothing falls short all the same."""
+    tokens = [1000, 1000, 1000]
+    share = share_of(tokens, 0, is_heldout=True)
+    fifth = [b - (b - c) / 5 for b, c in zip(BEFORE, CONTROL, strict=True)]
+    assert falls_short(BEFORE, CONTROL, fifth, share_of(tokens, 0))
+    assert not falls_short(BEFORE, CONTROL, fifth, share)
+    assert falls_short(BEFORE, CONTROL, BEFORE, share)
+
+
+@pytest.mark.parametrize(("named", "does"), [(0, False), (499, False), (500, True)])
+def test_a_member_names_its_data_if_it_names_those_of_half_of_its_tokens(
+    named: int, does: bool
+) -> None:
+    spans = [Span(0, 0, 100), Span(1, 100, named)] if named else []
+    assert names_its_data(1000, spans) is does
 
 
 def test_what_does_not_help_falls_short() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import (
+    ASKER_RATE,
     AUTHOR_RATE,
     FLOOD_MESSAGES,
     FORWARDER_RATE,
     FORWARDER_STRANGERS_RATE,
+    STRANGE_ASKERS_RATE,
     STRANGERS_RATE,
     THROTTLES_MAX,
+    AnswerQuota,
     GossipQuota,
 )
 
@@ -77,3 +80,24 @@ def test_throttles_are_bounded_also_where_none_is_full_again() -> None:
     assert len(quota._forwarders) == THROTTLES_MAX
     assert quota.forwarder_wait_seconds(0.0, FORWARDER, 2 * FORWARDER_RATE.burst, 0) > 0
     assert quota.forwarder_wait_seconds(0.0, FORWARDER, 0.0, 0) > 0  # the newest stay
+
+
+def test_peers_with_standing_are_answered_while_many_strangers_ask() -> None:
+    quota = AnswerQuota()
+    strangers = [PeerId(f"stranger {number}") for number in range(100)]
+    num_answered = 0
+    for tick in range(200):
+        now = tick / 10
+        for peer in strangers:
+            num_answered += quota.admits(now, peer, has_standing=False)
+        if tick % 5 == 0:
+            assert quota.admits(now, FORWARDER, has_standing=True), "twice a second"
+    assert num_answered <= STRANGE_ASKERS_RATE.burst + 20 * STRANGE_ASKERS_RATE.per_second
+
+
+def test_a_peer_that_asks_too_often_is_answered_again_when_it_rests() -> None:
+    quota = AnswerQuota()
+    for _ in range(int(ASKER_RATE.burst)):
+        assert quota.admits(0.0, FORWARDER, has_standing=True)
+    assert not any(quota.admits(0.0, FORWARDER, has_standing=True) for _ in range(1000))
+    assert quota.admits(1.0, FORWARDER, has_standing=True)

@@ -8,17 +8,15 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy import ring_conduct
 from gossamer.protocol.policy.ring_conduct import (
     ACCUSERS_MAX,
-    FORGET_ROUNDS,
     LOST_FACTOR,
     MARKS_MAX,
     MEMBERS_MIN,
     MEMORY_ROUNDS,
-    SITS_OUT_ROUNDS,
-    SITS_OUT_ROUNDS_MAX,
     UNFAIR_MAX,
     WRONG_MAX,
     RingConduct,
 )
+from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SITS_OUT_ROUNDS, SITS_OUT_ROUNDS_MAX
 from tests.support.builders import peers
 
 ME, A, B, C, D = ORDER = peers(5)
@@ -337,6 +335,34 @@ def test_the_accusations_of_a_member_that_was_cut_off_make_no_other_one_sit_out(
         assert not mine.is_avoided(4, peer)
     mine.put_out(4, D, B, ORDER, is_voting=True)
     assert mine.sits_out(5, B), "the mark of C is still there"
+
+
+@pytest.mark.parametrize("lone", [ME, A])
+def test_nobody_is_suspected_by_the_word_of_a_member_that_was_cut_off(lone: PeerId) -> None:
+    """It takes the silence of its own line for sums that the others keep. C kept some before."""
+    mine = conduct()
+    mine.put_out(1, B, C, ORDER, is_voting=False, lost_seconds=9.0)
+    order = [lone, *(peer for peer in ORDER if peer != lone)]
+    while len(order) > 1:
+        alone_of = len(ORDER) if len(order) == 2 else 0
+        mine.put_out(3, lone, order[1], order, is_voting=False, lost_seconds=9.0, alone_of=alone_of)
+        del order[1]
+    assert mine.suspected(MEMORY_ROUNDS + 1) == {C}
+    assert mine.suspected(MEMORY_ROUNDS + 2) == frozenset()
+
+
+def test_both_marks_of_one_round_go_with_the_word_of_a_member_that_was_cut_off() -> None:
+    """Its first ring was replaced, and it accused B in both, which C had put out before."""
+    mine = conduct()
+    mine.put_out(1, C, B, ORDER, is_voting=False)
+    mine.put_out(3, A, B, ORDER, is_voting=False)
+    mine.put_out(3, A, B, ORDER, is_voting=False)
+    assert mine.sits_out(4, B)
+    mine.put_out(3, A, ME, (A, ME), is_voting=False, alone_of=len(ORDER))
+    assert not mine.sits_out(4, B)
+    mine.put_out(4, D, B, ORDER, is_voting=True)
+    assert mine.sits_out(5, B), "the mark of C is still there"
+    assert not mine.sits_out(4 + SITS_OUT_ROUNDS + 1, B), "it is the first time"
 
 
 def test_of_three_members_one_may_be_left_alone() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer.trainer.text.sources import corpus as corpus_module
-from gossamer.trainer.text.sources.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.sources.corpus import Corpus, Section, scan_corpus
 from gossamer.trainer.text.sources.corpus_errors import PROBLEMS_MAX, CorpusError
 from gossamer.trainer.text.sources.corpus_files import default_files, find_files
 from gossamer.trainer.text.sources.documents import DOCUMENT_BYTES_MIN, LINE_BYTES_MAX
@@ -111,6 +112,47 @@ def test_a_byte_order_mark_before_json_lines_is_no_text(tmp_path: Path) -> None:
     packed = write(tmp_path / "a.jsonl.gz", gzip.compress(content))
     for path in (plain, packed):
         assert texts_of(scan_corpus([path], seed=1)) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".md.gz", ".zst"])
+def test_a_byte_order_mark_is_no_text_at_the_start_of_a_file_alone(
+    tmp_path: Path, suffix: str
+) -> None:
+    """Elsewhere it is a character of the text, an unbreakable space of no width."""
+    mark = "\ufeff".encode()
+    lines = b"".join(b"%d a line\n" % number for number in range(1_000))
+    text = lines + mark + lines
+    packed = {".md.gz": gzip.compress(mark + text), ".zst": zstandard.compress(mark + text)}
+    path = write(tmp_path / f"a{suffix}", packed.get(suffix, mark + text))
+    corpus = scan_corpus([path], seed=1)
+    assert len(corpus.keys) > 2
+    assert b"".join(texts_of(corpus)) == text
+    assert corpus.num_bytes == len(text)
+
+
+def test_a_section_that_begins_with_a_byte_order_mark_within_a_file_keeps_it(
+    tmp_path: Path,
+) -> None:
+    mark = "\ufeff".encode()
+    path = write(tmp_path / "a.txt", mark + b"one\n" + mark + b"two\n")
+    sections = [Section(path, 0, 7), Section(path, 7, 14)]
+    assert texts_of(scan_corpus(sections, seed=1)) == [b"one\n", mark + b"two\n"]
+
+
+def test_a_file_with_nothing_but_a_byte_order_mark_has_no_text(tmp_path: Path) -> None:
+    for name, content in (("a.txt", b""), ("b.jsonl", b"\r\n")):
+        path = write(tmp_path / name, b"\xef\xbb\xbf" + content)
+        assert "the corpus has no text in it" in problems_of_scan(path)[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
+def test_a_file_in_utf_16_is_named_as_that(tmp_path: Path, name: str, encoding: str) -> None:
+    data = '\ufeff{"text": "one"}\n'.encode(encoding)
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith(".gz") else data)
+    (problem,) = problems_of_scan(path)
+    assert "is UTF-16 text" in problem
+    assert "convert it to UTF-8" in problem
 
 
 def test_another_field_of_a_json_line_may_hold_the_text(tmp_path: Path) -> None:

@@ -37,6 +37,16 @@ def sampled(plan: CorpusPlan, share: float = 0.1, seed: int = 7) -> list[str]:
     return [line for text in texts for line in text.decode().splitlines()]
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_the_byte_order_mark_of_a_file_is_in_no_sample(tmp_path: Path, suffix: str) -> None:
+    data = ("\ufeff" + "\n".join(lines_of(20_000)) + "\n").encode()
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    found = sampled(plan_of([path]), 1.0)
+    assert "0 " in {line[:2] for line in found}, "the sample has the file's first line"
+    assert not [line for line in found if "\ufeff" in line]
+
+
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".txt.gz", ".jsonl.zst"])
 def test_a_sample_is_from_everywhere_and_as_long_as_was_asked(tmp_path: Path, suffix: str) -> None:
     lines = lines_of(40_000)

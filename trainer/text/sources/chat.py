@@ -26,7 +26,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.text.sources.chat_environment import chat_environment, reason_of
 from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
-from gossamer.trainer.text.sources.documents import json_record
+from gossamer.trainer.text.sources.documents import is_blank, json_record
 
 MESSAGES_FIELD = "messages"
 ASSISTANT = "assistant"
@@ -83,7 +83,7 @@ class Chat:
         Raises:
             BadDocumentError: it holds none that can be used.
         """
-        if not line.strip():
+        if is_blank(line):
             return b""
         messages = _messages_of(json_record(line))
         text, spoken = self.write(messages)

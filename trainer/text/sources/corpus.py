@@ -15,13 +15,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from gossamer.trainer.text.sources.chat import Chat
 from gossamer.trainer.text.sources.corpus_errors import (
     BadDocumentError,
     BadFilesError,
@@ -46,6 +45,10 @@ from gossamer.trainer.text.sources.documents import (
 from gossamer.trainer.text.sources.spool import Spool
 from gossamer.trainer.text.sources.tables import Groups, table_bytes, table_texts
 from gossamer.trainer.text.sources.unpacking import Form, form_of, open_unpacked, unpacked_bytes
+
+if TYPE_CHECKING:
+    # Jinja comes with it, and a daemon, which loads this module, renders no conversation.
+    from gossamer.trainer.text.sources.chat import Chat
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done, bytes in all)."""
@@ -311,7 +314,7 @@ class _Scan:
             pieces = (
                 json_lines(stream, self._read_line, self._on_bad(path))
                 if form.content == "lines"
-                else text_pieces(stream, self._piece_bytes)
+                else text_pieces(stream, self._piece_bytes, is_start=not section.start)
             )
             for raw_bytes, text in pieces:
                 if form.packing or self._chat is not None:

@@ -24,7 +24,11 @@ DOCUMENT_BYTES_MIN = 4 * KIB
 LINE_BYTES_MAX = 16 * MIB
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Some programs write it before UTF-8 text, mostly on Windows. It belongs to no JSON."""
+"""Some programs write it before UTF-8 text, mostly on Windows. It belongs to no JSON, and to no
+text where a file begins with it."""
+
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""Other text begins so: no UTF-8 has these bytes."""
 
 LineReader = Callable[[bytes], bytes]
 """Returns the document of a JSON line, and nothing of a blank one; or raises BadDocumentError."""
@@ -115,14 +119,24 @@ def line_start(file: BinaryIO, at: int) -> int:
     return file.tell()
 
 
-def text_pieces(file: BinaryIO, piece_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """(length, text) of the pieces of a text file; together they are the whole file."""
+def text_pieces(file: BinaryIO, piece_bytes: int, *, is_start: bool) -> Iterator[tuple[int, bytes]]:
+    """(length, text) of the pieces of a text file; together they are the whole file.
+
+    Args:
+        is_start: whether the stream is at the file's start, where a byte order mark is no text.
+    """
     offset, rest = 0, b""
     while piece := rest + file.read(piece_bytes - len(rest)):
         rest = b""
         if len(piece) == piece_bytes:  # not the end of the file: cut at the end of a line
             cut = piece.rfind(b"\n") + 1 or _character_end(piece)
             piece, rest = piece[:cut], piece[cut:]
+        if is_start and not offset:
+            _refuse_utf_16(piece)
+            if piece.startswith(_BYTE_ORDER_MARK):
+                offset = len(_BYTE_ORDER_MARK)
+                yield offset, b""
+                piece = piece[offset:]
         check_text(piece, f"at byte {offset:,}", "leave it out, or convert it to UTF-8 text first")
         yield len(piece), piece
         offset += len(piece)
@@ -152,6 +166,11 @@ def json_text_of(text_field: str) -> LineReader:
     return lambda line: json_text(line, text_field)
 
 
+def is_blank(line: bytes) -> bool:
+    """Returns whether a line of a JSON lines file holds nothing."""
+    return not line.removeprefix(_BYTE_ORDER_MARK).strip()
+
+
 def json_record(line: bytes) -> dict[str, msgspec.Raw]:
     """Returns the fields of a JSON line; of a blank one none.
 
@@ -162,8 +181,9 @@ def json_record(line: bytes) -> dict[str, msgspec.Raw]:
         raise BadDocumentError(
             f"is longer than {LINE_BYTES_MAX // MIB} MiB; cut its text in pieces"
         )
-    if not line.strip():
+    if is_blank(line):
         return {}
+    _refuse_utf_16(line)
     try:
         found = line.removeprefix(_BYTE_ORDER_MARK)
         return msgspec.json.decode(found, type=dict[str, msgspec.Raw])
@@ -181,7 +201,7 @@ def json_text(line: bytes, text_field: str) -> bytes:
         BadDocumentError: it has none, or none that can be used.
     """
     record = json_record(line)
-    if not line.strip():
+    if is_blank(line):
         return b""
     if text_field not in record:
         names = ", ".join(repr(name) for name in sorted(record)[:8]) or "none"
@@ -215,6 +235,14 @@ def check_text(data: bytes, where: str, advice: str) -> None:
             f"is not UTF-8 text (byte 0x{data[error.start]:02x}, {error.start:,} bytes after "
             f"{where.removeprefix('at ')}); {advice}"
         ) from error
+
+
+def _refuse_utf_16(data: bytes) -> None:
+    """Raises BadDocumentError if the first bytes of a file, or of a line, are those of UTF-16."""
+    if data.startswith(_UTF_16_MARKS):
+        raise BadDocumentError(
+            "is UTF-16 text, by its first two bytes; leave it out, or convert it to UTF-8 first"
+        )
 
 
 def _character_end(data: bytes) -> int:

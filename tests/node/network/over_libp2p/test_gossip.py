@@ -12,13 +12,13 @@ from libp2p.pubsub.rpc_queue import RpcQueue
 from trio.testing import MockClock
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.gossip import (
+from gossamer.node.network.over_libp2p.gossip.message_cache import CACHE_BYTES_MAX
+from gossamer.node.network.over_libp2p.gossip.router import (
     ANSWER_BYTES_MAX,
     BACK_OFFS_MAX,
     GuardedGossipSub,
 )
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.message_cache import CACHE_BYTES_MAX
 from gossamer.protocol.limits import KIB
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

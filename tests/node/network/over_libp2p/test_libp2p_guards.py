@@ -31,15 +31,16 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network import doorstep
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import liveness as liveness_module
-from gossamer.node.network.over_libp2p import newcomers, tcp, yamux
+from gossamer.node.network.over_libp2p import newcomers, tcp
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession, socket_of
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
-from gossamer.node.network.over_libp2p.yamux_windows import FIRST_WINDOW_BYTES
+from gossamer.node.network.over_libp2p.yamux import connection as yamux
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
+from gossamer.node.network.over_libp2p.yamux.windows import FIRST_WINDOW_BYTES
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
 from gossamer.protocol.ids import PeerId
 

@@ -26,8 +26,8 @@ from gossamer.node.network.over_libp2p.liveness import (
     Liveness,
 )
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import ACK, HEADER, PING, SYN
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import ACK, HEADER, PING, SYN
 from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS, RING_PING_SECONDS
 from gossamer.protocol.policy.membership import ANSWER_SECONDS
@@ -403,6 +403,32 @@ def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
     seconds = 40 * ASK_SECONDS / 2
     assert num_pings[True] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
     assert num_pings[False] >= seconds / (2 * PING_SECONDS)
+
+
+def test_the_end_that_was_dialled_leaves_the_question_to_the_other_one() -> None:
+    """That one asks as soon as its time has come, and the question gets here a moment later."""
+    num_questions = 40
+
+    async def pings_of(was_dialled: bool) -> None:
+        channel = Channel()
+        liveness = Liveness(AwakeClock())
+        connection = connection_over(channel, liveness)
+        connection.was_dialled = was_dialled
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liveness.run)
+            nursery.start_soon(connection.start)
+            for _ in range(num_questions):
+                await trio.sleep(ASK_SECONDS + 0.1)
+                channel.ask()
+            num_pings[was_dialled] = len(channel.pings)
+            nursery.cancel_scope.cancel()
+
+    num_pings: dict[bool, int] = {}
+    for was_dialled in (True, False):
+        trio.run(pings_of, was_dialled, clock=trio.testing.MockClock(autojump_threshold=0))
+    seconds = num_questions * (ASK_SECONDS + 0.1)
+    assert num_pings[False] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
+    assert num_pings[True] > num_questions // 4, "it asks itself"
 
 
 @pytest.mark.parametrize("was_dialled", [True, False])

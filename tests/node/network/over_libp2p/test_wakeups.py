@@ -19,10 +19,10 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import MESSAGE_BYTES_MAX, PLAINTEXT_BYTES_MAX
 from gossamer.node.network.over_libp2p.receive_window import ReceiveWindow
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import HEADER, YamuxStream
-from gossamer.node.network.over_libp2p.yamux_windows import SPEC_WINDOW_BYTES
-from gossamer.node.network.over_libp2p.yamux_writer import MESSAGE_SECONDS_MIN
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import HEADER, YamuxStream
+from gossamer.node.network.over_libp2p.yamux.windows import SPEC_WINDOW_BYTES
+from gossamer.node.network.over_libp2p.yamux.writer import MESSAGE_SECONDS_MIN
 from tests.node.network.over_libp2p.test_libp2p_guards import run, running, secured_pair
 from tests.node.network.over_libp2p.test_libp2p_yamux import Channel, connection_over
 

@@ -13,15 +13,15 @@ from libp2p.peer.id import ID
 
 from gossamer.node.base.rate_limit import NO_LIMIT
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux_stream import (
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
     DATA,
     HEADER,
     WINDOW_UPDATE,
     YamuxStream,
 )
-from gossamer.node.network.over_libp2p.yamux_windows import (
+from gossamer.node.network.over_libp2p.yamux.windows import (
     FIRST_WINDOW_BYTES,
     LARGE_WINDOWS_MAX,
     SPEC_WINDOW_BYTES,

@@ -18,7 +18,7 @@ from libp2p.peer.id import ID
 from gossamer.node.app import assembly
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.gossip import GuardedGossipSub
+from gossamer.node.network.over_libp2p.gossip.router import GuardedGossipSub
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.state_dir import StateDir

@@ -203,6 +203,42 @@ def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(
     simulate(world, story)
 
 
+@pytest.mark.long
+def test_the_waits_of_slow_ones_do_not_add_up(tmp_path: Path, step_chunks: int) -> None:
+    """Each of them would measure the waits of the others as time that a step takes."""
+    steps, quick, slow = 20, "abc", "def"
+    world = World(
+        tmp_path,
+        seed=12,
+        codec="distro",
+        step_chunks=step_chunks,
+        wait_for_peers=5,
+        inner_steps=steps,
+    )
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, quick)
+        for name in slow:
+            await nursery.start(world.run, name, ["a"], SlowTrainer)
+        await world.reach(3, *quick, *slow)  # by then they know each other's speed
+        began, first = trio.current_time(), world.round("a")
+        await world.reach(first + 4, *quick, *slow)
+        seconds_a_step = (trio.current_time() - began) / (4 * steps)
+        # A round waits for the first parts of the slow ones: half the time of each of its steps.
+        assert seconds_a_step < 5 * STEP_SECONDS
+        await settled(world, *quick, *slow)
+        world.assert_one_chain(*quick, *slow)
+        for header in headers_of(world, "a")[first : first + 4]:
+            for name in quick:
+                assert tokens_of(world, header, name) == steps * STEP_TOKENS
+            for name in slow:
+                assert tokens_of(world, header, name) >= 3 * STEP_TOKENS
+        for name in (*quick, *slow):
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
 def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path, step_chunks: int) -> None:
     steps = 30
     world = World(

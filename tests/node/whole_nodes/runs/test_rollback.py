@@ -18,8 +18,8 @@ from gossamer.protocol.accounting.work_records import ROLLED_BACK, STALE
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.policy.poor_work import MARKS_MAX
-from gossamer.protocol.policy.ring_conduct import SITS_OUT_ROUNDS
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
+from gossamer.protocol.policy.sit_out import SITS_OUT_ROUNDS
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.balance import is_balanced
@@ -206,6 +206,9 @@ def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(
         await world.until(
             lambda: len(world.participant("a").context.rollbacks) == 0, 2 * ORDER_SECONDS
         )
+        reporter = world.nodes["a"].reporter
+        assert reporter is not None
+        assert "could not go back" in str(reporter.status().rollback_withdrawn)
         assert not files.names()
         await world.reach(world.round("b") + 3, *"abc")
         await world.come_together(*"abc", seconds=TOGETHER_SECONDS)

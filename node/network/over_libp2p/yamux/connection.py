@@ -10,8 +10,8 @@ protocol (https://github.com/hashicorp/yamux/blob/master/spec.md) and differs in
   that have data, a noise message each, control frames first, and writes batches.
 - A sender only hands over references and waits until the writer has sealed them. So cancelling a
   sender touches no half-written frame: its stream is reset and the connection lives on.
-- A peer that sends more than its window is cut off. The windows of a connection grow with use
-  (doubling when one is emptied within four round trips) up to a sum.
+- A peer that sends more than its window is cut off. The windows of a connection grow with use,
+  up to a sum: a window doubles when a peer would empty it within eight round trips.
 - The end of the connection, for any reason, ends every stream at once, for readers and writers.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -33,7 +32,8 @@ from multiaddr import Multiaddr
 from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux_stream import (
+from gossamer.node.network.over_libp2p.yamux.signs_of_life import SignsOfLife
+from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
     FIN,
     GO_AWAY,
@@ -45,13 +45,12 @@ from gossamer.node.network.over_libp2p.yamux_stream import (
     PeerViolation,
     YamuxStream,
 )
-from gossamer.node.network.over_libp2p.yamux_windows import (
+from gossamer.node.network.over_libp2p.yamux.windows import (
     FIRST_WINDOW_BYTES,
     SPEC_WINDOW_BYTES,
     Windows,
 )
-from gossamer.node.network.over_libp2p.yamux_writer import YamuxWriter
-from gossamer.node.network.pings import Ping, Pings
+from gossamer.node.network.over_libp2p.yamux.writer import YamuxWriter
 from gossamer.node.network.transport import Path
 from gossamer.protocol.policy.throttle import Rate, Throttle
 
@@ -64,8 +63,6 @@ OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
 CLOSE_SECONDS_MAX = 1.0
-# Less than this is an error of rounding in a difference of times, and no time to wait.
-ROUNDING_SECONDS = 1e-6
 # How long a stream that we are done with waits for the peer's end before it is reset.
 LINGER_SECONDS_MAX = 30.0
 
@@ -124,10 +121,7 @@ class YamuxConnection(IMuxedConn):
         self._body_left = 0
         self._body_stream: YamuxStream | None = None
         self._body_flags = 0
-        self.heard_seconds = 0.0
-        """Time at which anything last came (local clock)."""
-        self._pings = Pings()
-        self._rtt = 0.0
+        self._signs = SignsOfLife(self._ask, liveness, peer_id)
 
     # -- life
 
@@ -138,7 +132,7 @@ class YamuxConnection(IMuxedConn):
                 async with trio.open_nursery() as nursery:
                     for task in (self._read_frames, self.writer.run):
                         nursery.start_soon(self._until_broken, task)
-                    self.heard_seconds = trio.current_time()
+                    self._signs.heard_seconds = trio.current_time()
                     if self._liveness is not None:
                         self._liveness.add(self)
                     self.event_started.set()
@@ -255,7 +249,7 @@ class YamuxConnection(IMuxedConn):
     async def _read_frames(self) -> None:
         while True:
             plaintexts = await self.secured_conn.receive()
-            self.heard_seconds = trio.current_time()
+            self._signs.heard_seconds = trio.current_time()
             for plaintext in plaintexts:
                 self._feed(memoryview(plaintext))
 
@@ -292,8 +286,8 @@ class YamuxConnection(IMuxedConn):
         if kind == PING:
             if flags & SYN:
                 self.control(PING, ACK, 0, length)
-            elif (rtt := self._pings.answered(length, trio.current_time())) is not None:
-                self._rtt = rtt
+            else:
+                self._signs.answered(length)
             return
         if kind == GO_AWAY:
             raise ConnectionClosedError(f"the peer ended the connection (code {length})")
@@ -362,57 +356,34 @@ class YamuxConnection(IMuxedConn):
         assert self._liveness is not None, "only that calls this"
         if not after_stall and now - self.heard_seconds > self._liveness.silence_seconds_max():
             self.drop(f"nothing heard for {now - self.heard_seconds:.0f} s")
-        elif now >= self._ask_at():
-            self._send_ping()
-        return self._ask_at()
+        elif now >= self._signs.ask_at(was_dialled=self.was_dialled):
+            self._signs.ask()
+        return self._signs.ask_at(was_dialled=self.was_dialled)
+
+    def _ask(self, number: int) -> None:
+        self.control(PING, SYN, 0, number)
 
     def drop(self, reason: str) -> None:
         """End the connection without a word to the peer."""
         logger.debug("connection to %s ended: %s", self.peer_id, reason)
         self._scope.cancel()
 
-    def _ask_at(self) -> float:
-        """Local time at which the peer is to be asked for a sign of life."""
-        if self._liveness is None:
-            return math.inf
-        asked = self._pings.sent_at
-        silence = self._liveness.ask_after_seconds(self.peer_id, was_dialled=self.was_dialled)
-        measure_seconds = asked + self._liveness.measure_after_seconds(self.peer_id)
-        return min(max(self.heard_seconds, asked) + silence, measure_seconds)
-
-    def _send_ping(self) -> Ping:
-        """The ping whose answer is waited for."""
-        ping, is_new = self._pings.new(trio.current_time())
-        if is_new:
-            self.control(PING, SYN, 0, ping.number)
-        return ping
-
     async def answers_within(self, seconds: float) -> bool:
-        """Returns whether the peer answers a ping in time, so that the connection is alive.
+        """See `SignsOfLife`."""
+        return await self._signs.answers_within(seconds)
 
-        A time in which this process stood still does not count: the answer may wait to be read.
-        """
-        ping, asked_seconds, left = self._send_ping(), trio.current_time(), seconds
-        while left > ROUNDING_SECONDS:
-            with trio.move_on_after(left):
-                await ping.answered.wait()
-                return True
-            left = seconds - self._awake_since(asked_seconds)
-        return False
-
-    def _awake_since(self, seconds: float) -> float:
-        """Seconds since a local time for which this process has run."""
-        if self._liveness is None:
-            return trio.current_time() - seconds
-        return self._liveness.awake_since(seconds)
+    @property
+    def heard_seconds(self) -> float:
+        """Time at which anything last came (local clock)."""
+        return self._signs.heard_seconds
 
     def rtt(self) -> float:
-        """The newest round trip in seconds, 0 before the first pong."""
-        return self._rtt
+        """See `SignsOfLife`."""
+        return self._signs.rtt_seconds
 
     def rtt_or_guess(self) -> float:
         """The round trip for sizing windows; at least a busy machine's scheduling delay."""
-        return max(self._rtt, 0.005)
+        return max(self._signs.rtt_seconds, 0.005)
 
     # -- what py-libp2p asks
 

@@ -14,7 +14,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 
 from gossamer.node.network.over_libp2p.congestion import LineSearch
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
-from gossamer.node.network.over_libp2p.yamux_stream import HEADER, YamuxStream
+from gossamer.node.network.over_libp2p.yamux.stream import HEADER, YamuxStream
 
 # A socket that is full for longer is waiting for the line, not for a processor: then one message
 # at a time (5 ms at 100 Mbit/s), so that small ones wait for little.

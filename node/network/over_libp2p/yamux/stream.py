@@ -1,4 +1,4 @@
-"""One stream of `gossamer.node.network.over_libp2p.yamux`: buffers, windows, ends.
+"""One stream of a yamux connection: buffers, windows, ends.
 
 A stream does no I/O. Its connection's reader calls `feed` and `on_...`, its connection's writer
 calls `next_frame`, and the tasks that use it wait for events that those set.
@@ -18,7 +18,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, Mux
 
 from gossamer.node.base.rate_limit import SMALL_BYTES_MAX
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX
-from gossamer.node.network.over_libp2p.yamux_windows import (
+from gossamer.node.network.over_libp2p.yamux.windows import (
     CREDIT_BYTES_MAX,
     FIRST_WINDOW_BYTES,
     SPEC_WINDOW_BYTES,
@@ -26,7 +26,7 @@ from gossamer.node.network.over_libp2p.yamux_windows import (
 )
 
 if TYPE_CHECKING:
-    from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+    from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
