@@ -23,7 +23,9 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.policy.gossip_quota import ASKER_RATE
 from gossamer.protocol.policy.sum_audits import has_roots
+from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum, encode_finished
 from gossamer.protocol.wire.envelopes import (
     encode_signed,
@@ -65,6 +67,7 @@ class Rogue:
     random: random.Random
     manifest: Manifest | None = None
     _sequence: int = 0
+    _asking: dict[PeerId, Throttle] = field(default_factory=dict)
     _said: deque[Signed] = field(default_factory=partial(deque, maxlen=SAID_MAX))
     addresses: dict[PeerId, str] = field(default_factory=dict)
     """Addresses of the victims, where an attack dials by itself."""
@@ -109,7 +112,10 @@ class Rogue:
         return topics_of(self.run_id)
 
     async def statement_store(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
-        """Returns the statements in a victim's statement store."""
+        """Returns the statements in a victim's statement store. It asks as often as it is answered:
+        a stream that is refused would end most attacks."""
+        asking = self._asking.setdefault(victim, Throttle(ASKER_RATE))
+        await trio.sleep(asking.take(trio.current_time()))
         stream = await self.transport.open_stream(victim, STATEMENTS_PROTOCOL)
         await send_frame(stream, b"")
         message, _ = await receive_frame(stream)
