@@ -12,8 +12,10 @@ Rules
 - A peer follows at most `OF_ONE_MAX` rings of one organiser.
 - A ring that is refused counts as one without this peer. It says that it is out of it, but for
   `OF_ONE_MAX` rings of one organiser at most, so that rosters provoke few statements.
-- An organiser is *unsettled* if a ring of it is refused after another one was followed. Members
-  remember that (`policy.ring_conduct`).
+- An organiser is *unsettled* if a ring of it is refused after `OF_ONE_MAX` of its rings were
+  followed, or after two, of which the first was followed `REPLACE_SECONDS` before. Members remember
+  that (`policy.ring_conduct`). A second ring that is refused is no fault: its organiser may have
+  mended that of another one, it came over a slow line, or the time ran for the ring of another one.
 - When its ring is void and it gathers again, both rules begin anew.
 """
 
@@ -38,6 +40,8 @@ class Replacing:
         self._since_seconds: float | None = None
         """Local time at which the first ring was followed."""
         self._followed: Counter[PeerId] = Counter()
+        self._first_seconds: dict[PeerId, float] = {}
+        """Local time at which the first ring of each organiser was followed."""
         self._refused: defaultdict[PeerId, set[Digest]] = defaultdict(set)
         """At most `OF_ONE_MAX` rings of each organiser."""
         self._unsettled: set[PeerId] = set()
@@ -56,6 +60,7 @@ class Replacing:
     def followed(self, now: float, organiser: PeerId) -> None:
         """This peer follows a ring."""
         self._followed[organiser] += 1
+        self._first_seconds.setdefault(organiser, now)
         if self._since_seconds is None:
             self._since_seconds = now
 
@@ -67,10 +72,14 @@ class Replacing:
         refused.add(ring_id)
         return True
 
-    def is_newly_unsettled(self, organiser: PeerId) -> bool:
-        """Returns whether the ring that was refused is the first one for which its organiser counts
+    def is_newly_unsettled(self, now: float, organiser: PeerId) -> bool:
+        """Returns whether the ring that is refused is the first one for which its organiser counts
         as unsettled."""
-        if not self._followed[organiser] or organiser in self._unsettled:
+        first_seconds = self._first_seconds.get(organiser)
+        if first_seconds is None or organiser in self._unsettled:
+            return False
+        is_early = now < first_seconds + REPLACE_SECONDS
+        if self._followed[organiser] < (OF_ONE_MAX if is_early else 2):
             return False
         self._unsettled.add(organiser)
         return True
@@ -79,3 +88,4 @@ class Replacing:
         """The ring that was followed is void."""
         self._since_seconds = None
         self._followed.clear()
+        self._first_seconds.clear()

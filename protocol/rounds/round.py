@@ -244,7 +244,7 @@ class Round(RoundView):
         if ring.organiser != self._me and not self._replacing.may_follow(
             now, ring.organiser, is_out=is_out
         ):
-            return self._refuse(ring)
+            return self._refuse(now, ring)
         return self._follow(now, ring) if ring.organiser == self._me else self._weigh(now, ring)
 
     def _weigh(self, now: float, ring: Ring) -> list[Action]:
@@ -283,10 +283,11 @@ class Round(RoundView):
         publish = self._self.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
 
-    def _refuse(self, ring: Ring) -> list[Action]:
+    def _refuse(self, now: float, ring: Ring) -> list[Action]:
         """A ring that is to be preferred comes too late or too often."""
         organiser, replacing = ring.organiser, self._replacing
-        noted = [Unsettled(organiser)] if replacing.is_newly_unsettled(organiser) else []
+        is_unsettled = replacing.is_newly_unsettled(now, organiser)
+        noted = [Unsettled(organiser)] if is_unsettled else []
         said = replacing.refused(organiser, ring.ring_id)
         return [*noted, *(self._note_foreign(ring, "follows another ring") if said else [])]
 

@@ -97,6 +97,21 @@ def test_a_ring_of_another_organiser_may_come_a_little_later(is_late: bool) -> N
     assert len(left(actions)) == 1
 
 
+@pytest.mark.parametrize("seconds", [0.7, 1.1])
+def test_a_second_ring_that_comes_too_late_is_no_fault(seconds: float) -> None:
+    """As of an organiser that was frozen, and heard of the other ring when it had organised its
+    own. It organises again when that ring has come to nothing. A line may delay its ring, too."""
+    machine, actions = ready_machine(), []
+    (late,) = rosters(OTHER, 1, attempt=2)
+    actions += machine.statement(1.0, *late)
+    first, second = rosters(ROGUE, 2)
+    followed_seconds = 1.0 + 0.9 * REPLACE_SECONDS
+    actions += machine.statement(followed_seconds, *first)
+    assert begun(actions) == 2
+    actions += machine.statement(followed_seconds + seconds * REPLACE_SECONDS, *second)
+    assert (begun(actions), noted(actions)) == (2, [])
+
+
 def test_a_peer_that_is_out_of_its_ring_goes_to_another_one_at_any_time() -> None:
     machine = ready_machine()
     first, second = rosters(ROGUE, 2)
