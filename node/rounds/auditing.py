@@ -147,9 +147,7 @@ class Auditing:
         chain. Of rounds beside it a member makes as many as it wants, alone, until a head picks it
         as the auditor of whom it wants."""
         head = Digest(verdict.head)
-        if head not in self._rounds.newest(self._committed.head):
-            return None
-        if self._rounds.round_of(head) != verdict.round:
+        if not self._rounds.is_newest(head, verdict.round, self._committed.head):
             return None
         parent = self._rounds.parent_of(head)
         return self._audit_after(head, verdict.round, parent, self._rounds.credits_of(head))

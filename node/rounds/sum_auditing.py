@@ -148,8 +148,7 @@ class SumAuditing:
         head, rounds = Digest(verdict.head), self._rounds
         # Of rounds beside the own chain a member makes as many as it wants, alone, until a head
         # picks it as the auditor.
-        newest = rounds.newest(self._committed.head)
-        if head not in newest or rounds.round_of(head) != verdict.round:
+        if not rounds.is_newest(head, verdict.round, self._committed.head):
             return False
         credits = rounds.credits_of(head)
         return author == auditor_after(head, credits) and verdict.member in {*credits} - {author}

@@ -74,6 +74,11 @@ class KnownRounds:
             yield head
             head = self.parent_of(head)
 
+    def is_newest(self, head: Digest, number: int, mine: Digest) -> bool:
+        """Returns whether a head is that of a round of this number, one of the newest up to the
+        known head `mine`."""
+        return head in self.newest(mine) and self.round_of(head) == number
+
     def ring_of(self, number: int, head: Digest) -> bytes:
         """Returns the id of the ring of a round on the chain of a known head; empty if that round
         is not among the newest or cannot be read now."""

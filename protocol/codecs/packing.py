@@ -31,7 +31,7 @@ almost equally often.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,6 +121,28 @@ class Packing(ABC):
         """Bytes of a packed payload before its frame."""
         return self.num_bytes - self._num_framed
 
+    @abstractmethod
+    def _pieces(self, rest: _Bytes, whole: _Bytes) -> Iterable[tuple[_Bytes, _Bytes]]:
+        """Views of what does not travel in the frame, in what stands before the frame and in the
+        whole payload."""
+
+    def _parts(self, payload: Buffer, frame: bytes) -> Sequence[Buffer]:
+        """What travels in place of the payload if this is its frame."""
+        if len(frame) >= self._num_framed:
+            return (payload,)
+        rest = np.empty(self._boundary, np.uint8)
+        for there, here in self._pieces(rest, np.frombuffer(payload, np.uint8)):
+            there[:] = here
+        return (rest.data, frame)
+
+    def _unframed(self, packed: Buffer) -> bytearray:
+        """The payload, with zeros in place of what travels in the frame."""
+        payload = bytearray(self.num_bytes)
+        rest = np.frombuffer(packed, np.uint8, count=self._boundary)
+        for here, there in self._pieces(rest, np.frombuffer(payload, np.uint8)):
+            there[:] = here
+        return payload
+
 
 @dataclass(frozen=True)
 class FloatPacking(Packing):
@@ -138,25 +160,15 @@ class FloatPacking(Packing):
         upper = np.empty((len(self.starts), self.num_elements), np.uint8)
         for row, values in zip(upper, self._values(whole), strict=True):
             row[:] = values[:, -1]
-        frame = zstandard.ZstdCompressor(level=_LEVEL).compress(upper.data)
-        if len(frame) >= upper.size:
-            return (payload,)
-        rest = np.empty(self._boundary, np.uint8)
-        for there, here in self._pieces(rest, whole):
-            there[:] = here
-        return (rest.data, frame)
+        return self._parts(payload, zstandard.ZstdCompressor(level=_LEVEL).compress(upper.data))
 
     def unpack(self, packed: Buffer) -> bytearray:
         """See `Packing`."""
-        boundary, num_values = self._boundary, self._num_framed
-        upper = np.frombuffer(_content(packed, boundary, num_values, num_values), np.uint8)
-        payload = bytearray(self.num_bytes)
-        whole = np.frombuffer(payload, np.uint8)
-        rest = np.frombuffer(packed, np.uint8, count=boundary)
-        for here, there in self._pieces(rest, whole):
-            there[:] = here
+        num_values = self._num_framed
+        upper = np.frombuffer(_content(packed, self._boundary, num_values, num_values), np.uint8)
+        payload = self._unframed(packed)
         rows = upper.reshape(len(self.starts), self.num_elements)
-        for row, values in zip(rows, self._values(whole), strict=True):
+        for row, values in zip(rows, self._values(np.frombuffer(payload, np.uint8)), strict=True):
             values[:, -1] = row
         return payload
 
@@ -170,8 +182,8 @@ class FloatPacking(Packing):
         return views
 
     def _pieces(self, rest: _Bytes, whole: _Bytes) -> list[tuple[_Bytes, _Bytes]]:
-        """Views of what is not packed, in `rest` and in the whole payload: what lies between the
-        values, and each of the lower bytes of all values of a chunk."""
+        """See `Packing`: what lies between the values, and each of the lower bytes of all values of
+        a chunk."""
         pieces, place, done = [], 0, 0
         width = self.layout.value_bytes
         for start, values in zip(self.starts, self._values(whole), strict=True):
@@ -215,20 +227,15 @@ class PlacePacking(Packing):
             return (payload,)
         if (steps < 0).any():
             return (payload,)
-        frame = zstandard.ZstdCompressor(compression_params=_STEPS).compress(_bytes_of(steps).data)
-        if len(frame) >= self._num_framed:
-            return (payload,)
-        rest = np.empty(self._boundary, np.uint8)
-        for there, here in self._pieces(rest, whole):
-            there[:] = here
-        return (rest.data, frame)
+        compressor = zstandard.ZstdCompressor(compression_params=_STEPS)
+        return self._parts(payload, compressor.compress(_bytes_of(steps).data))
 
     def unpack(self, packed: Buffer) -> bytearray:
         """See `Packing`."""
-        boundary, kept = self._boundary, self._num_kept
+        kept = self._num_kept
         num_steps = len(self.starts) * kept
         most = num_steps + len(self.starts) * (self.num_elements // _WHOLE_STEP)
-        content = np.frombuffer(_content(packed, boundary, num_steps, most), np.uint8)
+        content = np.frombuffer(_content(packed, self._boundary, num_steps, most), np.uint8)
         ends = np.flatnonzero(content != _WHOLE_STEP)
         if len(ends) != num_steps or ends[-1] != len(content) - 1:
             raise MalformedError("a packed chunk with another number of places")
@@ -239,11 +246,7 @@ class PlacePacking(Packing):
         places, blocks = reached - 1, self.coder.blocks_of(kept)
         if (places >> _PLACE_BITS != blocks).any() or (places >= self.num_elements).any():
             raise MalformedError("a packed chunk with places outside of their blocks")
-        payload = bytearray(self.num_bytes)
-        whole = np.frombuffer(payload, np.uint8)
-        rest = np.frombuffer(packed, np.uint8, count=boundary)
-        for here, there in self._pieces(rest, whole):
-            there[:] = here
+        payload = self._unframed(packed)
         in_blocks = (places & BLOCK_ELEMENTS - 1).astype(np.uint16)
         for row, (first, last) in zip(in_blocks, self._ranges(), strict=True):
             payload[first:last] = pack_places(row)
@@ -257,7 +260,7 @@ class PlacePacking(Packing):
             yield first, first + place_bytes(self._num_kept)
 
     def _pieces(self, rest: _Bytes, whole: _Bytes) -> Iterator[tuple[_Bytes, _Bytes]]:
-        """Views of what stands between the places, in `rest` and in the whole payload."""
+        """See `Packing`: what stands between the places."""
         place, done = 0, 0
         for first, last in self._ranges():
             yield rest[place : place + first - done], whole[done:first]
@@ -274,6 +277,11 @@ def packed_place_bytes(coder: SparseCodec, num_elements: int) -> int:
     k = coder.k
     bits = min(k * (r + 1) + ((BLOCK_ELEMENTS - k) >> r) for r in range(_PLACE_BITS + 1))
     return -(-bits * num_elements // (8 * BLOCK_ELEMENTS))
+
+
+def saved_place_bytes(coder: SparseCodec, num_elements: int) -> int:
+    """Bytes by which an update is shorter when its places are packed, by the same estimate."""
+    return place_bytes(coder.num_kept(num_elements)) - packed_place_bytes(coder, num_elements)
 
 
 def _bytes_of(steps: npt.NDArray[np.intp]) -> _Bytes:

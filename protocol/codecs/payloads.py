@@ -31,7 +31,7 @@ from gossamer.protocol.codecs.packing import (
     FloatPacking,
     Packing,
     PlacePacking,
-    packed_place_bytes,
+    saved_place_bytes,
 )
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
@@ -141,13 +141,12 @@ class SumPayloads:
 
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
         """See `Payloads`."""
-        share = FLOATS_SHARE if is_packed and self._layout is not None else 1.0
-        average_bytes = self.coder.encoded_bytes(num_elements)
-        if num_members < 2:  # there is no link
-            return round(share * average_bytes)
-        # A sum has one member on the first link of its chunk, and all but one on the last.
-        sums = (self.coder.of_sum(n).encoded_bytes(num_elements) for n in range(1, num_members))
-        return round(share * ((sum(sums) // (num_members - 1) + average_bytes) // 2))
+        mean = average_bytes = self.coder.encoded_bytes(num_elements)
+        if num_members > 1:  # there are links
+            # A sum has one member on the first link of its chunk, and all but one on the last.
+            sums = (self.coder.of_sum(n).encoded_bytes(num_elements) for n in range(1, num_members))
+            mean = (sum(sums) // (num_members - 1) + average_bytes) // 2
+        return round(FLOATS_SHARE * mean) if is_packed and self._layout is not None else mean
 
     def members_max(self, num_elements: int) -> int:
         return limits.RING_MEMBERS_MAX
@@ -254,10 +253,8 @@ class SetPayloads(ListPayloads):
 
     def packed_part_bytes(self, num_elements: int) -> int:
         """See `ListPayloads`."""
-        if not self._is_packing:
-            return self.part_bytes(num_elements)
-        head_bytes = self.coder.head_bytes(num_elements)
-        return RECORD_PREFIX_BYTES + head_bytes + packed_place_bytes(self.coder, num_elements)
+        saved = saved_place_bytes(self.coder, num_elements) if self._is_packing else 0
+        return self.part_bytes(num_elements) - saved
 
     def packing(self, num_elements: int, mask: int) -> Packing | None:
         """See `Payloads`."""

@@ -28,7 +28,7 @@ from gossamer.protocol.codecs.packing import (
     FloatPacking,
     Packing,
     PlacePacking,
-    packed_place_bytes,
+    saved_place_bytes,
 )
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
 from gossamer.protocol.codecs.robust_average import (
@@ -36,7 +36,7 @@ from gossamer.protocol.codecs.robust_average import (
     robust_weights,
     usual_weight,
 )
-from gossamer.protocol.codecs.sparse_codec import SparseCodec, place_bytes
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.standing import Standing
@@ -94,8 +94,7 @@ class RecordPayloads(ListPayloads):
         """See `ListPayloads`."""
         part_bytes, sparse = self.part_bytes(num_elements), self._packed_sparse
         if sparse is not None:
-            saved = place_bytes(sparse.num_kept(num_elements))
-            return part_bytes - saved + packed_place_bytes(sparse, num_elements)
+            return part_bytes - saved_place_bytes(sparse, num_elements)
         return round(part_bytes * (FLOATS_SHARE if self._layout is not None else 1.0))
 
     def encode(self, values: Float32Array) -> bytes:

@@ -96,8 +96,7 @@ def extended(summary: ChainSummary, headers: Iterable[Header]) -> ChainSummary:
     for header in headers:
         assert header.round == number + 1, "headers that do not follow the summary"
         number = header.round
-        if is_mark(number):
-            marks = (marks + header.digest)[-MARKS_MAX * DIGEST_BYTES :]
+        marks = _marked(marks, number, header.digest)
         for peer, tokens in credits_of(header).items():
             old = rows.get(peer) or CreditRow(peer, 0, 0, number, number)
             rows[peer] = CreditRow(
@@ -121,10 +120,14 @@ def over_gap(summary: ChainSummary, header: Header) -> ChainSummary:
     lost = header.tokens_total - header.tokens - counted
     if header.round <= summary.round + 1 or lost < 0:
         raise MalformedError("a header that is not on the way from the summary")
-    marks, last = summary.marks, header.round - 1
-    if is_mark(last):
-        marks = (marks + header.parent)[-MARKS_MAX * DIGEST_BYTES :]
+    last = header.round - 1
+    marks = _marked(summary.marks, last, header.parent)
     return ChainSummary(last, summary.rows, summary.others + lost, marks)
+
+
+def _marked(marks: bytes, number: int, head: bytes) -> bytes:
+    """The marks of a summary, with the head of a round if the round is one of them."""
+    return (marks + head)[-MARKS_MAX * DIGEST_BYTES :] if is_mark(number) else marks
 
 
 def decode_summary(data: bytes | bytearray) -> ChainSummary:

@@ -69,7 +69,7 @@ So it is 1.0/0.6 for `tiny` and `sparse`, with three seeds 2.5 % below AdamW's o
 below AdamW with `sparse`. A chosen momentum suits both.
 
 What 1,024 values of a block leave out costs Muon 2.5 % against `diloco`, three seeds, where AdamW
-gains 1 %. All 4,096 of two bits each cost Muon 0.1 %, and 2,048 of them 0.6 %
+gains 1 %. All 4,096 of two bits each cost Muon 0.1 %, and 2,048 of them 0.5 %
 (docs/benchmarks/training.md). With all values there are no places to send, so that is as many bits
 as 2,048 take. AdamW loses with them. With `1m`, 400 steps and one seed, 2,048 cost Muon 0.7 %, and
 the 384 that AdamW has 11 %.
