@@ -139,7 +139,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("diloco-4-h20-int4-f4-o10", "diloco-4-h20-int4-f4-o50"),
     ),
     "sparse": ("sparse-4-h20", "sparse-4-h20-o10"),
-    "distro": ("distro-4",),
+    "distro": ("distro-4", "distro-4-uneven"),
     "sizes": (
         *("sync-2", "diloco-2-h20-fp32", "diloco-2-h20-int4", "sparse-2-h20"),
         *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int4", "sparse-8-h20"),

@@ -104,7 +104,11 @@ class SharedSwarm:
 
 
 def train_distro(setting: Setting, arm: Arm) -> Curve:
-    """One batch of each peer a step, as `synchronous` with as many peers. No peer is ever late."""
+    """One batch of each peer a step, as `synchronous` with as many peers.
+
+    With `uneven`, no step waits for a slow peer: it takes its gradient where all are, has its part
+    in the step during which it is ready, and goes on from there (`node/modes/shared_steps.py`).
+    """
     inner = msgspec.structs.replace(
         setting.inner,
         learning_rate=arm.learning_rate or SMALL_DISTRO.learning_rate,
@@ -115,10 +119,15 @@ def train_distro(setting: Setting, arm: Arm) -> Curve:
     progress, step_tokens = Progress(setting), inner.sequences_per_step * setting.model.context
     for peer in swarm.peers:
         peer.begin(0, inner.total_steps)
+    steps_of_parts = [2**late if arm.is_uneven else 1 for late in reversed(range(arm.num_peers))]
     for step in range(inner.total_steps):
-        for peer in swarm.peers:
-            assert peer.train(), "the corpus is too small for so many steps"
-        swarm.take_step(step, swarm.peers)
-        progress.curve.tokens += step_tokens * arm.num_peers
+        contributors = []
+        for peer, steps_of_part in zip(swarm.peers, steps_of_parts, strict=True):
+            if step % steps_of_part == 0:
+                assert peer.train(), "the corpus is too small for so many steps"
+            if (step + 1) % steps_of_part == 0:
+                contributors.append(peer)
+        swarm.take_step(step, contributors)
+        progress.curve.tokens += step_tokens * len(contributors)
         progress.note(step + 1, swarm.parameters)
     return progress.end(swarm.parameters, 0)

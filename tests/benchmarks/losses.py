@@ -25,7 +25,8 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     fN              streaming in N fragments
     aX              overlap, streaming: local parameters stay behind by this part (mixing)
     topics          each peer has text of its own kind
-    uneven          each peer is twice as fast as the one before it (1 : 2 : 4 : 8)
+    uneven          each peer is twice as fast as the one before it (1 : 2 : 4 : 8); distro: the
+                    slow ones are in every second, fourth, eighth step
     grow, shrink    from 1 to K peers, from K to 1
     R/M             outer learning rate and momentum
     dD              each round chooses its momentum, so that the outer step has D times the length
