@@ -17,7 +17,7 @@ SyncMode = Literal["diloco", "sparse", "distro"]
 
 
 class ModeRules(NamedTuple):
-    """What a run of one mode has, or may have."""
+    """The features that a run of one mode has, or may have."""
 
     shares_steps: bool
     """Whether all peers take every step together. Then a chunk is a step, members train inside the

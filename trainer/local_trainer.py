@@ -152,7 +152,7 @@ class LocalTrainer:
 
     @property
     def moments(self) -> str:
-        """What the optimiser keeps its moments in; empty without one."""
+        """The format in which the optimiser keeps its moments; empty without one."""
         return "" if self._optimizer is None else self._optimizer.moment_format
 
     @property

@@ -1,4 +1,4 @@
-"""What a trainer tells of a state between rounds: losses, and texts."""
+"""Losses and texts of a state between rounds, as a trainer tells them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer is built for."""
+"""The configuration of a trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.trainer.ipc.messages import Configure
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """What one peer trains and how. It holds for the life of a trainer."""
+    """The training of one peer: its model and how it learns. It holds for the life of a trainer."""
 
     model: ModelConfig
     inner: InnerConfig

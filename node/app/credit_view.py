@@ -1,4 +1,5 @@
-"""What each member has given, for the page: counted from the headers on disk, and not too often."""
+"""The credit of each member, for the page: counted from the headers on disk, and not too often. The
+names of members are kept for it, so that it shows those that are away."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 import trio
 
+from gossamer.node.base.ticks import sleep_to_tick
+from gossamer.node.rounds.opening import NodeContext
 from gossamer.node.runs.credit import Credits
-from gossamer.node.storage.owner_files import MemberName
+from gossamer.node.storage.owner_files import MemberName, MemberNames
 from gossamer.node.storage.state_dir import StateDirError
 
 FRESH_SECONDS_MIN = 10.0
@@ -21,6 +24,9 @@ FRESH_TIMES = 100.0
 ROWS_MAX = 1024
 """Members in one answer, those with the most tokens. A run with more has a longer list on disk,
 which `gossamer peers` reads."""
+
+NAMES_SECONDS = 30.0
+"""Interval of the looks for names of members. They change seldom, and a change is a write."""
 
 
 class MemberCredit(msgspec.Struct, frozen=True):
@@ -90,3 +96,21 @@ class CreditView:
             for row in credits.rows[:ROWS_MAX]
         )
         return msgspec.json.encode(CreditAnswer(credits.round, credits.tokens_total, members))
+
+
+async def keep_names(names: MemberNames, node: NodeContext, own: MemberName) -> None:
+    """Keeps the names of members of the chain that are here, until cancelled.
+
+    Args:
+        own: the name and the team of this node.
+    """
+    await names.load()
+    while True:
+        members = node.choice.stakes_at(node.committed.entry.head)
+        shown = {
+            peer: MemberName(announce.name, announce.team)
+            for peer, announce in node.swarm.living_anywhere().items()
+        }
+        shown[node.me] = own
+        await names.note({peer: each for peer, each in shown.items() if peer in members})
+        await sleep_to_tick(NAMES_SECONDS)

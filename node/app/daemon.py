@@ -198,24 +198,25 @@ class _Daemon:
         self._starts("it opens its ports")
         # A busy disk takes seconds to make a file durable: signals, the service manager and the
         # network do not wait for it.
-        identity = await in_thread(lambda: Identity.load_or_create(state_dir.identity_path))
+        identity = await in_thread(lambda: _identity_in(state_dir))
+        await in_thread(lambda: _mend_manifest(state_dir))
         signed = signed_manifest_here(state_dir)
-        port = state_dir.read_port()
+        port = state_dir.addresses.read_port()
         given = settings.bootstrap
         if not isinstance(self._role, Found):
             given = (*self._role.addresses, *given)
-        await in_thread(lambda: state_dir.write_seeds(given))
+        await in_thread(lambda: state_dir.addresses.write_seeds(given))
         async with open_libp2p_transport(
             identity,
             await listen_addresses(settings, port),
             announced=settings.announce,
-            typed=state_dir.read_seeds(),
+            typed=state_dir.addresses.read_seeds(),
             networks=[ipaddress.ip_network(each) for each in settings.own_networks],
             port=port,
             limits=limits.rates,
             awake=runtime.awake,
         ) as transport:
-            await in_thread(lambda: state_dir.write_port(transport.port))
+            await in_thread(lambda: state_dir.addresses.write_port(transport.port))
             self._manager.ready()  # to join or to found may take as long as it takes
             addresses = given
             own_text = None
@@ -237,7 +238,7 @@ class _Daemon:
                     signed = await join_run(
                         transport, role, addresses, state_dir, self._require_consent, in_thread
                     )
-                    await in_thread(lambda: state_dir.write_seeds(given, has_joined=True))
+                    await in_thread(lambda: state_dir.addresses.write_seeds(given, has_joined=True))
             if signed is None:
                 raise JoinError(
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "
@@ -250,7 +251,7 @@ class _Daemon:
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
-            bootstrap = tuple(dict.fromkeys((*addresses, *state_dir.read_seeds())))
+            bootstrap = tuple(dict.fromkeys((*addresses, *state_dir.addresses.read_seeds())))
             settings = msgspec.structs.replace(settings, bootstrap=bootstrap)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime, limits)
             self._leave, self._node = node.leave, node
@@ -305,6 +306,30 @@ class _Daemon:
             await run_abandonable(lambda: ask_owner(lines, print, ask))
         else:
             log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))
+
+
+def _identity_in(state_dir: StateDir) -> Identity:
+    """Returns the identity in a state directory, or a new one. Raises IdentityError."""
+    path = state_dir.identity_path
+    if state_dir.has_run() and not path.exists():
+        log.warning(
+            f"{path} was missing beside a run: this node is a new peer to the others, without the "
+            "rights of the old one. `gossamer identity restore FILE` brings a back-up of it back",
+            fields={"event": "new_identity", "file": str(path)},
+        )
+    return Identity.load_or_create(path)
+
+
+def _mend_manifest(state_dir: StateDir) -> None:
+    """Writes a file of the manifest again that is damaged or missing, from the other one."""
+    with state_dir.health.writing("manifest"):
+        name = state_dir.manifest_files.mend()
+        if name is not None:
+            log.warning(
+                "a file of the run's manifest was damaged or missing: it is written again from "
+                "the other one",
+                file=name,
+            )
 
 
 def _start_in_own_network(

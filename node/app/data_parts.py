@@ -6,7 +6,8 @@ import shutil
 
 import structlog
 
-from gossamer.node.app.core import Core, NodeInputs
+from gossamer.node.app.core import Core
+from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.peers.block_exchange import BlockService

@@ -188,6 +188,24 @@ def build_app(
         reason = now.put_out or now.phase
         return PlainTextResponse(f"not taking part in rounds: {reason}\n", status_code=503)
 
+    app = Starlette(
+        routes=[
+            Route("/", show_page),
+            Route("/api/status", show_status),
+            Route("/api/credit", show_credit),
+            Route("/api/samples", show_samples),
+            Route("/api/log", show_log),
+            Route("/join.svg", show_link),
+            Route("/metrics", show_metrics),
+            Route("/livez", show_alive),
+            Route("/readyz", show_ready),
+            *_order_routes(controls, token),
+        ]
+    )
+    return Guard(app, hosts, _BODY_BYTES_MAX)
+
+
+def _order_routes(controls: Controls, token: str) -> list[Route]:
     async def pause(request: Request) -> str:
         seconds, after_round = parse_pause(request.query_params)
         controls.pause(seconds, after_round=after_round)
@@ -208,25 +226,16 @@ def build_app(
     async def set_limits(request: Request) -> str:
         return await controls.set_limits(dict(request.query_params))
 
-    app = Starlette(
-        routes=[
-            Route("/", show_page),
-            Route("/api/status", show_status),
-            Route("/api/credit", show_credit),
-            Route("/api/samples", show_samples),
-            Route("/api/log", show_log),
-            Route("/join.svg", show_link),
-            Route("/metrics", show_metrics),
-            Route("/livez", show_alive),
-            Route("/readyz", show_ready),
-            Route("/api/pause", _order(pause, token), methods=["POST"]),
-            Route("/api/resume", _order(resume, token), methods=["POST"]),
-            Route("/api/limits", _order(set_limits, token), methods=["POST"]),
-            Route("/api/finish", _order(finish, token), methods=["POST"]),
-            Route("/api/leave", _order(leave, token), methods=["POST"]),
-        ]
-    )
-    return Guard(app, hosts, _BODY_BYTES_MAX)
+    orders = {
+        "pause": pause,
+        "resume": resume,
+        "limits": set_limits,
+        "finish": finish,
+        "leave": leave,
+    }
+    return [
+        Route(f"/api/{name}", _order(act, token), methods=["POST"]) for name, act in orders.items()
+    ]
 
 
 async def _order_kept(controls: Controls) -> str:

@@ -58,7 +58,7 @@ class DiskLimit:
         return self._store.used_bytes() + self._other_bytes
 
     def least_bytes(self) -> int:
-        """What cannot be removed: other files, and the blocks that stay beyond the quota."""
+        """Bytes that cannot be removed: other files, and the blocks that stay beyond the quota."""
         return self._store.pinned_bytes() + self._other_bytes
 
     @property

@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from gossamer.node.app.reached import finish_line
-from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
+from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.base.setting_values import DESKTOP
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.rounds.participant import Participant
@@ -124,6 +124,10 @@ class Notices:
         self._waits_seconds = tuple(waits_seconds)
         self._send = send or send_notice
         self._begun = Begun()
+        self._is_end_told = False
+        """Whether the owner was told that the run is finished, in this life or an earlier one."""
+        self._is_end_unmarked = False
+        """Whether the disk has yet to be told that the owner was."""
         self._undelivered: list[tuple[str, Notice]] = []
         """At most four events to each place: `QUIET_SECONDS` is longer than all attempts."""
 
@@ -131,11 +135,15 @@ class Notices:
         """Runs until cancelled, and then gives the last notices `FAREWELL_SECONDS_MAX`."""
         if not self._places:
             return
+        self._is_end_told = await run_abandonable(self._was_end_told)
         try:
             async with trio.open_nursery() as nursery:
                 while True:
-                    for one in self._look():
+                    new = self._look()
+                    for one in new:
                         nursery.start_soon(self._deliver, *one)
+                    if any(notice.event == "finished" for _, notice in new):
+                        nursery.start_soon(self._mark_end)
                     await trio.sleep(LOOK_SECONDS)
         finally:
             # A node that serves no finished run leaves as soon as it is finished.
@@ -144,19 +152,21 @@ class Notices:
                 async with trio.open_nursery() as nursery:
                     for one in list(self._undelivered):
                         nursery.start_soon(self._deliver, *one)
+                    nursery.start_soon(self._mark_end)
 
     def _look(self) -> list[tuple[str, Notice]]:
         holding = conditions(self._participant, self._state_dir.health, self._put_out())
         context = self._participant.context
-        run_id = context.manifest.run_id.hex()
         new: list[tuple[str, Notice]] = []
         for event in self._begun.look(holding, trio.current_time()):
-            if event == "finished" and not self._is_first_time(run_id):
-                continue
+            if event == "finished":
+                if self._is_end_told:
+                    continue
+                self._is_end_told = self._is_end_unmarked = True
             notice = Notice(
                 event,
                 f"Gossamer: {holding[event]}",
-                run_id,
+                self._run_id,
                 context.identity.peer_id,
                 context.committed.entry.round,
             )
@@ -164,19 +174,26 @@ class Notices:
         self._undelivered += new
         return new
 
-    def _is_first_time(self, run_id: str) -> bool:
-        """Returns whether the owner was not told in an earlier life that the run is finished."""
-        path = self._state_dir.noticed_path
+    @property
+    def _run_id(self) -> str:
+        return self._participant.context.manifest.run_id.hex()
+
+    def _was_end_told(self) -> bool:
+        """Returns whether the owner was told of the run's end in an earlier life. Blocks."""
         try:
-            if path.read_text(encoding="ascii", errors="replace").strip() == run_id:
-                return False
+            text = self._state_dir.noticed_path.read_text(encoding="ascii", errors="replace")
         except OSError:
-            pass
-        try:
-            write_atomically(path, f"{run_id}\n".encode())
-        except DiskError as error:
-            self._state_dir.health.failed("noticed", error)
-        return True
+            return False
+        return text.strip() == self._run_id
+
+    async def _mark_end(self) -> None:
+        """Notes on the disk that the owner was told. A disk that hangs holds up nothing else."""
+        if not self._is_end_unmarked:
+            return
+        path, line = self._state_dir.noticed_path, f"{self._run_id}\n".encode()
+        with self._state_dir.health.writing("noticed"):
+            await run_abandonable(lambda: write_atomically(path, line))
+        self._is_end_unmarked = False
 
     async def _deliver(self, place: str, notice: Notice) -> None:
         waits = [*self._waits_seconds[: ATTEMPTS_MAX - 1], None]

@@ -1,4 +1,4 @@
-"""What a finished run has reached, for the person at the terminal."""
+"""The result of a finished run, for the person at the terminal."""
 
 from __future__ import annotations
 

@@ -1,30 +1,22 @@
-"""The node's state as `Status`, and the gauges that follow it."""
+"""The node's state as `Status`, and in the words of its log."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import tzinfo
 
 import structlog
 import trio
 
 from gossamer.node.app.limit_parts import DiskLimit
 from gossamer.node.app.owner_limits import OwnerLimits
+from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.base.pausing import resumes_at
-from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.heads.missing_record import missing_record_text
-from gossamer.node.network.transport import Path, ReachReport
-from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.network.transport import Path
 from gossamer.node.rounds.auditing import AuditCount
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.runs.cutting import CorpusCutter
 from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.disk_use import bytes_beside
-from gossamer.node.storage.owner_files import MemberName, MemberNames, NamesFile
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.metric_labels import PEER_PATHS
 from gossamer.node.telemetry.metrics import package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import (
@@ -37,20 +29,12 @@ from gossamer.node.telemetry.status import (
     iso_moment,
 )
 from gossamer.protocol.accounting.ledger import EpochProgress
-from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_checkpoint import signing_depth
 from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
-
-GAUGE_SECONDS = 10.0
-"""More often than gauges are asked for (`deploy/`: every 15 s). Some of them look at each peer."""
-
-DISK_SECONDS = 30.0
-"""Time between two looks at the sizes of the state directory's files. They change with a round, and
-there are a few hundred of them."""
 
 SETTLED_ROUNDS = UNDO_ROUNDS_MAX
 """A head that so many rounds follow is not undone any more. Links name the newest of them that the
@@ -60,59 +44,33 @@ log = structlog.get_logger("node")
 
 
 class Reporter:
-    """Reads the parts of a node, and keeps the gauges up to date."""
+    """Reads the parts of a node."""
 
     def __init__(
         self,
+        inputs: NodeInputs,
         participant: Participant,
-        store: BlockStore,
-        blocks: BlockService,
         capacity: Callable[[], Capacity],
-        state_dir: StateDir,
-        zone: tzinfo | None = None,
-        limits: OwnerLimits | None = None,
-        disk_limit: DiskLimit | None = None,
-        shown: MemberName = MemberName(),  # noqa: B008
-        run_data: RunData | None = None,
-        cutting: Callable[[], str] = str,
-        put_out: Callable[[], str | None] = lambda: None,
+        limits: OwnerLimits,
+        disk: DiskLimit,
+        cutter: CorpusCutter,
+        put_out: Callable[[], str | None],
     ) -> None:
         """
         Args:
-            zone: of the times in the status; None means that of this machine.
-            shown: the name and the team that the owner chose.
-            run_data: all data of the run; None in a run where each peer has its own.
-            cutting: says how far this node is with the rest of its corpus; nothing if it has none.
             put_out: says why the members do not take this node for one; None if they do.
         """
-        self._shown = shown
-        self._run_data = run_data
-        self._cutting = cutting
-        self._put_out = put_out
-        node = participant.context
-        self.names = MemberNames(
-            NamesFile(state_dir.names_path, node.manifest.run_id),
-            state_dir.health,
-            node.run_in_thread,
-        )
         self._participant = participant
-        self._state_dir = state_dir
-        self._zone = zone
-        self._health = state_dir.health
-        self._limits = limits
-        self._disk_limit = disk_limit
-        self._other_bytes = 0
-        """Bytes of the state directory besides the blocks."""
-        self._transport = participant.context.transport
-        self._store = store
-        self._blocks = blocks
-        self._metrics = participant.context.metrics
         self._capacity = capacity
+        self._limits = limits
+        self._disk = disk
+        self._cutter = cutter
+        self._put_out = put_out
+        self._settings = inputs.settings
+        self._transport = inputs.transport
+        self._health = inputs.state_dir.health
+        self._zone = inputs.runtime.zone
         self._started_seconds = trio.current_time()
-        self._verify_failures = 0
-        self._counted = ReachReport("unknown")
-        """The transport's totals that the counters have."""
-        self._newest_checkpoint: Digest | None = None
 
     def status(self) -> Status:
         """Returns the present status. It is called on the event loop for every request."""
@@ -133,8 +91,8 @@ class Reporter:
             run_id=node.manifest.run_id.hex(),
             run_name=node.manifest.name,
             admission=node.manifest.admission,
-            name=self._shown.name,
-            team=self._shown.team,
+            name=self._settings.name,
+            team=self._settings.team,
             version=package_version("gossamer"),
             addresses=tuple(addresses),
             reach=reach.reach,
@@ -158,12 +116,12 @@ class Reporter:
             rolled_back_to=node.rollbacks.newest_round,
             rollback_proposal=self._rollback_proposal(),
             rollback_withdrawn=node.rollbacks.withdrawn,
-            rounds_behind=self._rounds_behind(),
+            rounds_behind=self.rounds_behind(),
             inner_step=progress.inner_step,
             inner_steps=progress.inner_steps,
             tokens_total=node.work.status.committed_on_time + node.work.status.committed_late,
             work=node.work.status,
-            data=self._data(),
+            data=self.data(),
             swarm_tokens_total=entry.tokens_total,
             tokens_per_second=capacity.tokens_per_second or None,
             loss=progress.loss,
@@ -176,18 +134,18 @@ class Reporter:
             num_parameters=node.manifest.model.num_parameters,
             capacity=CapacityStatus.of(capacity),
             confinement=progress.confinement,
-            limits=() if self._limits is None else self._limits.status(),
-            schedule=() if self._limits is None else self._limits.schedule(),
+            limits=self._limits.status(),
+            schedule=self._limits.schedule(),
             uptime_seconds=trio.current_time() - self._started_seconds,
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),
             relayed_bytes_total=reach.carried_bytes,
-            disk_used_bytes=self._store.used_bytes() + self._other_bytes,
+            disk_used_bytes=self._disk.used_bytes(),
             peers=peers,
             peers_banned=node.swarm.num_banned,
             ring=self._participant.rounds.ring,
             last_round=progress.last_round,
-            outer_step=self._outer_step(),
+            outer_step=self.outer_step(),
             loss_history=progress.history.points(),
         )
 
@@ -218,13 +176,15 @@ class Reporter:
         depth = signing_depth(node.manifest.rounds.checkpoint_rounds)
         return node.rollbacks.proposal_from(node.committed.entry.round - depth)
 
-    def _rounds_behind(self) -> int:
+    def rounds_behind(self) -> int:
+        """Returns how many rounds a living peer with more tokens in its chain is ahead, at most."""
         mine = self._participant.context.committed.entry
         others = self._participant.context.swarm.living().values()
         newest = max((a.round for a in others if a.tokens_total > mine.tokens_total), default=0)
         return max(0, newest - mine.round)
 
-    def _data(self) -> DataStatus:
+    def data(self) -> DataStatus:
+        """Returns how much of the data is consumed."""
         progress = self._participant.context.feed.epoch_progress()
         return DataStatus(
             epoch=progress.epoch,
@@ -233,17 +193,17 @@ class Reporter:
             shards_consumed=progress.shards_consumed,
             num_shards=progress.num_shards,
             expected_tokens=self._expected_tokens(progress),
-            cutting=self._cutting(),
+            cutting=self._cutter.status,
             own=bool(self._participant.context.manifest.data.own),
         )
 
     def _expected_tokens(self, progress: EpochProgress) -> int:
-        data = self._run_data
-        if data is None or self._participant.context.manifest.data.own:
+        if self._participant.context.manifest.data.own:
             return progress.num_tokens
-        return max(data.expected_tokens, progress.num_tokens)
+        return max(self._cutter.data.expected_tokens, progress.num_tokens)
 
-    def _outer_step(self) -> OuterStep | None:
+    def outer_step(self) -> OuterStep | None:
+        """Returns the settings that the newest round chose; None if it chose none."""
         tuned = self._participant.context.committed.tuned
         if tuned is None:
             return None
@@ -271,82 +231,6 @@ class Reporter:
     def _audits_of(self, peer: PeerId) -> AuditCount:
         auditing = self._participant.auditing
         return AuditCount() if auditing is None else auditing.count_of(peer)
-
-    def _note_checkpoint(self) -> None:
-        checkpoints = self._participant.context.committed.checkpoints
-        newest = checkpoints[-1].head if checkpoints else None
-        if newest is not None and newest != self._newest_checkpoint:
-            self._newest_checkpoint = newest
-            self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
-
-    def _names_here(self) -> dict[str, MemberName]:
-        """Returns name and team of each member of the chain that is here, and of this node."""
-        context = self._participant.context
-        members = context.choice.stakes_at(context.committed.entry.head)
-        shown = {
-            peer: MemberName(announce.name, announce.team)
-            for peer, announce in context.swarm.living_anywhere().items()
-        }
-        shown[context.me] = self._shown
-        return {peer: each for peer, each in shown.items() if peer in members}
-
-    async def _measure_disk(self) -> None:
-        root, blocks = self._state_dir.root, self._state_dir.blocks_path
-        self._other_bytes = await self._participant.context.run_in_thread(
-            lambda: bytes_beside(root, blocks)
-        )
-        self._metrics.disk_used_bytes.set("other", self._other_bytes)
-        if self._disk_limit is not None:
-            self._disk_limit.measured(self._other_bytes)
-
-    async def run(self) -> None:
-        """Updates the gauges every `GAUGE_SECONDS` until cancelled."""
-        metrics, store = self._metrics, self._store
-        await self.names.load()
-        measured_seconds = -math.inf
-        while True:
-            metrics.set_paused(self._participant.progress.paused_reason)
-            metrics.waiting_for_peers.set(self._participant.progress.waits_for is not None)
-            self._note_checkpoint()
-            metrics.set_traffic(self._transport.traffic())
-            paths: Counter[str] = Counter(
-                path.kind
-                for peer in self._transport.peers()
-                if (path := self._transport.path(peer)) is not None
-            )
-            for kind in PEER_PATHS:
-                metrics.peers.set(kind, paths[kind])
-            self._count_reach(self._transport.reach())
-            metrics.peers_banned.set(self._participant.context.swarm.num_banned)
-            metrics.blocks.set("stored", store.num_blocks())
-            metrics.blocks.set("pinned", store.num_pinned())
-            metrics.disk_quota_bytes.set(store.quota_bytes)
-            metrics.disk_used_bytes.set("blocks", store.used_bytes())
-            metrics.disk_used_bytes.set("pinned", store.pinned_bytes())
-            if trio.current_time() >= measured_seconds + DISK_SECONDS:
-                await self._measure_disk()
-                await self.names.note(self._names_here())
-                measured_seconds = trio.current_time()
-            metrics.rounds_behind.set(self._rounds_behind())
-            metrics.swarm_tokens.set(self._participant.context.committed.entry.tokens_total)
-            metrics.set_data(self._data())
-            metrics.set_outer_step(self._outer_step())
-            for peer in self._transport.peers():
-                seconds = self._transport.round_trip_seconds(peer)
-                if seconds is not None:
-                    metrics.peer_rtt_seconds.observe(seconds)
-            failures = store.verify_failures + self._blocks.verify_failures
-            metrics.block_verify_failures.inc(failures - self._verify_failures)
-            self._verify_failures = failures
-            await sleep_to_tick(GAUGE_SECONDS)
-
-    def _count_reach(self, report: ReachReport) -> None:
-        """Adds the growth of the transport's totals."""
-        metrics, before = self._metrics, self._counted
-        metrics.relayed_bytes.inc(report.carried_bytes - before.carried_bytes)
-        metrics.handshakes.add("unfinished", report.num_unfinished - before.num_unfinished)
-        metrics.handshakes.add("turned_away", report.num_turned_away - before.num_turned_away)
-        self._counted = report
 
 
 def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
-"""What the log of a run gets of the node: its inner steps, and its rounds."""
+"""The records of a node for the log of its run: inner steps and rounds."""
 
 from __future__ import annotations
 
 import re
 
-from gossamer.node.app.core import NodeInputs
+from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.telemetry.log_places import place_of

@@ -1,4 +1,4 @@
-"""What surrounds a node, and what a test replaces."""
+"""The surroundings of a node, which a test replaces, and what a node's life begins with."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from datetime import tzinfo
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import MakeTrainer
 from gossamer.node.machine.trainer_client import TrainerClient
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import Transport
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -34,3 +40,16 @@ class Runtime:
     awake: AwakeClock = field(default_factory=AwakeClock)
     """The clock without the time in which this process was stopped. It has to run as long as the
     node."""
+
+
+@dataclass(frozen=True)
+class NodeInputs:
+    """The things with which a node's life begins."""
+
+    manifest: Manifest
+    settings: Settings
+    state_dir: StateDir
+    identity: Identity
+    store: BlockStore
+    transport: Transport
+    runtime: Runtime

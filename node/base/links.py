@@ -13,7 +13,7 @@ from gossamer.protocol.wire.invitation_messages import Invitation, decode_invita
 
 
 class Links(NamedTuple):
-    """What the links of one command line say."""
+    """The content of the links of one command line."""
 
     addresses: tuple[str, ...]
     run_id: str | None = None

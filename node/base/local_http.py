@@ -20,7 +20,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class AnswerError(Exception):
-    """What came is no answer of HTTP, or not a whole one."""
+    """The reply is no answer of HTTP, or not a whole one."""
 
 
 class Answer(NamedTuple):

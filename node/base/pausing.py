@@ -68,7 +68,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the machine does at one moment. None: nothing can tell."""
+    """The state of the machine at one moment. None: nothing can tell."""
 
     unix_seconds: float
     is_on_battery: bool | None = None
@@ -87,7 +87,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class PauseRules(msgspec.Struct, frozen=True):
-    """When the owner lets the node train, apart from orders."""
+    """The rules by which the owner lets the node train, apart from orders."""
 
     hours: WorkHours | None = None
     """None: always."""

@@ -98,8 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether this node carries connections of members that cannot reach each other. `introduce`:
     only what it takes to cross their routers."""
     serve_limit: tuple[str, ...] = DEFAULT_SERVE_LIMIT
-    """Limits of the model and corpus that all peers outside the newest rounds get from this node,
-    in the form of `up_limit`."""
+    """Limits of the model, corpus and chain that peers outside the newest rounds get from here, in
+    the form of `up_limit`."""
     relay_limit: tuple[str, ...] = ()
     """Limits of what this node carries for others, in the form of `up_limit`."""
     api: str = DEFAULT_API

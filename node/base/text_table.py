@@ -38,7 +38,7 @@ class Styled(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the place can show that the lines are written to."""
+    """The abilities of the place to which the lines are written."""
 
     width: int | None = None
     """Columns of the terminal; None: no terminal, so that no line is folded."""

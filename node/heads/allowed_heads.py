@@ -40,7 +40,7 @@ class AllowedHeads:
         if pin is None or pin in chain.passed:
             return True
         if pin not in chain:
-            return False
+            return pin in chain.ancestors(head, len(chain))  # its own record may be lost
         # The rounds on both sides of a record that the disk lost were proven before it did.
         gap = chain.gap_before(head)
         is_before_gap = gap is not None and chain.is_whole(pin) and chain.entry(pin).round < gap

@@ -56,7 +56,11 @@ log = structlog.get_logger("chain")
 
 
 class CheckpointKeeper:
-    """Keeps the checkpoints of one node's chain."""
+    """Keeps the checkpoints of one node's chain.
+
+    Its constructor has eight parameters: a checkpoint joins what the run, the chain, the votes of
+    members and the transport say, and each of these is a part of its own.
+    """
 
     def __init__(
         self,
@@ -68,9 +72,7 @@ class CheckpointKeeper:
         rollbacks: Rollbacks,
         checkpoints: ChainCheckpoints,
         on_offence: OffenceHandler,
-        pinned_head: Digest | None,
     ) -> None:
-        """`pinned_head`: the head that the link named by which this node joined."""
         self._manifest = manifest
         self._identity = identity
         self._transport = transport
@@ -79,7 +81,6 @@ class CheckpointKeeper:
         self._rollbacks = rollbacks
         self._checkpoints = checkpoints
         self._on_offence = on_offence
-        self._pinned_head = pinned_head
         self._turn = 0
         """Number of the next peer to be asked: all have their turn."""
         self._known: tuple[Digest, ChainSummary] | None = None
@@ -153,24 +154,22 @@ class CheckpointKeeper:
         way = [head] if base == head else chain.path_between(base, head)
         if way is None:
             return self._summary_over_gaps(head, base, summary)
+        places = {each: place for place, each in enumerate(way, start=1)}
+        place = len(way) if base == head else 0
+        """The number of heads on the way that the summary has."""
         known, last = self._known, self._checkpoints.last
-        if known is not None and known[0] in way:
-            base, summary = known
+        if known is not None and known[0] in places:
+            place, summary = places[known[0]], known[1]
         try:
-            if last is not None and last.head in way and last.round >= summary.round:
-                at = Digest(last.head)
-                own = self._extended(base, at, summary)
-                base, summary = at, self._signed_or(own)
-            result = self._extended(base, head, summary)
+            if last is not None and last.head in places and last.round >= summary.round:
+                at = places[Digest(last.head)]
+                own = extended(summary, self._headers(way[place:at]))
+                place, summary = at, self._signed_or(own)
+            result = extended(summary, self._headers(way[place:]))
         except _UnreadableError:
             return None
         self._known = head, result
         return result
-
-    def _extended(self, base: Digest, head: Digest, summary: ChainSummary) -> ChainSummary:
-        """The summary up to a head from that of one before it. Raises _UnreadableError."""
-        path = self._committed.chain.path_between(base, head)
-        return extended(summary, self._headers(path or ()))
 
     def _signed_or(self, own: ChainSummary) -> ChainSummary:
         """Returns the summary of the newest signed checkpoint, from which all members go on; or
@@ -327,15 +326,8 @@ class CheckpointKeeper:
         before = chain.ancestors(head, STANDING_ROUNDS)
         if summary is None or len(before) <= STANDING_ROUNDS:
             return None
-        entry = chain.entry(before[-1])
-        start = start_after(summary.round, head, entry.head, entry.tokens_total, summary)
-        passed = () if chain.start is None else chain.start.passed
-        pin = self._pinned_head
-        if pin is not None and pin in chain and pin in chain.ancestors(head, len(chain)):
-            passed = (pin,)
-        return ChainStart(
-            start.round, start.head, start.before, start.before_tokens, start.summary, passed
-        )
+        entry, passed = chain.entry(before[-1]), chain.passed_on_way(head)
+        return start_after(summary.round, head, entry.head, entry.tokens_total, summary, passed)
 
 
 class _UnreadableError(Exception):

@@ -51,6 +51,8 @@ from gossamer.protocol.wire.statements import (
     Ready,
     Roster,
     Statement,
+    Vote,
+    vote_key,
 )
 
 AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
@@ -75,7 +77,11 @@ class BetterHead:
 
 
 class Heads:
-    """Knows which heads win, and takes them over."""
+    """Knows which heads win, and takes them over.
+
+    More than seven parameters, 15 public methods and 12 attributes: the rules, the chain, the state
+    and the peers meet here, and each question about a head is a method.
+    """
 
     def __init__(
         self,
@@ -102,6 +108,7 @@ class Heads:
         self._progress = progress
         self.allowed = allowed
         self._rounds, self._choice = rounds, choice
+        rounds.vote_of = self._vote_of
         self._rings: set[bytes] = set()
         """Rings on the committed head that this node followed."""
         self._counting: set[Digest] = set()
@@ -125,6 +132,19 @@ class Heads:
         """The members that signed a known round."""
         return self._rounds.signers_of(head)
 
+    def heard_vote(self, author: PeerId, vote: Vote) -> None:
+        """Takes a checked vote, which may be of a round that is proven without it."""
+        self._rounds.heard_vote(author, vote)
+
+    def _vote_of(self, author: PeerId, ring_id: bytes) -> Vote | None:
+        vote = self._swarm.gossip.statement_store.get(vote_key(author, ring_id))
+        return vote if isinstance(vote, Vote) else None
+
+    def _note_signers(self) -> None:
+        """Rounds may have got further signers."""
+        if more := self._rounds.take_more_signers():
+            self._choice.forget_signers(more)
+
     def members_at(self, head: Digest) -> Collection[PeerId]:
         """The peers that have stake at a known head."""
         return self._choice.stakes_at(head).keys()
@@ -133,6 +153,7 @@ class Heads:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
         now, chain, mine = trio.current_time(), self._committed.chain, self.mine
         allowed = self.allowed
+        self._note_signers()
         if not allowed.own():
             self._counting |= allowed.rollbacks.parents()
         self._counting = {
@@ -167,6 +188,7 @@ class Heads:
         """The proven heads that win over the committed one and do not count yet, the heaviest
         first."""
         now, chain, mine = trio.current_time(), self._committed.chain, self.mine
+        self._note_signers()
         whole = [head for head in chain.tips() if chain.is_whole(head)]
         return sorted(
             (
@@ -315,16 +337,22 @@ class Heads:
 
         Raises:
             DiskError: this node's disk does not take it, and would take no other head either.
+
+        Where it ends early, by a cancellation too, this node may be nearer to that head.
         """
-        began = trio.current_time()
+        began, before, is_there = trio.current_time(), self._committed.head, False
         try:
             await self._take_over(head)
+            is_there = True
         except (BehindError, RemoteProtocolError) as error:
             log.warning(
                 "a heavier head could not be taken over", head=short(head), error=str(error)
             )
             self.avoid(head, error)
             return False
+        finally:
+            if not is_there and self._committed.head != before:
+                self.note_new()
         self._taking_seconds = trio.current_time() - began
         self._avoided.reached(self.signers_of(head))
         self.note_new()

@@ -1,4 +1,4 @@
-"""What a missing record of the chain means for the run, in the words of people.
+"""The meaning of a missing record of the chain for the run, in words for people.
 
 A node whose disk lost the record of an old round has the newest state all the same, and goes on
 from it. A newcomer cannot follow the chain over the missing record, and this node cannot make the
@@ -18,6 +18,12 @@ from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
 from gossamer.protocol.standing import STANDING_ROUNDS
 
 
+def first_checkpoint_behind(gap: int) -> int:
+    """Returns the first round whose checkpoint the founder's node alone can sign over a missing
+    record. After a rollback to an earlier round none is signed: `CheckpointKeeper`."""
+    return -(-(gap + STANDING_ROUNDS) // CHECKPOINT_PERIOD) * CHECKPOINT_PERIOD
+
+
 def missing_record_text(
     committed: CommittedState, manifest: Manifest, me: PeerId, rollbacks: Rollbacks
 ) -> str | None:
@@ -30,7 +36,7 @@ def missing_record_text(
         f"the record of round {gap} is damaged or missing on this disk: the model and its training "
         "are not affected, but newcomers cannot join until a member that has the record connects"
     )
-    first_signed = -(-(gap + STANDING_ROUNDS) // CHECKPOINT_PERIOD) * CHECKPOINT_PERIOD
+    first_signed = first_checkpoint_behind(gap)
     if me != manifest.founder:
         return text
     if any(each.round < first_signed for each in rollbacks):

@@ -134,7 +134,7 @@ class HeadProver:
             holder.is_asked and now < holder.asked_seconds + SLOW_SECONDS
             for holder in self._holders.values()
         )
-        for peer in sorted(wanted, key=self._failures_of):
+        for peer in sorted(wanted, key=self._turn_of):
             if num_asked >= ASKED_MAX:
                 return
             head = Digest(wanted[peer].head)
@@ -156,12 +156,14 @@ class HeadProver:
         rest_seconds = LOOK_SECONDS if self._wanted_seconds else REST_SECONDS
         return min([tick_after(rest_seconds), *(due for due in dues if due > now)])
 
-    def _failures_of(self, peer: PeerId) -> tuple[int, Digest]:
-        """Returns the order in which peers are asked: another one for each that asks, so that not
-        all ask the same peer for a head that all of them lack."""
+    def _turn_of(self, peer: PeerId) -> tuple[int, bool, Digest]:
+        """Returns the order in which peers are asked: members before strangers, of whom there may
+        be any number, each with a head of its own. Else it is another one for each that asks, so
+        that not all ask the same peer for a head that all of them lack."""
         holder = self._holders.get(peer)
+        is_stranger = not self._swarm.gossip.statement_store.has_standing(peer)
         order = digest_of(self._swarm.me.encode(), peer.encode())
-        return (0 if holder is None else holder.failures, order)
+        return (0 if holder is None else holder.failures, is_stranger, order)
 
     def _may_ask(self, now: float, peer: PeerId, head: Digest) -> bool:
         holder = self._holders.get(peer)

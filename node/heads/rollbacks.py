@@ -161,7 +161,8 @@ class Rollbacks:
         self._on_disk: set[str] = set()
         """Names of the files that were read or written."""
         self._damaged: set[str] = set()
-        """Names of files that could not be read. They are written anew when a peer brings them."""
+        """Names of files that could not be read, of which the log says so once. They are written
+        anew when a peer brings them, or the order is given again."""
         self._told: set[Digest] = set()
         """Those of this node's own that peers know. They are not withdrawn."""
         self._noted: set[Digest] = set()
@@ -205,8 +206,12 @@ class Rollbacks:
         """Returns the heads from which the run goes on. Nodes that go back keep their states."""
         return frozenset(Digest(each.parent) for each in self)
 
-    def heard(self, signed: Signed, statement: Rollback) -> bool:
-        """Takes a checked rollback of a peer that may sign one. Returns whether it is news."""
+    def heard(self, signed: Signed, statement: Rollback, *, is_old: bool = False) -> bool:
+        """Takes a checked rollback of a peer that may sign one. Returns whether it is news.
+
+        Args:
+            is_old: it lay on the disk when this life began. Most nodes left its rounds long ago.
+        """
         signed_by_author = sum(each.author == signed.author for each, _ in self._known.values())
         if signed.digest in self._known or signed_by_author >= ROLLBACKS_MAX:
             return False
@@ -224,8 +229,11 @@ class Rollbacks:
             )
         elif statement not in self._holding:
             self._holding.append(statement)
-            log.warning(
-                "rounds were taken back; this node leaves them",
+            tell = log.info if is_old else log.warning
+            tell(
+                "rounds were taken back before this start; this node goes on without them"
+                if is_old
+                else "rounds were taken back; this node leaves them",
                 from_round=statement.round + 1,
                 goes_on_from=parent,
             )
@@ -248,20 +256,27 @@ class Rollbacks:
     def load(self) -> None:
         """Takes what is on disk, before the node begins."""
         for signed, statement in self._read_new():
-            self.heard(signed, statement)
+            self.heard(signed, statement, is_old=True)
 
     def _read_new(self) -> list[tuple[Signed, Rollback]]:
         """Reads the files that were not read or written yet; in a thread."""
         found = []
         for name in self._files.names():
-            if name in self._on_disk or name in self._damaged:
+            if name in self._on_disk:
                 continue
             try:
                 signed, statement = self._files.read(name)
             except (OSError, RemoteProtocolError) as error:
-                self._damaged.add(name)
-                log.warning("a rollback on disk is left out", file=name, error=str(error))
+                if name not in self._damaged:
+                    self._damaged.add(name)
+                    log.warning(
+                        "a rollback on disk is left out: a peer may bring it, or its signer gives "
+                        "the order again",
+                        file=name,
+                        error=str(error),
+                    )
                 continue
+            self._damaged.discard(name)
             if self._files.was_told(signed):
                 self._told.add(signed.digest)
                 self._noted.add(signed.digest)

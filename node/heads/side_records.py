@@ -139,6 +139,7 @@ class SideRecords:
         if mine == self._settled:
             return
         self._settled = mine
-        own = set(chain.path_between(chain.root, mine) or ())
+        way = chain.path_between(chain.root, mine)
+        own = {each for piece in chain.pieces_to(mine) for each in piece} if way is None else {*way}
         for quota in (self._strangers, self._known, self._newcomer):
             quota.keep(lambda head: head in chain and head not in own)

@@ -1,4 +1,4 @@
-"""What a node uses now of what its owner limits, apart from the line."""
+"""The present use of everything that the owner limits, apart from the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.node.telemetry.gpus import Gpus
 
 
 class NodeUses(NamedTuple):
-    """What a node uses at one look."""
+    """The amounts that a node uses at one look."""
 
     uses: Mapping[str, float]
     """By the names of `base.owner_limits`: threads, bytes, watts or degrees Celsius."""

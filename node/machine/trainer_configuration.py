@@ -1,4 +1,4 @@
-"""What a run's manifest and the owner's settings make of a trainer."""
+"""The configuration of a trainer, by the run's manifest and the owner's settings."""
 
 from __future__ import annotations
 

@@ -80,7 +80,11 @@ TrainerEvent = messages.FromWorker | TrainerExit
 
 
 class TrainerProcess:
-    """One trainer over any number of worker processes, one at a time."""
+    """One trainer over any number of worker processes, one at a time.
+
+    It has more than 12 attributes, because it holds the process, its pipes, its shared memory, and
+    the record of how earlier processes ended.
+    """
 
     def __init__(
         self,

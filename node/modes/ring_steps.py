@@ -36,7 +36,7 @@ class RingParts:
 
 
 class Part(NamedTuple):
-    """What this peer gives to one chunk of a step."""
+    """The part that this peer gives to one chunk of a step."""
 
     update: bytes
     """Its signs; empty where it abstains."""
@@ -51,7 +51,7 @@ SignStep: TypeAlias = Callable[[int, Digest], bytes]
 
 
 class PartSource(Protocol):
-    """What `RingSteps` asks for this peer's parts."""
+    """The source that `RingSteps` asks for this peer's parts."""
 
     async def part(self, steps: RingSteps, chunk: int, partial_sum_seconds: float | None) -> Part:
         """This peer's part in a chunk of a step; it abstains if it is late.
@@ -66,7 +66,11 @@ class PartSource(Protocol):
 
 
 class RingSteps:
-    """This peer's parts in the steps of one ring (a `Contribution`)."""
+    """This peer's parts in the steps of one ring (a `Contribution`).
+
+    More than 15 public methods and 12 attributes: it has all methods of a `Contribution`, and keeps
+    what was given, decided and taken of the steps under way.
+    """
 
     def __init__(
         self,

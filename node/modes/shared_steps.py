@@ -25,6 +25,9 @@ Rules
   shortest of these times is too long, it passes the partial sum on at once, and begins a step when
   the others are about ready. Otherwise the waits of slow members add up: each of them measures the
   waits of the others as time that a step takes, and waits longer.
+- A member waits once for an offer. If the offer does not come by then, the member begins and passes
+  on later steps without it, until it is there: a trainer that hangs is noticed after minutes, and
+  would hold up each step until then.
 - A part that the average of a step contains is removed from the trainer's momentum; any other part
   stays there. If a part's fate is not known when the round ends, it is removed: rather lost than
   counted twice.
@@ -117,7 +120,7 @@ class StepTiming:
 class SharedStepRunner:
     """The shared steps of one round at one peer. `run` goes on until `close`.
 
-    It has 15 attributes: seven components, and the state of one offer, of the rings, and of `run`.
+    It has 16 attributes: seven components, and the state of one offer, of the rings, and of `run`.
     """
 
     def __init__(
@@ -142,6 +145,8 @@ class SharedStepRunner:
         self._begun_seconds: float | None = None
         """Local time at which the trainer began the next offer; None: it has not, or that is not
         known."""
+        self._has_waited = False
+        """Whether a step was waited with for the trainer's next offer, in vain."""
         self._has_trained = False
         """Whether the trainer will offer nothing more in this round."""
         self._steps: RingSteps | None = None
@@ -167,7 +172,7 @@ class SharedStepRunner:
         """The trainer has a part for a step."""
         if self._begun_seconds is not None:
             self._timing.trained(trio.current_time() - self._begun_seconds)
-        self._update, self._begun_seconds = update, None
+        self._update, self._begun_seconds, self._has_waited = update, None, False
         self.notify()
 
     def trained(self) -> None:
@@ -280,24 +285,28 @@ class SharedStepRunner:
                 return steps.decide(chunk, self._update)
             if self._has_trained:
                 return steps.decide(chunk, None)
-            wait_seconds = self._give_up_seconds(steps, partial_sum_seconds) - trio.current_time()
+            others, until = self._times(steps, partial_sum_seconds)
+            is_in_vain = self._has_waited or self._is_in_vain(until)
+            wait_seconds = (others if is_in_vain else until) - trio.current_time()
             if wait_seconds <= 0:
+                self._has_waited = self._has_waited or not is_in_vain
                 log.debug("too late for a step", step=step, ring=short(steps.ring_id))
                 return steps.decide(chunk, None)
             with trio.move_on_after(wait_seconds):
                 await self._news.wait()
         return steps.late_part(chunk)
 
-    def _give_up_seconds(self, steps: RingSteps, partial_sum_seconds: float | None) -> float:
-        """Local time at which the next step goes on without this peer's part."""
+    def _times(self, steps: RingSteps, partial_sum_seconds: float | None) -> tuple[float, float]:
+        """Returns the local times at which the next step goes on without this peer's part: if this
+        peer does not wait for the part, and if it does."""
         timing = self._timing
         if partial_sum_seconds is None:
-            until = steps.taken_seconds + timing.step_patience
-            others = steps.taken_seconds + timing.step_seconds
-        else:
-            others = max(partial_sum_seconds, steps.taken_seconds)
-            until = others + timing.partial_sum_patience
-        return others if self._is_in_vain(until) else until
+            return (
+                steps.taken_seconds + timing.step_seconds,
+                steps.taken_seconds + timing.step_patience,
+            )
+        others = max(partial_sum_seconds, steps.taken_seconds)
+        return others, others + timing.partial_sum_patience
 
     def _is_in_vain(self, until_seconds: float) -> bool:
         """Returns whether the trainer's next part was never early enough for a wait until then."""

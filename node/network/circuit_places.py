@@ -3,8 +3,14 @@
 Identities cost nothing, and an idle circuit costs its ends next to nothing. Addresses of many
 networks are dear. A circuit counts for the network of its caller.
 
+A circuit that begins takes one of the streams that the target lets this node open, of which there
+are so many a second (`yamux.connection.OPEN_RATE`). So callers that begin circuits without end
+would leave this node no streams of its own to the target.
+
 Rules
 -----
+- Callers of one network begin circuits at `NETWORK_RATE`, and all callers circuits to one target at
+  `TARGET_RATE`. What comes beyond is refused, and no circuit ends for it.
 - Two peers have `CIRCUITS_PER_PAIR_MAX` circuits. A further one takes the place of their oldest:
   one of both has lost its connection, and this node has not noticed.
 - While a place is free, no other circuit ends.
@@ -27,12 +33,21 @@ from dataclasses import dataclass, field
 
 from gossamer.node.network.places import CROWDED_BY, NoPlaceError
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.throttle import Rate, Throttle, throttle_of
 
 CIRCUITS_MAX = 32
 """Circuits that this node carries at a time: two for each of 16 members without another way."""
 
 CIRCUITS_PER_PAIR_MAX = 2
 """Circuits of the same two peers: each may ask for one at the same time."""
+
+NETWORK_RATE = Rate(per_second=2, burst=2 * CIRCUITS_MAX)
+"""Rate of the circuits that callers of one network begin: all places twice, for peers behind one
+router that have lost their connections together. A peer tries again after seconds."""
+
+TARGET_RATE = Rate(per_second=8, burst=64)
+"""Rate of the circuits to one target: a sixth of the streams that this node may open to it, so that
+the rest is for its own."""
 
 IDLE_SECONDS = 60.0
 """Time without a byte after which a circuit is of no use. On a connection that lives, its peer is
@@ -66,6 +81,8 @@ class CircuitPlaces:
     def __init__(self) -> None:
         self._taken: dict[Circuit, None] = {}
         """In the order in which they began."""
+        self._networks: dict[str, Throttle] = {}
+        self._targets: dict[PeerId, Throttle] = {}
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -79,8 +96,13 @@ class CircuitPlaces:
         """A circuit begins. Another one ends for it if need be.
 
         Raises:
-            NoPlaceError: none gives way.
+            NoPlaceError: none gives way, or too many have begun lately.
         """
+        if not (
+            throttle_of(self._networks, newcomer.network, NETWORK_RATE, now).try_take(now)
+            and throttle_of(self._targets, newcomer.target, TARGET_RATE, now).try_take(now)
+        ):
+            raise NoPlaceError("this peer was asked for too many circuits a moment ago")
         own = [circuit for circuit in self._taken if circuit.pair == newcomer.pair]
         if len(own) >= CIRCUITS_PER_PAIR_MAX:
             self._end(own[0])

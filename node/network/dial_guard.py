@@ -86,7 +86,11 @@ class DialGuard:
         return (host, port) in self._typed
 
     def permit(self, neighbourhood: Neighbourhood) -> Permit:
-        """For addresses that a peer announced. `neighbourhood`: of this machine, as it is now."""
+        """Returns the permit for addresses that a peer announced.
+
+        Args:
+            neighbourhood: of this machine, as it is now.
+        """
 
         def budget_of(host: str) -> DialBudget:
             return self._near if neighbourhood.is_near(host) else self._elsewhere
@@ -94,5 +98,5 @@ class DialGuard:
         return Permit(neighbourhood, budget_of, self._clock)
 
     def permit_to_cross(self, neighbourhood: Neighbourhood) -> Permit:
-        """For addresses that a peer named for a crossing of both routers. See `permit`."""
+        """Returns the permit for addresses that a peer named for a crossing of both routers."""
         return Permit(neighbourhood, lambda _host: self._crossing, self._clock)

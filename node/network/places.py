@@ -70,7 +70,7 @@ def inbound_max(connections_max: int) -> int:
 
 
 class Rank(enum.IntEnum):
-    """What a peer has done here, in the order in which peers give way."""
+    """The merit of a peer here, in the order in which peers give way."""
 
     STRANGER = 0
     """It has not announced itself, or the run does not admit it."""

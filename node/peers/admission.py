@@ -6,6 +6,7 @@ announced themselves, and peers without a connection to this node have less of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gossamer.node.network.identity import verify
@@ -36,7 +37,7 @@ from gossamer.protocol.wire.statements import (
 )
 
 FAR_MAX = 8
-"""Peers without a connection to this node that may be in a ring with it, in a small swarm."""
+"""Strangers without a connection to this node that may be in a ring with it, in a small swarm."""
 
 FAR_HEADS_MAX = 4
 """Heads for which ready peers without a connection are counted; the oldest is forgotten first. A
@@ -51,7 +52,10 @@ class KnownHeads(Protocol):
 
 
 class Admission:
-    """The rules of one node in one run."""
+    """The rules of one node in one run: which statements, headers and records it takes.
+
+    It has more than 12 attributes, one for each rule that has a memory.
+    """
 
     def __init__(
         self,
@@ -85,7 +89,10 @@ class Admission:
         self._accusers: set[PeerId] = set()
         """Peers that put this node out of a ring on the present head."""
         self._far_ready: dict[bytes, set[PeerId]] = {}
-        """Peers that are ready for a head and had no connection when that was heard, by head."""
+        """By head, the strangers that are ready for it and had no connection when that was
+        heard."""
+        self.has_standing: Callable[[PeerId], bool] = lambda _peer: False
+        """Whether a peer has taken part in the newest rounds."""
 
     # Peers
 
@@ -146,9 +153,10 @@ class Admission:
         - A peer that has not announced itself is heard about nothing else. So the number of authors
           is bounded.
         - A peer that sits out because of its conduct or its work is not ready for any round.
-        - Of the peers without a connection only a few count as ready (`_far_max`), and a ring with
-          more of them is refused. A few are enough for newcomers that are still connecting to the
-          others. With more, a rogue could fill each ring with identities that it invented.
+        - Of the strangers without a connection only a few count as ready (`_far_max`), and a ring
+          with more of them is refused. A few are enough for newcomers that are still connecting to
+          the others. With more, a rogue could fill each ring with identities that it invented. They
+          take no place of members, which may have no connection to this node for long.
 
         Raises:
             RemoteProtocolError: no peer may make this statement.
@@ -181,7 +189,8 @@ class Admission:
         self._bounds.check_statement(statement, self.run_id)
         if self.sits_out(author):
             return False
-        return author in self._transport.peers() or self._is_among_few(author, statement.head)
+        is_near = author in self._transport.peers() or self.has_standing(author)
+        return is_near or self._is_among_few(author, statement.head)
 
     def admits_ring(self, organiser: PeerId, roster: Roster) -> bool:
         """Returns whether this node takes part in a ring. It is enough that a ring member follows
@@ -198,7 +207,8 @@ class Admission:
         self._bounds.check_statement(roster, self.run_id)
         members = {PeerId(member.author) for member in roster.members}
         far = members - {*self._transport.peers(), self._transport.peer_id}
-        if members & self._accusers or len(far) > self._far_max:
+        strangers = {peer for peer in far if not self.has_standing(peer)}
+        if members & self._accusers or len(strangers) > self._far_max:
             return False
         if self.conduct.sits_out(self._next_round, organiser):
             return False
@@ -209,7 +219,7 @@ class Admission:
         return max(FAR_MAX, len(self._transport.peers()))
 
     def _is_among_few(self, author: PeerId, head: bytes) -> bool:
-        """Returns whether a peer without a connection is one of the few that may be ready for a
+        """Returns whether a stranger without a connection is one of the few that may be ready for a
         head."""
         if head not in self._far_ready and len(self._far_ready) >= FAR_HEADS_MAX:
             del self._far_ready[next(iter(self._far_ready))]

@@ -23,7 +23,7 @@ from gossamer.node.storage.block_files import BlockError, CorruptBlockError, Mis
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.limits import KIB
+from gossamer.protocol.limits import BLOCK_BYTES_MAX, KIB
 from gossamer.protocol.wire.block_messages import (
     BLOCK_MESSAGE_BYTES_MAX,
     BLOCKS_PROTOCOL,
@@ -115,6 +115,7 @@ class BlockService:
         sources: Callable[[], Sequence[PeerId]],
         *,
         passes: int | None = None,
+        bytes_max: int = BLOCK_BYTES_MAX,
     ) -> None:
         """Get the blocks that are not in the store yet, from several peers at once.
 
@@ -122,7 +123,8 @@ class BlockService:
         A block that another fetch is getting already is waited for, not
         downloaded twice. The blocks are pinned until the call is back: pin them yourself, before,
         to keep them longer. `passes`: how often everybody is asked without any success before it
-        gives up, if not as often as the limits of this service say.
+        gives up, if not as often as the limits of this service say. `bytes_max`: most bytes of
+        each block; a longer one counts as missing, and is not read.
 
         Raises:
             FetchError: no peer has some of them, after several attempts. The others are stored. Or
@@ -137,7 +139,7 @@ class BlockService:
         pin_name = f"fetch {next(self._fetch_numbers)}"
         self._store.pin(pin_name, wanted)
         try:
-            await self._fetch(wanted, sources, passes or self._fetch_limits.passes)
+            await self._fetch(wanted, sources, passes or self._fetch_limits.passes, bytes_max)
         finally:
             self._store.unpin(pin_name)
 
@@ -192,6 +194,7 @@ class BlockService:
         wanted: list[Digest],
         sources: Callable[[], Sequence[PeerId]],
         passes: int,
+        bytes_max: int,
     ) -> None:
         pending = dict.fromkeys(wanted)
         failed: list[Digest] = []
@@ -200,7 +203,7 @@ class BlockService:
             pending = dict.fromkeys(self._store.missing(pending))
             ours = [digest for digest in pending if digest not in self._fetching]
             if ours:
-                not_found, problem = await self._download(ours, sources, passes)
+                not_found, problem = await self._download(ours, sources, passes, bytes_max)
                 if not_found:
                     failed += not_found
                     why = problem
@@ -218,6 +221,7 @@ class BlockService:
         digests: list[Digest],
         sources: Callable[[], Sequence[PeerId]],
         passes: int,
+        bytes_max: int,
     ) -> tuple[list[Digest], str]:
         """Returns (what is still missing, why)."""
 
@@ -234,6 +238,7 @@ class BlockService:
             on_stored=stored,
             on_offence=self._note_fetch_offence,
             spares_line=lambda: self.spares_line(),
+            bytes_max=bytes_max,
         )
         try:
             await download.run()
@@ -301,6 +306,7 @@ class BlockService:
         except (MissingBlockError, CorruptBlockError) as error:
             if isinstance(error, CorruptBlockError):
                 _log.warning("a block cannot be served", problem=str(error))
+            await self.uploads.turn(stream.peer_id, 0)
             await send_frame(stream, encode_reply(digest, found=False))
             return
         with file, self.uploads.serving(stream.peer_id):

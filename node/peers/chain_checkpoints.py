@@ -17,6 +17,7 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.frames import answering, ask, receive_message, send_frame
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
+from gossamer.node.peers.uploads import Uploads
 from gossamer.node.storage.chain_start import (
     KeptCheckpoints,
     read_checkpoints,
@@ -97,12 +98,14 @@ class ChainCheckpoints:
         branch_of: BranchOf | None,
         require_known: Callable[[list[PeerId]], None],
         on_offence: OffenceHandler,
+        uploads: Uploads | None = None,
     ) -> None:
         """
         Args:
             directory: the folder of the chain.
             branch_of: of each member of an invite-only run; None in others.
             require_known: raises RemoteProtocolError for a peer that the run never lets in.
+            uploads: the order in which peers are served; without it there is no budget.
         """
         self._run_id = manifest.run_id
         self._founder = PeerId(manifest.founder)
@@ -112,6 +115,7 @@ class ChainCheckpoints:
         self.branch_of = branch_of
         self._require_known = require_known
         self._on_offence = on_offence
+        self._uploads = uploads or Uploads()
         self._path: tuple[SignedCheckpoint, ...] = ()
         self._opened: tuple[OpenedCheckpoint, ...] = ()
         self._summary = b""
@@ -181,12 +185,12 @@ class ChainCheckpoints:
             self.pending = None  # a peer's path has come meanwhile
             return False
         opened = pending.opened()
-        place = shortened(self._opened, opened, self._founder, self.branch_of)
-        if place is None:
+        needed = shortened(self._opened, opened, self._founder, self.branch_of)
+        if needed is None:
             return False
-        self._set(
-            (*self._path[:place], pending.signed), (*self._opened[:place], opened), pending.summary
-        )
+        path = [self._path[place] for place in needed]
+        before = [self._opened[place] for place in needed]
+        self._set((*path, pending.signed), (*before, opened), pending.summary)
         self.pending = None
         return True
 
@@ -276,8 +280,11 @@ class ChainCheckpoints:
 
     async def _serve(self, stream: Stream) -> None:
         async with answering(stream, REQUEST_SECONDS, self._on_offence):
-            message = await receive_message(stream, CHECKPOINT_REQUEST_BYTES_MAX)
-            await send_frame(stream, self._answer(decode_checkpoint_request(message)))
+            request = decode_checkpoint_request(
+                await receive_message(stream, CHECKPOINT_REQUEST_BYTES_MAX)
+            )
+            await self._uploads.page_turn(stream.peer_id)
+            await send_frame(stream, self._answer(request))
 
     def _answer(self, request: CheckpointRequest) -> bytes:
         if isinstance(request, PathRequest):

@@ -16,6 +16,7 @@ import trio
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import answering, ask, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
+from gossamer.node.peers.uploads import Uploads
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
@@ -65,16 +66,19 @@ class ChainRecords:
         run_in_thread: RunInThread,
         open_commit: Callable[[Commit], Header],
         on_offence: OffenceHandler,
+        uploads: Uploads | None = None,
     ) -> None:
         """
         Args:
             open_commit: checks a commit record.
+            uploads: the order in which peers are served; without it there is no budget.
         """
         self._transport = transport
         self._committed = committed
         self._run_in_thread = run_in_thread
         self._open_commit = open_commit
         self._on_offence = on_offence
+        self._uploads = uploads or Uploads()
         self.admits_record: AdmitsRecord = lambda _bringer, _commit, _header: True
         """Returns whether a record that a peer brings is kept."""
         self.adopt: Callable[[PeerId], Awaitable[bool]] = _adopt_nothing
@@ -180,6 +184,8 @@ class ChainRecords:
         async with answering(stream, REQUEST_SECONDS, self._on_offence):
             message = await receive_message(stream, CHAIN_REQUEST_BYTES_MAX)
             request = decode_chain_request(message)
+            # Before the records are read: that takes more than to ask for them.
+            await self._uploads.page_turn(stream.peer_id)
             chain = self._committed.chain
             records = await self._run_in_thread(
                 lambda: chain.records_after(Digest(request.head), request.after_round)

@@ -23,6 +23,7 @@ from gossamer.node.storage.committed import CommittedState, Replayed
 from gossamer.node.storage.restoring import rebuild
 from gossamer.node.storage.state_blocks import CannotRebuildError, DamagedBlocksError
 from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.limits import BLOCK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chain import Header
 
@@ -41,14 +42,22 @@ DAMAGE_TRIES = 3
 """Tries of one way to a head over blocks that this disk damaged: the second one fetches the indices
 that were damaged, and the third one the blocks that these name."""
 
-_Get = Callable[[list[Digest]], Awaitable[None]]
-"""Gets blocks, or raises FetchError or DiskError."""
+FLOAT_BYTES = 4
+"""Bytes of one value of a state."""
 
 log = structlog.get_logger("sync")
 
 
 class DamagedHereError(BehindError):
     """The disk of this node damages what is fetched. The peers are not to blame."""
+
+
+class _Get(Protocol):
+    """Gets blocks, or raises FetchError or DiskError. Each one has at most `bytes_max` bytes: an
+    index that a head names may name any blocks, and far more bytes than a state has."""
+
+    async def __call__(self, digests: list[Digest], bytes_max: int = BLOCK_BYTES_MAX, /) -> None:
+        """Returns when they are here."""
 
 
 class ReplayListener(Protocol):
@@ -191,11 +200,14 @@ class ChainSync:
         thread. Blocks that are here count as undamaged."""
         committed = self._committed
         blocks, present = committed.blocks, committed.head if committed.is_loaded else None
-        return any(
-            (base == present or blocks.has_state(base))
-            and all(map(blocks.has_averages, committed.chain.path_between(base, head) or ()))
-            for base in self._bases(head)
-        )
+        try:
+            return any(
+                (base == present or blocks.has_state(base))
+                and all(map(blocks.has_averages, committed.chain.path_between(base, head) or ()))
+                for base in self._bases(head)
+            )
+        except KeyError:
+            return False  # the event loop has forgotten rounds meanwhile
 
     async def _follow_from(
         self, base: Digest, head: Digest, sources: Callable[[], Sequence[PeerId]]
@@ -263,8 +275,8 @@ class ChainSync:
         committed = self._committed
         problems: list[Exception] = []
 
-        async def get(digests: list[Digest]) -> None:
-            await self._blocks.fetch(digests, sources, passes=1)
+        async def get(digests: list[Digest], bytes_max: int = BLOCK_BYTES_MAX, /) -> None:
+            await self._blocks.fetch(digests, sources, passes=1, bytes_max=bytes_max)
 
         async def fetch_from(start: Digest) -> None:
             if not committed.is_loaded or committed.head != start:
@@ -301,22 +313,25 @@ class ChainSync:
         await get([chain.entry(base).state_digest])
         if base != chain.genesis:
             await get([Digest(committed.header(base).ledger_digest)])
-        await get(committed.blocks.of_state(base))
+        await get(committed.blocks.of_state(base), FLOAT_BYTES * committed.plan.elements_of(0))
 
     async def _get_averages(self, step: Digest, get: _Get) -> None:
         """All blocks of the averaged chunks of a round."""
         committed = self._committed
-        await get([Digest(committed.header(step).update_digest)])
-        await get(committed.blocks.of_update(step))
+        header = committed.header(step)
+        await get([Digest(header.update_digest)])
+        elements = committed.sync_sets.of_round(header.round).plan.elements_of(0)
+        longest = committed.payloads.average_bytes_max(elements, len(header.members))
+        await get(committed.blocks.of_update(step), min(longest, BLOCK_BYTES_MAX))
 
     def _getter(self, sources: Callable[[], Sequence[PeerId]]) -> _Get:
         """Gets blocks that are held until the state is taken over."""
 
-        async def get(digests: list[Digest]) -> None:
+        async def get(digests: list[Digest], bytes_max: int = BLOCK_BYTES_MAX, /) -> None:
             self._committed.blocks.hold(digests)
             # Asked once: where rounds are quick, averages that no peer has any more are given up
             # at once, for a newer head.
-            await self._blocks.fetch(digests, sources, passes=1)
+            await self._blocks.fetch(digests, sources, passes=1, bytes_max=bytes_max)
 
         return get
 

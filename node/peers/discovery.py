@@ -3,14 +3,16 @@
 A node starts from addresses that a person gave and from peers that it knew before. The peers that
 it is connected to pass on the announcements of all members, and those carry addresses. So one
 living address leads to the whole swarm, and no node depends on the first seed. Each node keeps a
-connection to every living member of its run, up to `CONNECTIONS_MAX`.
+connection to every living member of its run, up to `CONNECTIONS_MAX`. Now and then it tries a few
+other addresses, which may lead to members that these have not heard of.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +43,10 @@ DIALS_AT_ONCE_MAX = 16
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the
 transport refuses inbound connections above its own limit."""
+
+UNHEARD_MAX = 8
+"""Peers of earlier lives, and addresses of the owner, that are dialled while a member is connected
+and has not heard of them. Most are gone, and each is dialled once in ten minutes in the end."""
 
 DIRECT_SECONDS = 1.5
 """Time for an answer at a peer's own addresses, after which it is tried through another peer: one
@@ -75,7 +81,11 @@ class Members(Protocol):
 
 
 class Discovery:
-    """Dials the peers that should be connected and are not."""
+    """Dials the peers that should be connected and are not.
+
+    More than seven parameters and 12 attributes: addresses come from the disk, from the owner and
+    from members, the entrance says who may be dialled, and what became of a dial is remembered.
+    """
 
     def __init__(
         self,
@@ -91,7 +101,8 @@ class Discovery:
     ) -> None:
         """
         Args:
-            bootstrap: addresses that are dialled while there is no connection to a member.
+            bootstrap: addresses that are dialled while there is no connection to a member, and now
+                and then otherwise.
             randomness: for the back-off between two dials.
             awake: tells when this process did not run, because connections break meanwhile.
             entrance: is told of each peer that was dialled, and knows who was put out.
@@ -163,13 +174,16 @@ class Discovery:
         """Peers that should be connected and are not, by the key of their count of failures.
 
         A connected peer that has announced nothing in this run may be in another run or in none: it
-        leads nowhere, and keeps nobody from looking further.
+        leads nowhere, and keeps nobody from looking further. A member that is connected leads to
+        those that it has heard of. There may be others: those of a part of the swarm that was cut
+        off when both parts started. So addresses of which nobody speaks are dialled all the same,
+        as seldom as peers behind a circuit.
         """
-        me, is_left = self._transport.peer_id, self._is_left
+        me = self._transport.peer_id
         targets: dict[str, _Target] = {}
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
-            is_here = announce.phase != "leaving" and not is_left(peer)
+            is_here = announce.phase != "leaving" and not self._is_left(peer)
             is_relayed = peer in self._relayed and self._is_relayed(peer)
             if (peer not in connected or is_relayed) and peer != me and is_here:
                 addresses = self._known.in_order(peer, announce.addresses)
@@ -177,18 +191,24 @@ class Discovery:
                 # Of two peers that know each other the lower id dials at once. The other waits.
                 patience = 0.0 if me < peer else BACK_OFF_SECONDS_MIN
                 self._redial.want(now, peer, patience, is_relayed=is_relayed)
-        if connected.isdisjoint(members):
-            here = {me, *connected}
-            for address in self._bootstrap:
-                peer = self._answered.get(address, PeerId(address.rpartition("/p2p/")[2]))
-                if peer not in here and not is_left(peer):
-                    targets[address] = _Target(None, (address,))
-            for peer, addresses in self._known.newest_first():
-                if peer not in here and not is_left(peer):
-                    targets.setdefault(peer, _Target(peer, addresses))
-            for key in targets:
-                self._redial.want(now, key, 0.0)
+        is_alone, here = connected.isdisjoint(members), {me, *connected}
+        others = self._others(here if is_alone else here.union(members))
+        for key, target in others if is_alone else itertools.islice(others, UNHEARD_MAX):
+            if key not in targets:
+                targets[key] = target
+                self._redial.want(now, key, 0.0, is_relayed=not is_alone)
         return {key: target for key, target in targets.items() if target.addresses}
+
+    def _others(self, known: Container[PeerId]) -> Iterator[tuple[str, _Target]]:
+        """Yields the addresses that the owner gave, and the peers of earlier lives, the newest
+        first, but for these peers."""
+        for address in self._bootstrap:
+            peer = self._answered.get(address, PeerId(address.rpartition("/p2p/")[2]))
+            if peer not in known and not self._is_left(peer):
+                yield address, _Target(None, (address,))
+        for peer, addresses in self._known.newest_first():
+            if peer not in known and not self._is_left(peer):
+                yield peer, _Target(peer, addresses)
 
     def _is_left(self, peer: PeerId) -> bool:
         """Returns whether a peer is not in this run, or not any more."""

@@ -30,7 +30,7 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.expulsion_count import Standings
-from gossamer.protocol.policy.roll import NO_PAGE, Roll, roots_of
+from gossamer.protocol.policy.roll import Roll, roots_of
 from gossamer.protocol.wire.invitation_messages import Entry
 
 log = structlog.get_logger("peers")
@@ -148,11 +148,12 @@ def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> tuple[E
         NotAdmittedError: this node is not in the file, and the file is whole.
     """
     try:
-        page = file.read() or NO_PAGE
-        roll.add(page)
+        page, problem = file.read_into(roll)
     except (DamagedRollError, RemoteProtocolError) as error:
         log.warning("the roll cannot be read; the other members have it", error=str(error))
         return ()
+    if problem:
+        log.warning("the roll is read from its copy, and written again", problem=problem)
     key = public_key_of(me)
     own = [each for each in page.entries if each.newcomer == key]
     if roll.was_member(me) != roll.is_member(me) or (not own and key not in roll.roots):

@@ -48,7 +48,11 @@ log = structlog.get_logger("peers")
 
 
 class ExpulsionKeeper:
-    """Votes, and keeps this node's votes like those of the other members."""
+    """Votes, and keeps this node's votes like those of the other members.
+
+    It has more than 12 attributes: votes in memory, their file, their gossip, and the wishes of the
+    operator.
+    """
 
     def __init__(
         self,

@@ -13,6 +13,8 @@ one stream; the next digest goes to whichever worker has room, so a fast peer br
 - A block that is late (`hedge_seconds`) is also asked of another peer that has nothing else to do,
   and so on up to `copies_max`; the first whole answer counts.
 - A peer that sends wrong bytes, or breaks the protocol, is reported and out for good.
+- A peer whose block is longer than any of the wanted ones may be is out for good, before the block
+  is read, and not reported: the peer that named the block is to blame, and may be another one.
 - When no peer can be asked, the pass is over. The next pass, after a pause, asks all peers anew.
   After `passes` of them in a row that brought nothing, the download ends with what it has.
 
@@ -32,9 +34,9 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.limits import KIB
+from gossamer.protocol.limits import BLOCK_BYTES_MAX, KIB
 from gossamer.protocol.wire.block_messages import (
     BLOCK_MESSAGE_BYTES_MAX,
     BLOCKS_PROTOCOL,
@@ -103,6 +105,10 @@ class _Worker:
     """Blocks that the peer was asked for, the oldest first: the order in which the peer answers."""
 
 
+class _LongBlockError(TransportError):
+    """A block that is longer than the wanted ones may be."""
+
+
 class Download:
     """One attempt to get a list of blocks into the store.
 
@@ -111,6 +117,7 @@ class Download:
         on_stored: called with digest and bytes of each block as it is stored.
         on_offence: called for a peer that sent what the protocol does not allow.
         spares_line: says that no blocks are to be moved now, which ends the download.
+        bytes_max: most bytes of each block.
 
     `wanted` are the blocks still missing, `peers_asked` everybody who was asked, `last_problem`
     what went wrong last with one of them.
@@ -128,6 +135,7 @@ class Download:
         on_stored: Callable[[Digest, int], None],
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
         spares_line: Callable[[], bool],
+        bytes_max: int = BLOCK_BYTES_MAX,
     ) -> None:
         self.wanted = {digest: _Wanted(digest) for digest in digests}
         self.peers_asked: set[PeerId] = set()
@@ -140,9 +148,11 @@ class Download:
         self._on_stored = on_stored
         self._on_offence = on_offence
         self._spares_line = spares_line
+        self._bytes_max = bytes_max
         self._workers: list[_Worker] = []
         self._not_before: dict[PeerId, float] = {}
-        self._offenders: set[PeerId] = set()
+        self._out: set[PeerId] = set()
+        """Peers that are not asked again."""
         self._failure: Exception | None = None
         self._changed = trio.Event()
 
@@ -212,7 +222,7 @@ class Download:
 
     def _candidates(self, now: float) -> list[PeerId]:
         working = {worker.peer_id for worker in self._workers}
-        excluded = working | self._offenders | {self._transport.peer_id}
+        excluded = working | self._out | {self._transport.peer_id}
         return sorted(
             (
                 peer_id
@@ -235,11 +245,14 @@ class Download:
                 await self._ask(worker)
         except trio.TooSlowError:
             self._note_problem(worker, "no block in time")
+        except _LongBlockError as error:
+            self._note_problem(worker, str(error))
+            self._out.add(worker.peer_id)
         except TransportError as error:
             self._note_problem(worker, str(error))
         except RemoteProtocolError as error:
             self._note_problem(worker, str(error))
-            self._offenders.add(worker.peer_id)
+            self._out.add(worker.peer_id)
             self._on_offence(worker.peer_id, error)
         except Exception as error:
             # Ours: the disk, or a callback. Leaves the nursery as itself, not in a group.
@@ -287,9 +300,7 @@ class Download:
 
     async def _receive_reply(self, worker: _Worker, stream: Stream) -> None:
         with trio.fail_at(worker.progress_at + self._limits.request_seconds):
-            message, payload = await receive_frame(
-                stream, message_bytes_max=BLOCK_MESSAGE_BYTES_MAX
-            )
+            message, payload = await self._receive_frame(stream)
         wanted = worker.under_way[0]
         digest, found = decode_reply(message)
         if digest != wanted.digest or found != bool(payload):
@@ -305,6 +316,19 @@ class Download:
             wanted.refused.add(worker.peer_id)
             if not wanted.asked:
                 self._wake()
+
+    async def _receive_frame(self, stream: Stream) -> tuple[bytearray, bytearray]:
+        """The next answer. Raises as `receive_frame`, and _LongBlockError."""
+        try:
+            return await receive_frame(
+                stream,
+                message_bytes_max=BLOCK_MESSAGE_BYTES_MAX,
+                payload_bytes_max=self._bytes_max,
+            )
+        except OversizedError as error:
+            if self._bytes_max == BLOCK_BYTES_MAX:
+                raise
+            raise _LongBlockError(str(error)) from error
 
     async def _keep(self, digest: Digest, payload: bytearray) -> None:
         put = partial(self._store.put, payload, expected=digest)

@@ -1,17 +1,14 @@
-"""Gossip and anti-entropy: signed statements go out to all peers and come in from them.
+"""Gossip: signed statements go out to all peers and come in from them.
 
 Gossipsub carries statements quickly and may lose them. The `StatementStore` keeps those that still
-matter. Every second, and more seldom while there is no news (`comparison_pace`), this node compares
-its store with that of one random peer and takes what it lacks. So nothing depends on a single
-gossip message. What is no news goes this way alone (`Gossip.keep`), unless a member lives by it
-(`Gossip.repeat`): a comparison brings each statement once, and gossip may repeat it.
+matter, and comparisons with the stores of other peers (`store_comparison`) bring what gossip lost.
+So nothing depends on a single gossip message. What is no news goes by comparisons alone
+(`Gossip.keep`), unless a member lives by it (`Gossip.repeat`): a comparison brings each statement
+once, and gossip may repeat it.
 
 Topics:   gossamer/<start of the run id>/members   Signed(Announce)
           gossamer/<start of the run id>/rounds    Signed(Ready | Accusation | Vote), rosters
                                                    (`compact_rosters`) and commit records
-Stream:   /gossamer/board/2           request: tags of 8 bytes of the statements that are held, or
-                                               not wanted now (`unwanted`)
-                                      reply:   the statements that the requester lacks
 
 A gossip message is one byte for its kind, then msgpack.
 """
@@ -19,26 +16,21 @@ A gossip message is one byte for its kind, then msgpack.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
-import msgspec
 import structlog
 import trio
 
-from gossamer.node.network.frames import answering, asked, receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.compact_rosters import CompactRosters
 from gossamer.node.peers.comparison_pace import ComparisonPace
 from gossamer.node.peers.listeners import GossipListener
 from gossamer.node.peers.other_runs import OtherRuns
-from gossamer.node.peers.unwanted import Unwanted
-from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.node.peers.store_comparison import StoreComparison
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.gossip_quota import OWN_RATE, AnswerQuota
-from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
+from gossamer.protocol.policy.gossip_quota import OWN_RATE
+from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.commit_records import decode_commit, encode_commit
@@ -57,7 +49,6 @@ from gossamer.protocol.wire.gossip_messages import (
     encode_own,
 )
 from gossamer.protocol.wire.statements import (
-    TAG_BYTES,
     Announce,
     Extension,
     MoreData,
@@ -69,8 +60,6 @@ from gossamer.protocol.wire.statements import (
     version_of,
 )
 
-STATEMENTS_PROTOCOL = "/gossamer/board/2"
-
 TOPIC_RUN_BYTES = 8
 """Bytes of the run id in a topic. Each message carries its topic, and each statement is signed for
 the whole run id."""
@@ -79,9 +68,6 @@ PUBLISHING_RING_MAX = 4
 """Members of the largest ring that publish its commit record. A record has the roster and the votes
 in it, so its size grows with the ring, and nearly all peers are members and have it. Of a larger
 ring none publishes it: a peer that lacks it asks for the head that the members announce."""
-
-RECONCILE_TIMEOUT_SECONDS = 10.0
-"""A peer that takes longer for a few hundred KiB is as good as gone for this purpose."""
 
 OUTBOX_MAX = 1024
 """Messages that wait to be published. When the outbox is full, new messages are dropped, and
@@ -94,13 +80,6 @@ _OWN = b"\x03"
 
 log = structlog.get_logger("gossip")
 
-_reply_encoder = msgspec.msgpack.Encoder()
-_reply_decoder = msgspec.msgpack.Decoder(list[Signed])
-
-STRANGERS_PER_RECONCILIATION = 64
-"""Limit of the statements that one reply may bring of authors without a connection to this node. A
-newcomer knows a swarm of hundreds after some seconds, and the inventions of a liar stay few."""
-
 
 def topics_of(run_id: Digest) -> tuple[str, str]:
     """The topics of a run: of announcements, and of all other statements."""
@@ -108,17 +87,11 @@ def topics_of(run_id: Digest) -> tuple[str, str]:
     return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
 
 
-def decode_statement_store(message: bytes | bytearray) -> list[Signed]:
-    """Decodes a reply into statements that are not checked, at most `STATEMENTS_MAX`.
-
-    Raises:
-        MalformedError: it is not a reply.
-    """
-    return decoded(_reply_decoder, message, "a list of statements")[:STATEMENTS_MAX]
-
-
 class Gossip:
-    """Publishes and receives for one run. Messages go out while `run` is running."""
+    """Publishes and receives for one run. Messages go out while `run` is running.
+
+    It has more than 12 attributes: each way that a statement takes is a part of its own.
+    """
 
     def __init__(
         self,
@@ -136,14 +109,17 @@ class Gossip:
         self._identity = identity
         self._run_id = run_id
         self._listener = listener
-        self._random = randomness
         self._newest_own: Announce | None = None
         self._pace = ComparisonPace(listener.is_apart, randomness)
         self.other_runs = OtherRuns(listener.is_member)
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
-        self._unwanted = Unwanted(self.statement_store, transport.peers)
-        self._rosters = CompactRosters(self.statement_store, self._is_good, self._try_reconcile)
-        self._answers = AnswerQuota()
+        self._comparison = StoreComparison(
+            transport, self.statement_store, listener, self.other_runs, self._pace,
+            self._take_compared, randomness,
+        )  # fmt: skip
+        self._rosters = CompactRosters(
+            self.statement_store, self._is_good, self._comparison.try_reconcile
+        )
         self._members_topic, self._rounds_topic = topics_of(run_id)
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
 
@@ -151,13 +127,13 @@ class Gossip:
         """Begins to listen. Call once, before the first connection."""
         self._transport.subscribe(self._members_topic, self._received, retains=True)
         self._transport.subscribe(self._rounds_topic, self._received)
-        self._transport.handle(STATEMENTS_PROTOCOL, self._serve_reconciliation)
+        self._comparison.start()
 
     async def run(self) -> None:
         """Publishes, and compares stores with other peers, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish_outbox)
-            nursery.start_soon(self._reconcile_forever)
+            nursery.start_soon(self._comparison.run)
             nursery.start_soon(self._rosters.run)
 
     # Out
@@ -332,71 +308,11 @@ class Gossip:
             if self.statement_store.post(signed, statement):
                 self._listener.heard_statement(signed, statement)
 
-    # Anti-entropy
-
-    async def _try_reconcile(self, peer: PeerId) -> None:
-        with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
-            try:
-                await self.reconcile(peer)
-            except (TransportError, RemoteProtocolError) as error:
-                log.debug("exchange failed", peer=peer, error=str(error))
-
-    async def _reconcile_forever(self) -> None:
-        compared: set[PeerId] = set()  # since they were connected
-        while True:
-            await self._pace.until_next()
-            peers = [peer for peer in self._transport.peers() if peer not in self.other_runs]
-            compared &= {*peers}
-            if not peers:
-                continue
-            peer = self._random.choice([p for p in peers if p not in compared] or peers)
-            compared.add(peer)
-            await self._try_reconcile(peer)
+    # Comparisons of stores
 
     async def reconcile(self, peer: PeerId) -> None:
-        """Takes the statements from a peer's store that are missing in the own one.
-
-        Raises:
-            TransportError: the peer cannot be reached.
-            RemoteProtocolError: its answer is not valid. It is reported as an offence too, unless
-                the peer is in another run.
-        """
-        held = b"".join(self._tags_held())
-        try:
-            async with asked(
-                self._transport, peer, STATEMENTS_PROTOCOL, b"", held, at_once=True
-            ) as stream:
-                message, _ = await receive_frame(stream, payload_bytes_max=0)
-            await self._take_all(peer, decode_statement_store(message))
-        except RemoteProtocolError as error:
-            if peer in self.other_runs:
-                await self._transport.disconnect(peer)
-            else:
-                self._listener.offence(peer, error)
-            raise
-
-    def _tags_held(self) -> list[bytes]:
-        """Returns the tags of what this node holds, and of what it does not want now."""
-        return [*self.statement_store.tags(), *self._unwanted.tags()][:STATEMENTS_MAX]
-
-    async def _take_all(self, peer: PeerId, statements: Sequence[Signed]) -> None:
-        """Takes one statement after the other and lets other tasks run in between: signatures take
-        time, and the peer chose how many there are."""
-        connected = {*self._transport.peers(), peer}
-        num_strangers = 0
-        refused: list[Signed] = []
-        try:
-            for signed in statements:
-                is_stranger = signed.author not in connected
-                if is_stranger and num_strangers == STRANGERS_PER_RECONCILIATION:
-                    continue
-                if self._take_compared(peer, signed):
-                    num_strangers += is_stranger
-                elif not self.statement_store.has(signed.digest):
-                    refused.append(signed)
-                await trio.lowlevel.checkpoint()
-        finally:
-            self._unwanted.note_refused(refused)
+        """Takes what this node lacks from a peer's store, see `StoreComparison.reconcile`."""
+        await self._comparison.reconcile(peer)
 
     def _take_compared(self, peer: PeerId, signed: Signed) -> bool:
         """Takes a statement of a peer's store, see `_take`."""
@@ -406,22 +322,3 @@ class Gossip:
             if not self._is_good(signed):
                 self.other_runs.note_forged(peer, PeerId(signed.author))
             raise
-
-    async def _serve_reconciliation(self, stream: Stream) -> None:
-        has_standing = self.statement_store.has_standing(stream.peer_id)
-        now = trio.current_time()
-        if not self._answers.admits(now, stream.peer_id, has_standing=has_standing):
-            await stream.reset()
-            return
-        async with answering(stream, RECONCILE_TIMEOUT_SECONDS, self._listener.offence):
-            _, held = await receive_frame(
-                stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * TAG_BYTES
-            )
-            if len(held) % TAG_BYTES:
-                raise MalformedError(f"request for statements of {len(held)} bytes")
-            tags = {
-                bytes(held[start : start + TAG_BYTES]) for start in range(0, len(held), TAG_BYTES)
-            }
-            reply = _reply_encoder.encode(self.statement_store.missing_from(tags))
-            assert len(reply) <= limits.FRAME_MESSAGE_BYTES_MAX
-            await send_frame(stream, reply)

@@ -39,7 +39,7 @@ log = structlog.get_logger("peers")
 
 
 class OtherRuns:
-    """What one node knows of peers of other runs."""
+    """The knowledge of one node about peers of other runs."""
 
     def __init__(self, is_member: Callable[[PeerId], bool]) -> None:
         """`is_member`: whether a peer has announced itself in this run, and lives."""

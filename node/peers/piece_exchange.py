@@ -18,7 +18,7 @@ from gossamer.protocol.wire.piece_messages import decode_digests
 
 
 class Pieces(Protocol):
-    """What one node holds."""
+    """The pieces that one node holds."""
 
     def digest(self) -> Digest:
         """Returns the digest of all: two nodes that hold the same have the same."""

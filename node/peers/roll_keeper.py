@@ -83,7 +83,11 @@ log = structlog.get_logger("peers")
 
 
 class RollKeeper:
-    """Lets newcomers in, and keeps this node's roll like those of the other members."""
+    """Lets newcomers in, and keeps this node's roll like those of the other members.
+
+    More than seven parameters and 12 attributes: it has the roll in memory, its file, its gossip
+    and the node's own orders, and the votes that put members out.
+    """
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class RollKeeper:
         self._random = randomness
         self._topic = f"gossamer/{roll.run_id.hex()}/roll"
         self._send_news, self._news = trio.open_memory_channel[tuple[Changes, bool]](NEWS_MAX)
-        self._is_saved = True
+        self._is_saved = not file.needs_writing
         self._carried_out: set[Path] = set()
         """Files of orders that the roll has, and that wait for the disk to take the roll."""
         self._refused: dict[PeerId, float] = {}

@@ -22,6 +22,7 @@ from gossamer.node.network.transport import (
     TransportError,
 )
 from gossamer.node.peers.introductions import Applicant
+from gossamer.node.peers.uploads import Uploads
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest, SignedManifest
@@ -61,13 +62,20 @@ class WrongRunError(JoinError):
     """The peers are in another run than the link says."""
 
 
-def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
-    """Answers newcomers."""
-    data = encode_signed_manifest(signed)
+def serve_manifest(
+    transport: Transport, signed: SignedManifest, uploads: Uploads | None = None
+) -> None:
+    """Answers newcomers.
+
+    Args:
+        uploads: the order in which peers are served; without it there is no budget.
+    """
+    data, served = encode_signed_manifest(signed), uploads or Uploads()
 
     async def serve(stream: Stream) -> None:
         with trio.move_on_after(REQUEST_SECONDS):
             await receive_message(stream, 0)
+            await served.turn(stream.peer_id, len(data), "records")
             await send_frame(stream, b"", data)
 
     transport.handle(RUN_PROTOCOL, serve)

@@ -8,6 +8,7 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
 
 
@@ -56,6 +57,8 @@ class SettledStakes:
         newest = chain.entry(own).round - UNDO_ROUNDS_MAX
         # Before the start of the kept chain there are too few rounds to say who has stake.
         oldest = max(newest - VOTE_ROUNDS, 1 if chain.start is None else chain.start.round)
+        if (gap := chain.gap_before(own)) is not None:
+            oldest = max(oldest, gap + STANDING_ROUNDS)  # nor are there behind a lost record
         depth = chain.entry(own).round - oldest
         self._heads = {}
         for head in chain.ancestors(own, depth) if depth >= UNDO_ROUNDS_MAX else ():

@@ -1,7 +1,7 @@
 """The other peers of the run: what this node knows of them and tells them of itself.
 
-`Swarm` joins gossip, membership and connections. Statements of peers come in here, announcements go
-out, and a broken connection is noticed. A peer counts as living while it gives signs of life *and*
+`Swarm` joins gossip, membership and connections (`connection_watch`). Statements of peers come in
+here, and announcements go out. A peer counts as living while it gives signs of life *and*
 is connected to this node, because a round can only be done with peers that can be reached.
 """
 
@@ -15,11 +15,12 @@ import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import RateLimit
-from gossamer.node.base.ticks import sleep_to_tick, tick_after
+from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.announcer import Announcer, Standing
+from gossamer.node.peers.connection_watch import ConnectionWatch
 from gossamer.node.peers.equivocations import Equivocations
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.peers.listeners import SwarmListener, VerdictListener
@@ -37,17 +38,6 @@ from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.state.chain import Commit, Header, credits_of
 from gossamer.protocol.wire.audit_messages import AnyVerdict
 from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
-
-WATCH_SECONDS = 0.1
-"""Least interval of the looks for broken connections and news of this node. There is none while
-nothing has happened."""
-
-SIGNS_SECONDS = 2.0
-"""Interval of the looks for signs of life: half of the time in which a living peer gives one."""
-
-GREET_SECONDS = 0.5
-"""Peers that were lost and are connected again are greeted with an announcement at most this often.
-All peers receive it, and a peer that comes and goes could make this node repeat it without end."""
 
 READY_HEADS_MAX = 64
 """Heads for which the time of the first `Ready` is remembered. A peer can make up heads; then the
@@ -87,23 +77,12 @@ class Swarm:
         self._listener: SwarmListener | None = None
         self._together: tuple[Digest, frozenset[PeerId]] | None = None
         """The newest head that a ring of this node committed as a whole, and the ring's members."""
-        self._connected: set[PeerId] = set()
         self._ready_since: dict[Digest, float] = {}
         """By head; the oldest first."""
-        self._greeted_seconds = float("-inf")
-        self._news = trio.Event()
-        """Is set when there is something to look at before the next look for signs of life."""
-        self._greets = False
-        """Whether a lost peer was connected again since the last greeting."""
-        self._lost: set[PeerId] = set()
-        """Known peers whose connection has ended in this life of the node."""
-        self._signs_due = float("-inf")
-        """Local time of the next look for signs of life."""
-        self._heard: dict[PeerId, float] = {}
-        """Local time of the newest sign of life of each connected peer, at that look."""
         self.spares_line: Callable[[], bool] = lambda: False
         """Returns whether this node carries no new connections of others: its line is metered."""
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
+        admission.has_standing = lambda peer: self.gossip.statement_store.has_standing(peer)
         self.equivocations = Equivocations(
             identity.peer_id,
             admission.run_id,
@@ -113,6 +92,9 @@ class Swarm:
             self.gossip.statement_store,
         )
         self._announcer = Announcer(transport, self.gossip, incarnation)
+        self._connections = ConnectionWatch(
+            transport, membership, admission.conduct, self._announcer, awake, lambda: self._told
+        )
         self.verdicts: VerdictListener | None = None
         """None in a run without audits."""
 
@@ -123,7 +105,7 @@ class Swarm:
             standing: the present changing part of this node's announcement.
         """
         self._listener = listener
-        self._transport.on_peers_changed(self._connections_changed)
+        self._transport.on_peers_changed(self._connections.changed)
         self._announcer.start(standing)
         self.gossip.start()
 
@@ -131,7 +113,7 @@ class Swarm:
         """Announces, gossips and watches connections until cancelled, after `start`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.gossip.run)
-            nursery.start_soon(self._watch_connections)
+            nursery.start_soon(self._connections.run)
             self.announce()
             while True:
                 await sleep_to_tick(ANNOUNCE_SECONDS)
@@ -157,12 +139,12 @@ class Swarm:
     def announce(self) -> None:
         """Announces this node's standing to all peers, see `Announcer.announce`."""
         self._announcer.announce()
-        self._wake()
+        self._connections.wake()
 
     def announce_soon(self) -> None:
-        """The same within `WATCH_SECONDS`, together with other news."""
+        """The same within `connection_watch.WATCH_SECONDS`, together with other news."""
         self._announcer.announce_soon()
-        self._wake()
+        self._connections.wake()
 
     def committed(self, header: Header) -> None:
         """A round is committed in whose ring this node was, and no member was out of it. They know
@@ -363,54 +345,3 @@ class Swarm:
         log.debug("commit", round=header.round, head=short(digest_of(commit.header)))
         self._told.heard_commit(commit, header)
         return True
-
-    def _connections_changed(self) -> None:
-        self._announcer.note_connections()
-        self._wake()
-
-    def _wake(self) -> None:
-        self._news.set()
-
-    async def _watch_connections(self) -> None:
-        while True:
-            self._news = trio.Event()
-            now = trio.current_time()
-            connected = set(self._transport.peers())
-            for peer in sorted(self._connected - connected):
-                log.info("disconnected", peer=short(peer))
-                self.membership.disconnected(peer)
-                self.admission.conduct.disconnected(peer)
-                self._told.disconnected(peer)
-                self._lost = {*filter(self.membership.is_known, self._lost), peer}
-            came, self._connected = connected - self._connected, connected
-            if came:
-                self._told.members_changed()
-            # Others that come are sent the newest announcement by the transport. A peer that saw
-            # the connection end counts this node as living only when it says something new.
-            self._greets = self._greets or bool(came & self._lost)
-            self._lost -= came
-            if self._greets and now >= self._greeted_seconds + GREET_SECONDS:
-                self._greeted_seconds, self._greets = now, False
-                self.announce()
-            if now >= self._signs_due:
-                self._signs_due = tick_after(SIGNS_SECONDS)
-                self._note_signs_of_life(connected)
-            self._announcer.announce_news()
-            if not (self._greets or self._announcer.has_news):
-                with trio.move_on_at(self._signs_due) as signs:
-                    await self._news.wait()
-                if signs.cancelled_caught:
-                    continue
-            await trio.sleep(WATCH_SECONDS)
-
-    def _note_signs_of_life(self, connected: Collection[PeerId]) -> None:
-        awake_seconds = self._awake.awake_seconds()
-        self.membership.signs_come_every(self._transport.signs_seconds())
-        before, self._heard = self._heard, {}
-        for peer in sorted(connected):
-            heard_seconds = self._transport.heard_seconds(peer)
-            if heard_seconds is None:
-                continue
-            self._heard[peer] = heard_seconds
-            if heard_seconds > before.get(peer, float("-inf")):
-                self.membership.heard(awake_seconds, peer)

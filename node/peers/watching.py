@@ -16,8 +16,8 @@ import trio
 from gossamer.node.network.frames import ask
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store
 from gossamer.node.peers.run_exchange import admits
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL, decode_statement_store
 from gossamer.node.storage.next_state import payloads_for, ring_rules_of
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
@@ -58,7 +58,7 @@ class WatchedRound:
 
 @dataclass(frozen=True)
 class View:
-    """What a peer tells of its run at one moment."""
+    """The account that a peer gives of its run at one moment."""
 
     peers: dict[PeerId, Announce] = field(default_factory=dict)
     """Announcements by peer, sorted."""

@@ -6,21 +6,18 @@ the next round runs beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.heads.extensions import Extensions
 from gossamer.node.heads.prover import HeadProver
-from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.network.identity import verify
-from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
-from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.rounds.opening import NodeContext, OpenRound
 from gossamer.node.rounds.ring_service import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import RoundDriver
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.training.more_data import AddedData
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import RoundHints
@@ -34,6 +31,7 @@ from gossamer.protocol.wire.statements import (
     Roster,
     Signed,
     Statement,
+    Vote,
 )
 from gossamer.trainer.ipc.messages import Shared
 
@@ -43,28 +41,25 @@ class ActiveRounds:
 
     def __init__(
         self,
-        run_id: Digest,
-        committed: CommittedState,
-        swarm: Swarm,
+        context: NodeContext,
         head_prover: HeadProver,
         side_records: SideRecords,
-        rollbacks: Rollbacks,
-        extensions: Extensions,
-        added_data: AddedData,
         orders: Orders,
     ) -> None:
-        self._run_id = run_id
-        self._committed = committed
-        self._swarm = swarm
+        self._run_id = context.manifest.run_id
+        self._committed = context.committed
+        self._swarm = context.swarm
         self._head_prover = head_prover
         self._side_records = side_records
-        self._rollbacks = rollbacks
-        self._extensions = extensions
-        self._added_data = added_data
+        self._rollbacks = context.rollbacks
+        self._extensions = context.extensions
+        self._added_data = context.added_data
         self._orders = orders
         self._newest: OpenRound | None = None
         self._drivers: list[RoundDriver] = []
         """Drivers that run: the newest round's, and earlier ones that still deliver averages."""
+        self.heard_vote: Callable[[PeerId, Vote], None] = lambda _author, _vote: None
+        """Takes a checked vote: the round may be committed here already."""
 
     # The rounds
 
@@ -135,6 +130,8 @@ class ActiveRounds:
             return
         if isinstance(statement, Accusation):
             self._note_accuser(PeerId(signed.author), statement)
+        if isinstance(statement, Vote):
+            self.heard_vote(PeerId(signed.author), statement)
         for each in self._drivers.copy():
             each.heard(signed, statement)
 

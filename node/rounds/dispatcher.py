@@ -50,7 +50,7 @@ from gossamer.protocol.rounds.actions import (
 from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory, Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
-from gossamer.protocol.rounds.member_signatures import FoundStep, SignedSteps
+from gossamer.protocol.rounds.ring_signatures import FoundStep, SignedSteps
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import Ready, Signed, Statement

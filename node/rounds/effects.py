@@ -71,7 +71,7 @@ class OuterStepOrder:
 
 
 class Observer(Protocol):
-    """What both a dispatcher and its driver ask, and tell, of the peers of a round."""
+    """The node, as both a dispatcher and its driver ask and tell it of the peers of a round."""
 
     def awake_since(self, seconds: float) -> float:
         """Seconds for which this process has run since a local time. A stop of this process is no

@@ -16,7 +16,13 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.storage.owner_files import RoundSamples, Sample, SamplesFile, with_newest
+from gossamer.node.storage.owner_files import (
+    LossFile,
+    RoundSamples,
+    Sample,
+    SamplesFile,
+    with_newest,
+)
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LossPoint
@@ -62,6 +68,37 @@ SAMPLE_SECONDS_MAX = 10.0
 log = structlog.get_logger("node")
 
 
+class LossCurve:
+    """The curve of losses on the disk: it goes on where an earlier life ended."""
+
+    def __init__(
+        self, file: LossFile, progress: Progress, metrics: Metrics, run_in_thread: RunInThread
+    ) -> None:
+        self._file = file
+        self._progress = progress
+        self._metrics = metrics
+        self._run_in_thread = run_in_thread
+
+    async def load(self) -> None:
+        """Takes over the curve and the newest held-out loss."""
+        progress = self._progress
+        progress.history, heldout_loss = await self._run_in_thread(self._file.load)
+        progress.heldout_loss = heldout_loss
+        if heldout_loss is None:
+            return
+        self._metrics.heldout_loss.set(heldout_loss)
+        points = [p for p in progress.history.points() if p.heldout_loss == heldout_loss]
+        progress.heldout_bits_per_byte = points[-1].heldout_bits_per_byte if points else None
+        if progress.heldout_bits_per_byte is not None:
+            self._metrics.heldout_text_loss.set(progress.heldout_bits_per_byte)
+
+    async def save(self) -> None:
+        """Writes both. DiskError."""
+        history, heldout_loss = self._progress.history, self._progress.heldout_loss
+        points, stride = history.points(), history.stride
+        await self._run_in_thread(lambda: self._file.save(points, stride, heldout_loss))
+
+
 class HeldoutLoss:
     """The loss on held-out text, as often as its share of the time allows."""
 
@@ -75,7 +112,7 @@ class HeldoutLoss:
         """`heldout_paths`: files of the held-out shards; empty until all of them are here."""
         self._trainer = trainer
         self._heldout_paths = heldout_paths
-        self._progress = progress
+        self.progress = progress
         self._metrics = metrics
         self._due_seconds = -math.inf
         self._fresh_loss: float | None = None
@@ -107,14 +144,14 @@ class HeldoutLoss:
 
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated is not None and math.isfinite(evaluated.loss):
-            self._progress.heldout_loss = self._fresh_loss = evaluated.loss
+            self.progress.heldout_loss = self._fresh_loss = evaluated.loss
             self._metrics.heldout_loss.set(evaluated.loss)
-            bits = self._progress.heldout_bits_per_byte = evaluated.bits_per_byte
+            bits = self.progress.heldout_bits_per_byte = evaluated.bits_per_byte
             self._metrics.heldout_text_loss.set(math.nan if bits is None else bits)
 
     def point(self, round_number: int) -> LossPoint:
         """The curve's point of a round, with the loss of an evaluation since the last call."""
-        progress = self._progress
+        progress = self.progress
         loss, self._fresh_loss = self._fresh_loss, None
         return LossPoint(
             round=round_number,

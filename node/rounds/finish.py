@@ -11,16 +11,15 @@ import math
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.durations import format_duration
 from gossamer.node.base.orders import Orders
-from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.evaluation import HeldoutLoss
 from gossamer.node.rounds.following import RETRY_SECONDS, Follower
+from gossamer.node.rounds.opening import NodeContext
 from gossamer.node.rounds.round_end import WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS
-from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.wire.statements import Phase
@@ -37,30 +36,28 @@ log = structlog.get_logger("node")
 
 
 class FinishedRun:
-    """What a node does when its run is finished."""
+    """The end of a run at one node: it serves the final state, and leaves."""
 
     def __init__(
         self,
-        committed: CommittedState,
-        swarm: Swarm,
+        context: NodeContext,
         trainings: LocalTrainings,
         follower: Follower,
         saver: WorkSaver,
         heldout: HeldoutLoss,
         rounds: ActiveRounds,
-        health: DiskHealth,
         serve_seconds: float,
     ) -> None:
         """`serve_seconds`: how long the node stays then; inf for one that stays until it is asked
         to leave."""
-        self._committed = committed
-        self._swarm = swarm
+        self._committed = context.committed
+        self._swarm = context.swarm
+        self._health = context.health
         self._trainings = trainings
         self._follower = follower
         self._saver = saver
         self._heldout = heldout
         self._rounds = rounds
-        self._health = health
         self._serve_seconds = serve_seconds
         self._written: Digest | None = None
         """The final head whose whole state is on this disk."""

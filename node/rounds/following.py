@@ -1,9 +1,9 @@
 """The tasks of a node that cannot begin a round: it gets its first state, then it follows heads.
 
 `Joiner` gets the first state from the disk, from the swarm, or from the run's seed; a run that
-began with the weights of a folder has no seed for them. `Follower`
-takes over heavier heads, waits for the trainer or the disk, and serves blocks while the node is
-paused.
+began with the weights of a folder has no seed for them. `Follower` takes over heavier heads, waits
+for the trainer or the disk, and serves blocks while the node is paused. `FirstRoundWait` waits for
+the peers of the run's first round.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.orders import Orders
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
@@ -20,7 +21,9 @@ from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.round_end import Settlement, WorkSaver
+from gossamer.node.rounds.decisions import DecisionLog, is_too_early
+from gossamer.node.rounds.round_end import WorkSaver
+from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.rounds.turn import POLL_SECONDS, Phases
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import restore
@@ -181,8 +184,63 @@ class Follower:
         self._trainings.feed.requeue()
 
 
+class FirstRoundWait:
+    """The wait before the run's first round for the peers that the operator wants in it."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        committed: CommittedState,
+        swarm: Swarm,
+        orders: Orders,
+        decisions: DecisionLog,
+        num_wanted: int,
+    ) -> None:
+        """`num_wanted`: others that have to be ready; 0: none."""
+        self._follower = follower
+        self._committed = committed
+        self._swarm = swarm
+        self._orders = orders
+        self._decisions = decisions
+        self._num_wanted = num_wanted
+
+    async def wait(self) -> None:
+        """Returns when they are ready, or when the run has a round.
+
+        Raises:
+            LeaveRequested: the node was asked to leave.
+        """
+        try:
+            await self._until_ready()
+        finally:
+            self._follower.phases.progress.waits_for = None
+
+    async def _until_ready(self) -> None:
+        progress = self._follower.phases.progress
+        while True:
+            phases = [announce.phase for announce in self._swarm.living().values()]
+            decision = is_too_early(self._committed.entry.round, phases, self._num_wanted)
+            if not self._decisions.note("does the first round wait for peers", decision):
+                return
+            self._follower.check_leave()
+            if self._orders.pause:
+                progress.waits_for = None
+                await self._follower.while_paused()
+                continue
+            if progress.waits_for is None:
+                log.info("the first round waits for other peers", wanted=self._num_wanted)
+            progress.waits_for = f"the first round waits: {decision.reason}"
+            self._follower.phases.set("training")
+            await self._orders.wait_to_tick(POLL_SECONDS)
+            await self._follower.catch_up()
+
+
 class Joiner:
-    """Gets the first state of a node's life."""
+    """Gets the first state of a node's life.
+
+    Its constructor has nine parameters, because the state may come from the disk, from peers or
+    from the seed, and each source is a part of its own.
+    """
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ log = structlog.get_logger("node")
 
 
 class Opening(NamedTuple):
-    """What a member shows of a chunk."""
+    """The record that a member shows of a chunk."""
 
     steps: tuple[SumStep, ...]
     part: bytes
@@ -62,7 +62,7 @@ class Opening(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What this node shows of one round."""
+    """The chunks that this node shows of one round."""
 
     auditor: PeerId
     members: tuple[PeerId, ...]
@@ -81,7 +81,7 @@ def opening_seconds(served_seconds: float) -> float:
 
 
 class OpenedChunks:
-    """What one node shows of its newest rounds."""
+    """The chunks that one node shows of its newest rounds."""
 
     def __init__(
         self, transport: Transport, on_offence: OffenceHandler, run_in_thread: RunInThread
@@ -94,7 +94,7 @@ class OpenedChunks:
         transport.handle(OPENING_PROTOCOL, self._serve, streams_per_peer_max=STREAMS_PER_PEER_MAX)
 
     def own(self, head: Digest) -> Opening | None:
-        """What this node shows of a round; None: it has not kept it."""
+        """Returns the chunks that this node shows of a round; None: it has not kept it."""
         kept = self._kept.get(head)
         return None if kept is None else kept.opening
 

@@ -28,13 +28,15 @@ from gossamer.node.heads.prover import HeadProver
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
-from gossamer.node.rounds.auditing import Auditing, Auditor
-from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
-from gossamer.node.rounds.evaluation import HeldoutLoss
+from gossamer.node.rounds.auditing import Auditing
+from gossamer.node.rounds.auditor import Auditor
+from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on
+from gossamer.node.rounds.evaluation import HeldoutLoss, LossCurve
 from gossamer.node.rounds.finish import FinishedRun
-from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
+from gossamer.node.rounds.following import FirstRoundWait, Follower, Joiner, LeaveRequested
 from gossamer.node.rounds.opening import NodeContext, RoundOpener
-from gossamer.node.rounds.round_end import RoundEnd, Settlement, WorkSaver
+from gossamer.node.rounds.round_end import RoundEnd, WorkSaver
+from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.rounds.sum_auditing import SumAuditing
 from gossamer.node.rounds.turn import POLL_SECONDS, Phases, Turn
 from gossamer.node.storage.committed import Replayed
@@ -74,7 +76,6 @@ class Participant:
         """
         self.context = context
         self.progress = Progress()
-        self._wait_for_peers = wait_for_peers
         self._has_skipped = False
         """Whether the newest inner step was skipped."""
         self._orders = orders = orders or Orders()
@@ -102,9 +103,10 @@ class Participant:
         self._settlement = Settlement(
             committed, work, chain_sync, swarm, trainings, allowed.is_void
         )
+        self._losses = LossCurve(context.losses, self.progress, metrics, context.run_in_thread)
         self._saver = WorkSaver(
             committed, work, trainer, self._mode, context.health, context.run_in_thread,
-            self._save_losses,
+            self._losses.save,
         )  # fmt: skip
         self.auditing: Auditing | None = None
         """The verdicts of audits; None in a run without them."""
@@ -126,33 +128,25 @@ class Participant:
             )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
-            self._settlement, self._saver, heldout, context.samples, self._heads,
-            context.transport, metrics, self.progress, self._auditor, self._sums,
-        )  # fmt: skip
+            context, self._settlement, self._saver, heldout, self._heads, self._auditor, self._sums
+        )
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
+        )
+        self._first_round = FirstRoundWait(
+            self._follower, committed, swarm, orders, self._decisions, wait_for_peers
         )
         self._joiner = Joiner(
             committed, chain_sync, swarm, trainings, self._follower, self._head_prover,
             self._head_fetcher, has_bootstrap=has_bootstrap,
             founder=PeerId(context.manifest.founder),
         )  # fmt: skip
-        self.rounds = ActiveRounds(
-            context.manifest.run_id,
-            committed,
-            swarm,
-            self._head_prover,
-            side_records,
-            context.rollbacks,
-            context.extensions,
-            context.added_data,
-            orders,
-        )
+        self.rounds = ActiveRounds(context, self._head_prover, side_records, orders)
         self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring
+        self.rounds.heard_vote = self._heads.heard_vote
         self._finished_run = FinishedRun(
-            committed, swarm, trainings, self._follower, self._saver, heldout, self.rounds,
-            context.health, serve_seconds,
-        )  # fmt: skip
+            context, trainings, self._follower, self._saver, heldout, self.rounds, serve_seconds
+        )
 
     # Orders
 
@@ -276,7 +270,7 @@ class Participant:
 
     async def run(self) -> None:
         """Takes part in the run until asked to leave. Then returns, with everything on disk."""
-        await self._load_losses()
+        await self._losses.load()
         await self.context.samples.load()
         async with trio.open_nursery() as rounds:
             rounds.start_soon(self._head_prover.run)
@@ -288,7 +282,7 @@ class Participant:
             try:
                 await self._joiner.join()
                 await self._follower.until_trainer_is_up()
-                await self._wait_for_others()
+                await self._first_round.wait()
                 opener = RoundOpener(self.context, self._heads, self._mode, rounds.start_soon)
                 while not self._orders.leave:
                     if await self._is_ready_for_round():
@@ -298,48 +292,6 @@ class Participant:
                 pass
             await self._leave()
             rounds.cancel_scope.cancel()
-
-    async def _load_losses(self) -> None:
-        history, heldout_loss = await self.context.run_in_thread(self.context.losses.load)
-        self.progress.history, self.progress.heldout_loss = history, heldout_loss
-        if heldout_loss is not None:
-            self.context.metrics.heldout_loss.set(heldout_loss)
-            points = [p for p in history.points() if p.heldout_loss == heldout_loss]
-            bits = points[-1].heldout_bits_per_byte if points else None
-            self.progress.heldout_bits_per_byte = bits
-            if bits is not None:
-                self.context.metrics.heldout_text_loss.set(bits)
-
-    async def _save_losses(self) -> None:
-        losses, heldout_loss = self.context.losses, self.progress.heldout_loss
-        points, stride = self.progress.history.points(), self.progress.history.stride
-        await self.context.run_in_thread(lambda: losses.save(points, stride, heldout_loss))
-
-    async def _wait_for_others(self) -> None:
-        """Waits before the run's first round for the peers that the operator wants in it."""
-        try:
-            await self._until_others_are_ready()
-        finally:
-            self.progress.waits_for = None
-
-    async def _until_others_are_ready(self) -> None:
-        while True:
-            phases = [announce.phase for announce in self.context.swarm.living().values()]
-            number = self.context.committed.entry.round
-            decision = is_too_early(number, phases, self._wait_for_peers)
-            if not self._decisions.note("does the first round wait for peers", decision):
-                return
-            self._follower.check_leave()
-            if self._orders.pause:
-                self.progress.waits_for = None
-                await self._follower.while_paused()
-                continue
-            if self.progress.waits_for is None:
-                log.info("the first round waits for other peers", wanted=self._wait_for_peers)
-            self.progress.waits_for = f"the first round waits: {decision.reason}"
-            self._phases.set("training")
-            await self._orders.wait_to_tick(POLL_SECONDS)
-            await self._follower.catch_up()
 
     async def _is_ready_for_round(self) -> bool:
         """Does what has to come before a round; False if something came in between."""

@@ -18,8 +18,7 @@ from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder, OutgoingLink, RoundHost
-from gossamer.node.rounds.own_part import OwnPart
-from gossamer.node.rounds.ring_chunks import RingChunks
+from gossamer.node.rounds.ring_chunks import OwnPart, RingChunks
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads

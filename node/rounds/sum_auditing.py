@@ -45,8 +45,8 @@ from gossamer.protocol.policy.audits import MEMORY_ROUNDS
 from gossamer.protocol.policy.sum_audits import SumVerdicts, audited_chunk, auditor_after
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.inventory import Average, SumStep
+from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.sum_way import (
     AddedAgain,
     ReplacedSum,

@@ -8,7 +8,7 @@ those that gave least before may be missing or begin anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,10 +17,15 @@ from gossamer.node.runs.manifest_here import manifest_here
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.owner_files import MemberName
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_summary import ChainSummary, extended
+from gossamer.protocol.policy.chain_summary import (
+    NO_SUMMARY,
+    ChainSummary,
+    extended,
+    over_gap,
+)
 from gossamer.protocol.state.chain import Header
 
 Order = Literal["tokens", "rounds", "last", "peer"]
@@ -53,7 +58,7 @@ class Credits:
     tokens_total: int
     """Tokens of the whole run, those of rounds that are missing here included."""
     missing_rounds: int
-    """Rounds before those that this disk has; 0 unless it is damaged."""
+    """Rounds whose records this disk lacks; 0 unless it is damaged."""
     rows: tuple[Credit, ...]
     """By rank; equal ranks by peer id."""
 
@@ -122,16 +127,15 @@ def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
     genesis_state = Digest(manifest.genesis_digest)
     chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
     head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]
-    headers = _headers(chain, head)
     entry = chain.entry(head)
-    before, missing = _table_before(chain, headers, head)
+    table, missing = _table(chain, head)
     return Credits(
         manifest=manifest,
         round=entry.round,
         head=head,
         tokens_total=entry.tokens_total,
         missing_rounds=missing,
-        rows=_rows(before, headers, entry.tokens_total, _own_id(state_dir)),
+        rows=_rows(table, entry.tokens_total, _own_id(state_dir)),
     )
 
 
@@ -142,38 +146,45 @@ def _own_id(state_dir: StateDir) -> PeerId | None:
         return None
 
 
-def _headers(chain: ChainStore, head: Digest) -> list[Header]:
-    """Returns the headers on the way to a head that are here without a gap, newest first, back to
-    the start of the chain."""
-    headers: list[Header] = []
-    first = chain.genesis if chain.start is None else chain.start.head
-    while head in chain and head != first:
+def _table(chain: ChainStore, head: Digest) -> tuple[ChainSummary, int]:
+    """Returns the credit up to a head, and the number of the rounds whose records are missing."""
+    start, summary, newest, num_missing = chain.start, NO_SUMMARY, chain.genesis, 0
+    heads = [each for piece in chain.pieces_to(head) for each in piece]
+    if start is not None and chain.entry(head).round < start.round:
+        heads = chain.ancestors(head, len(chain))[::-1]  # those that say who has stake at the start
+    elif start is not None:
+        summary, newest = start.decoded_summary(), Digest(start.head)
+    for headers in _runs(chain, heads):
+        first = headers[0]
+        if first.parent != newest:
+            try:
+                num_missing += first.round - 1 - summary.round
+                summary = over_gap(summary, first)
+            except MalformedError:  # what is known before it is of another branch
+                num_missing = first.round - 1
+                summary = ChainSummary(num_missing, (), 0, b"")
+        summary, newest = extended(summary, headers), headers[-1].digest
+    return summary, num_missing
+
+
+def _runs(chain: ChainStore, heads: Iterable[Digest]) -> Iterator[list[Header]]:
+    """Yields the headers of these rounds that can be read, oldest first, in lists without a gap."""
+    run: list[Header] = []
+    for head in heads:
         try:
-            headers.append(chain.header(head))
+            header = chain.header(head)
         except (KeyError, OSError, RemoteProtocolError):
-            break  # damaged since the chain was opened
-        head = Digest(headers[-1].parent)
-    return headers
+            continue  # damaged since the chain was opened
+        if run and header.parent != run[-1].digest:
+            yield run
+            run = []
+        run.append(header)
+    if run:
+        yield run
 
 
-def _table_before(
-    chain: ChainStore, headers: list[Header], head: Digest
-) -> tuple[ChainSummary, int]:
-    """Returns the credit before the headers that are here, and the number of the rounds that
-    neither has."""
-    oldest = headers[-1].round if headers else chain.entry(head).round + 1
-    start = chain.start
-    if start is not None and oldest == start.round + 1:
-        return start.decoded_summary(), 0
-    return ChainSummary(oldest - 1, (), 0, b""), oldest - 1
-
-
-def _rows(
-    before: ChainSummary, headers: list[Header], tokens_total: int, own_id: PeerId | None
-) -> tuple[Credit, ...]:
-    ranked = sorted(
-        extended(before, reversed(headers)).rows, key=lambda row: (-row.tokens, row.peer_id)
-    )
+def _rows(table: ChainSummary, tokens_total: int, own_id: PeerId | None) -> tuple[Credit, ...]:
+    ranked = sorted(table.rows, key=lambda row: (-row.tokens, row.peer_id))
     rows: list[Credit] = []
     for place, row in enumerate(ranked, start=1):
         is_equal = rows and rows[-1].tokens == row.tokens

@@ -61,7 +61,11 @@ log = structlog.get_logger("data")
 
 
 class CorpusCutter:
-    """Cuts and adds what is left of the founder's corpus."""
+    """Cuts and adds what is left of the founder's corpus.
+
+    Its constructor has nine parameters: it reads a plan, writes blocks, signs lists, and looks at
+    the copies of others.
+    """
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class CorpusCutter:
         self._identity = identity
         self._state_dir = state_dir
         self._store = store
-        self._data = data
+        self.data = data
         self._added = added
         self._first_copies = first_copies
         self._run_in_thread = run_in_thread
@@ -110,7 +114,7 @@ class CorpusCutter:
 
     async def _cut_all(self, rest: RestOfCorpus) -> None:
         plan = rest.plan
-        while (number := len(self._data.parts.parts) + 1) < plan.num_parts:
+        while (number := len(self.data.parts.parts) + 1) < plan.num_parts:
             newest = self._added.newest
             if newest is not None and newest.number >= number:
                 # What this founder signed before is not here yet: it lost its disk.
@@ -129,9 +133,9 @@ class CorpusCutter:
         self.status = ""
         log.info(
             "the whole corpus is in the run",
-            fields={"event": "corpus complete", "tokens": self._data.num_tokens},
+            fields={"event": "corpus complete", "tokens": self.data.num_tokens},
             parts=plan.num_parts,
-            tokens=self._data.num_tokens,
+            tokens=self.data.num_tokens,
         )
 
     async def _cut(self, rest: RestOfCorpus, number: int) -> bool:
@@ -189,7 +193,7 @@ class CorpusCutter:
         """Signs the list with one part more, and waits until it is in the data."""
         identity, run_id = self._identity, self._manifest.run_id
         tokens = sum(shard.num_tokens for shard in index.shards)
-        before = self._data.parts.parts
+        before = self.data.parts.parts
         store = self._store
         part = DataPart(digest_of(index_bytes), len(index.shards), tokens)
         parts = PartList(parts=(*before, part))
@@ -213,7 +217,7 @@ class CorpusCutter:
         await self._added.wait_for_parts(len(parts.parts))
 
     def _require_fitting(self, index: ShardIndex) -> None:
-        num_shards = len(self._data.shards) + len(self._data.heldout) + len(index.shards)
+        num_shards = len(self.data.shards) + len(self.data.heldout) + len(index.shards)
         if num_shards > limits.SHARDS_MAX:
             raise CorpusError(
                 [

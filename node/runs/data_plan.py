@@ -60,13 +60,13 @@ class DataPlan:
 
     @property
     def ready_seconds(self) -> tuple[float, ...]:
-        """When each part is there, counted from the beginning of the run: 0 for the first one."""
+        """Seconds from the beginning of the run until each part is there: 0 for the first one."""
         later = accumulate(self.part_tokens[1:], initial=0)
         return tuple(tokens / self.cut_per_second for tokens in later)
 
     @property
     def needed_seconds(self) -> tuple[float, ...] | None:
-        """When each part is needed; None if the speed of the peers is not known."""
+        """Seconds until each part is needed; None if the speed of the peers is not known."""
         if self.trained_per_second is None:
             return None
         before = accumulate(self.part_tokens[:-1], initial=0)

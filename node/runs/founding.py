@@ -65,7 +65,7 @@ class PreparedData:
     notes: tuple[str, ...] = ()
     """Sentences about what is used."""
     rest: RestOfCorpus | None = None
-    """What is cut and added after the run has begun."""
+    """The part that is cut and added after the run has begun."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,7 @@ def prepare_data(
         text = scan(files)
     tokenizer: Tokenizer | None = imported
     if plan is not None and imported is None and draft.tokenizer.kind == "bpe":
-        # As many bytes as the first part has, or as many as are learnt from, but of all parts.
-        num_bytes = min(text.num_bytes, BPE_TRAINING_BYTES_MAX)
-        share = num_bytes / text.num_bytes * plan.num_bytes(1) / plan.num_bytes()
-        sample = sample_texts(plan, draft.corpus.text_field, draft.seed, share)
-        tokenizer = learn_bpe_from(sample, num_bytes, draft.tokenizer.vocabulary, progress)
+        tokenizer = _tokenizer_of_all_parts(plan, draft, text.num_bytes, progress)
     cut = cut_corpus(
         text,
         draft.tokenizer.kind,
@@ -170,19 +166,38 @@ def prepare_data(
     summary = skipped.summary() if skipped else ()
     rest = None
     if plan is not None:
-        rest = RestOfCorpus(
-            plan,
-            text_field=draft.corpus.text_field,
-            seed=draft.seed,
-            heldout_keys=cut.heldout_keys.astype("<u8").tobytes(),
-            skip_bad=skip_bad,
-        )
+        rest = _rest_of(plan, draft, cut, skip_bad=skip_bad)
         notes.append(
             f"the run begins with {format_bytes(plan.num_bytes(1))} of its corpus of "
             f"{format_bytes(plan.num_bytes())}; this node cuts and adds the rest meanwhile, and "
             "the files of the corpus have to stay where they are until then"
         )
     return PreparedData(config, cut.index, (*summary, *warnings), tuple(notes), rest)
+
+
+def _tokenizer_of_all_parts(
+    plan: CorpusPlan, draft: Draft, first_bytes: int, progress: Progress
+) -> Tokenizer:
+    """Learns a vocabulary from a sample of all parts.
+
+    Args:
+        first_bytes: bytes of text in the first part. The sample has as many, or as many as are
+            learnt from.
+    """
+    num_bytes = min(first_bytes, BPE_TRAINING_BYTES_MAX)
+    share = num_bytes / first_bytes * plan.num_bytes(1) / plan.num_bytes()
+    sample = sample_texts(plan, draft.corpus.text_field, draft.seed, share)
+    return learn_bpe_from(sample, num_bytes, draft.tokenizer.vocabulary, progress)
+
+
+def _rest_of(plan: CorpusPlan, draft: Draft, cut: CutCorpus, *, skip_bad: bool) -> RestOfCorpus:
+    return RestOfCorpus(
+        plan,
+        text_field=draft.corpus.text_field,
+        seed=draft.seed,
+        heldout_keys=cut.heldout_keys.astype("<u8").tobytes(),
+        skip_bad=skip_bad,
+    )
 
 
 def _shares_of_plan(plan: CorpusPlan, draft: CorpusDraft) -> tuple[Share, ...]:

@@ -19,7 +19,8 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.roll import NO_PAGE, REVOCATIONS_MAX, NotWelcomeError, Roll
+from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
+from gossamer.protocol.policy.roll import NotWelcomeError, Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     INVITATION_ADDRESSES_MAX,
@@ -69,7 +70,7 @@ def expulsions_of(roll: Roll, state_dir: StateDir) -> Expulsions:
 def _read_roll(roll: Roll, file: RollFile) -> None:
     """Takes what the file of the roll has. Raises InvitationError: it is damaged."""
     try:
-        roll.add(file.read() or NO_PAGE)
+        file.read_into(roll)
     except (DamagedRollError, RemoteProtocolError) as error:
         raise _damaged(error) from error
 
@@ -198,8 +199,17 @@ class InviteOnlyRun:
                     f"a member that is no root: ask a root to put {target} out: {roots}"
                 )
             self.file.order(self.roll.revoke(me, key, self.identity.sign))
-        out = self.roll.put_out_with(key)
+        return self.members_with(target)
+
+    def members_with(self, target: PeerId) -> list[PeerId]:
+        """Returns the members that go when one, or all of an invitation, are put out, sorted."""
+        out = self.roll.put_out_with(public_key_of(target))
         return sorted(peer for peer in out if self.roll.is_member(peer))
+
+    def out_already(self, target: PeerId) -> list[PeerId]:
+        """Returns those of them that were put out before, sorted."""
+        out = self.roll.put_out_with(public_key_of(target))
+        return sorted(peer for peer in out if not self.roll.is_member(peer))
 
     def may_revoke(self, target: PeerId) -> bool:
         """Returns whether this node alone can put out a member, or all of an invitation: it is a

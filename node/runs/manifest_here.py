@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.manifest import Manifest, SignedManifest
 
@@ -33,9 +33,4 @@ def _opened(state_dir: StateDir, signed: SignedManifest) -> Manifest:
     try:
         return open_signed_manifest(signed)
     except RemoteProtocolError as error:
-        raise StateDirError(
-            f"{state_dir.manifest_path} is damaged ({error}). If other members run, move "
-            f"{state_dir.root} away and join the run again; you may copy identity.key into the new "
-            "directory. Otherwise bring manifest.msgpack back from a backup: any earlier copy of "
-            "it will do"
-        ) from error
+        raise state_dir.damaged_manifest(error) from error

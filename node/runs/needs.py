@@ -1,4 +1,4 @@
-"""What a run needs of a machine, told and checked before anything large is allocated.
+"""The needs of a run, told and checked before anything large is allocated.
 
 A manifest comes from strangers. One of a billion parameters makes the daemon allocate tens of GB in
 its first seconds, and the system ends the process without a word.

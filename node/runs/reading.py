@@ -123,10 +123,14 @@ def warn_if_older(state: StateOnDisk) -> None:
 
 
 def _way_to(committed: CommittedState, newest: Digest | None) -> list[Digest]:
-    """Returns the heads on the way to the newest one, from the beginning of the kept chain on."""
+    """Returns the heads on the way to the newest one, from the beginning of the kept chain on, or
+    those after a record that the disk lost."""
     chain = committed.chain
-    path = [] if newest is None else chain.path_between(chain.root, newest) or []
-    return [chain.root, *path]
+    if newest is None:
+        return [chain.root]
+    if chain.gap_before(newest) is not None:
+        return chain.pieces_to(newest)[-1]
+    return [chain.root, *(chain.path_between(chain.root, newest) or [])]
 
 
 def _head_after(committed: CommittedState, way: Sequence[Digest], round_number: int) -> Digest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gossamer.node.heads.missing_record import first_checkpoint_behind
 from gossamer.node.heads.rollbacks import RollbackFiles
 from gossamer.node.runs.rounds_here import rounds_here, spans_text
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
@@ -25,6 +26,8 @@ class Plan:
     """Contributed tokens that are lost to the run."""
     missing: int
     """Keepers that still have to sign it after this node; 0: it holds."""
+    warning: str
+    """What else it costs, for people; empty if nothing."""
 
 
 class RollbackDesk:
@@ -100,7 +103,7 @@ class RollbackDesk:
         statement = Rollback(undone[0], target, round_number)
         authors = self._files.authors_of(statement) | {self._identity.peer_id}
         missing = self._files.signers.missing(authors)
-        return Plan(statement, newest_round, total, missing)
+        return Plan(statement, newest_round, total, missing, _warning(gap, round_number))
 
     def roll_back(self, plan: Plan) -> None:
         """Leaves a signed rollback for the node. Raises DiskError."""
@@ -108,6 +111,17 @@ class RollbackDesk:
             plan.statement, self._identity.peer_id, self.manifest.run_id, self._identity.sign
         )
         self._files.write(signed)
+
+
+def _warning(gap: int | None, round_number: int) -> str:
+    """Says what a rollback costs where the record of a round is missing on this disk."""
+    if gap is None or round_number >= first_checkpoint_behind(gap):
+        return ""
+    return (
+        f"The record of round {gap} is missing on this disk, and after this rollback no checkpoint "
+        "of the chain can be signed that stands for it: newcomers can join no more, unless a "
+        "member brings the record."
+    )
 
 
 def _what_to_name(possible: Sequence[int], newest_round: int) -> str:

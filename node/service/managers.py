@@ -53,7 +53,7 @@ class ServiceError(Exception):
 
 
 class Manager(Protocol):
-    """What the commands need of a service manager."""
+    """A service manager, as far as the commands need it."""
 
     file: Path
     """The file that makes the node a service."""

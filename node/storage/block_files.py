@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -34,18 +35,21 @@ def path_of(root: Path, digest: Digest) -> Path:
     return root / f"{name[:2]}/{name}"
 
 
-def is_folder_of_blocks(name: str) -> bool:
-    """Returns whether a folder in the folder of a store may hold files of blocks."""
-    return len(name) == 2 and set(name) <= set("0123456789abcdef")
-
-
-def digest_from_name(name: str) -> Digest | None:
-    """The digest that a file's name says; None for another file."""
-    try:
-        raw = bytes.fromhex(name)
-    except ValueError:
-        return None
-    return Digest(raw) if len(raw) == DIGEST_BYTES else None
+def files_under(root: Path) -> Iterator[tuple[Path, Digest, os.stat_result]]:
+    """Yields the files in the folder of a store that have the name of a block in its place."""
+    for folder in root.iterdir() if root.exists() else ():
+        # The root of a disk has folders that only root may read.
+        if not _is_folder_of_blocks(folder.name) or not folder.is_dir():
+            continue
+        for entry in os.scandir(folder):
+            digest = _digest_from_name(entry.name)
+            if digest is None or path_of(root, digest) != Path(entry.path):
+                continue  # not a block's
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue  # a reader beside a running node, which has just evicted it
+            yield Path(entry.path), digest, status
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
@@ -70,3 +74,17 @@ def digest_of_file(file: BinaryIO) -> Digest:
     for piece in pieces_of(file):
         hasher.update(piece)
     return Digest(hasher.digest())
+
+
+def _is_folder_of_blocks(name: str) -> bool:
+    """Returns whether a folder in the folder of a store may hold files of blocks."""
+    return len(name) == 2 and set(name) <= set("0123456789abcdef")
+
+
+def _digest_from_name(name: str) -> Digest | None:
+    """The digest that a file's name says; None for another file."""
+    try:
+        raw = bytes.fromhex(name)
+    except ValueError:
+        return None
+    return Digest(raw) if len(raw) == DIGEST_BYTES else None

@@ -38,9 +38,8 @@ from gossamer.node.base.disk_health import (
 from gossamer.node.storage.block_files import (
     CorruptBlockError,
     MissingBlockError,
-    digest_from_name,
     digest_of_file,
-    is_folder_of_blocks,
+    files_under,
     path_of,
     pieces_of,
 )
@@ -266,22 +265,11 @@ class BlockStore:
             for leftover in self._tmp.iterdir():
                 leftover.unlink()
         found: list[tuple[int, Digest, int]] = []
-        for folder in self.root.iterdir() if self.root.exists() else ():
-            # The root of a disk has folders that only root may read.
-            if not is_folder_of_blocks(folder.name) or not folder.is_dir():
-                continue
-            for entry in os.scandir(folder):
-                digest = digest_from_name(entry.name)
-                if digest is None or self.path(digest) != Path(entry.path):
-                    continue  # not a block's
-                try:
-                    status = entry.stat()
-                except FileNotFoundError:
-                    continue  # a reader beside a running node, which has just evicted it
-                if 0 < status.st_size <= limits.BLOCK_BYTES_MAX:
-                    found.append((status.st_mtime_ns, digest, status.st_size))
-                elif not self._read_only:  # a power cut can leave an empty file
-                    os.unlink(entry.path)
+        for path, digest, status in files_under(self.root):
+            if 0 < status.st_size <= limits.BLOCK_BYTES_MAX:
+                found.append((status.st_mtime_ns, digest, status.st_size))
+            elif not self._read_only:  # a power cut can leave an empty file
+                path.unlink()
         for _, digest, num_bytes in sorted(found):
             self._index.add(digest, num_bytes)
 

@@ -56,10 +56,15 @@ class ChainStart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 def start_after(
-    round_number: int, head: Digest, before: Digest, before_tokens: int, summary: ChainSummary
+    round_number: int,
+    head: Digest,
+    before: Digest,
+    before_tokens: int,
+    summary: ChainSummary,
+    passed: tuple[bytes, ...] = (),
 ) -> ChainStart:
     """The start at a checkpoint."""
-    return ChainStart(round_number, head, before, before_tokens, encode_summary(summary))
+    return ChainStart(round_number, head, before, before_tokens, encode_summary(summary), passed)
 
 
 def read_start(directory: Path) -> ChainStart | None:

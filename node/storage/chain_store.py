@@ -41,10 +41,14 @@ from gossamer.protocol.policy.chain_checkpoint import decode_checkpoint
 from gossamer.protocol.policy.chain_summary import decode_summary, marks_of
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, decode_header
-from gossamer.protocol.state.commit_records import decode_commit, encode_commit
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit, with_votes_of
 
 _NO_STATE = Digest(bytes(DIGEST_BYTES))
 """State digest of the head before the kept chain: no block has it."""
+
+JOINED_KEPT = 64
+"""Newest rounds whose records got further votes: those who remember the signers of rounds look more
+often than so many come. A reader that looks later forgets all."""
 
 log = structlog.get_logger("chain")
 
@@ -69,11 +73,14 @@ class ChainStore(ChainTree):
         *,
         read_only: bool = False,
         health: DiskHealth | None = None,
+        pinned_head: Digest | None = None,
     ) -> None:
+        """`pinned_head`: the head that the link named by which this node joined."""
         self._directory = directory
         self._health = health or DiskHealth()
         self.problem: DiskError | None = None
         super().__init__(genesis, genesis_state)
+        self.pinned_head = pinned_head
         self.passed: frozenset[Digest] = frozenset()
         """Heads before the start of which it is known that they are on the way to it."""
         self._leftover: list[str] = []
@@ -82,6 +89,9 @@ class ChainStore(ChainTree):
         """Files that cannot be read. They go with the rounds before the start."""
         self._unwritten: dict[Digest, bytes] = {}
         """Records that are not on disk: it did not take them, or they are just coming."""
+        self.joined: tuple[int, tuple[Digest, ...]] = (0, ())
+        """How often records got further votes in this life, and the newest `JOINED_KEPT` of their
+        rounds. It is replaced at once."""
         self._adding = threading.Lock()
         self._read_only = read_only
         if not read_only:
@@ -148,6 +158,8 @@ class ChainStore(ChainTree):
                 # In this order: who finds the entry finds its record too.
                 self._unwritten[head] = record = encode_commit(commit)
                 self._remember(head, header, len(record))
+            elif head not in (self.genesis, self.root):
+                self._add_votes(head, commit)
             try:
                 self._write_all()
             except DiskError as error:
@@ -157,6 +169,18 @@ class ChainStore(ChainTree):
                 self.problem = None
                 self._health.wrote("chain")
         return head
+
+    def _add_votes(self, head: Digest, commit: Commit) -> None:
+        """Adds the votes that the record of a known round lacks: the one that came first may have
+        been made by a few members, which is all that they can prove (`policy.head_choice`)."""
+        try:
+            joined = with_votes_of(self.commit(head), commit)
+        except (OSError, RemoteProtocolError):
+            joined = commit  # the file is damaged
+        if joined is not None:
+            self._unwritten[head] = encode_commit(joined)
+            number, heads = self.joined
+            self.joined = number + 1, (*heads, head)[-JOINED_KEPT:]
 
     def _write_all(self) -> None:
         for unwritten in list(self._unwritten):
@@ -273,7 +297,9 @@ class ChainStore(ChainTree):
             log.warning("the chain keeps its damaged beginning", problem=str(error))
             return None
         tokens_before = oldest.tokens_total - oldest.tokens
-        return start_after(checkpoint.round, at, before[-1], tokens_before, summary)
+        return start_after(
+            checkpoint.round, at, before[-1], tokens_before, summary, self.passed_on_way(at)
+        )
 
     def write_start(self, start: ChainStart) -> None:
         """Puts a start on the disk, whose rounds are there. `begin_at` makes it count now. Raises

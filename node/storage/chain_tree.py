@@ -40,6 +40,9 @@ class ChainTree:
         """The head that the oldest round of the kept chain follows."""
         self.start: ChainStart | None = None
         """The start of the kept chain; None while it begins with the run."""
+        self.pinned_head: Digest | None = None
+        """The head that the link named by which this node joined. It is remembered when the rounds
+        up to it go."""
         self._entries = {genesis: Entry(genesis, 0, genesis, 0, genesis_state)}
         # These follow the entries, so that no question takes longer the older the run is.
         self._children: dict[Digest, list[Digest]] = {}
@@ -83,6 +86,18 @@ class ChainTree:
         it is missing. The state of such a head is as good as any, and a peer may have the
         record."""
         return self.is_linked(head) or self.gap_before(head) is not None
+
+    def passed_on_way(self, head: Digest) -> tuple[bytes, ...]:
+        """Returns what a start at a known head says of the head of the link (`ChainStart.passed`).
+        Without it no head would be allowed any more where the summary does not name that one."""
+        pin, gap = self.pinned_head, self.gap_before(head)
+        if pin is not None:
+            known = self._entries.get(pin)
+            # The rounds on both sides of a record that the disk lost were proven before it did.
+            is_before_gap = gap is not None and known is not None and known.round < gap
+            if (is_before_gap and self.is_whole(pin)) or pin in self.ancestors(head, len(self)):
+                return (pin,)
+        return () if self.start is None else self.start.passed
 
     def pieces_to(self, head: Digest) -> list[list[Digest]]:
         """Returns the rounds after the start on the way to a known head, oldest first, in pieces:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
+from gossamer.node.storage import manifest_files
 from gossamer.node.storage.disk_use import bytes_beside
 from gossamer.node.storage.state_dir import StateDir
 
@@ -35,7 +36,7 @@ RUN_NAMES = (
         "head",
         "logs",
         "losses",
-        "manifest.msgpack",
+        *manifest_files.NAMES,
         "more_data",
         "names",
         "noticed",
@@ -49,6 +50,7 @@ RUN_NAMES = (
         "port",
         "revoked",
         "roll",
+        "roll.copy",
         "rollbacks",
         "samples",
     ),
@@ -83,7 +85,7 @@ def erase(state_dir: StateDir, *, keep_identity: bool) -> Erased:
     num_bytes = 0
     # The manifest first: what is left after a crash is then a directory without a run.
     for path in sorted(
-        _ours(root, keep_identity), key=lambda path: path.name != "manifest.msgpack"
+        _ours(root, keep_identity), key=lambda path: path.name not in manifest_files.NAMES
     ):
         size = _bytes_of(path)
         if path.is_dir():

@@ -1,9 +1,14 @@
-"""The committed rounds that this node's disk has, as the choice of a head sees them."""
+"""The committed rounds that this node's disk has, as the choice of a head sees them.
+
+A record has as many votes as its author needed, and a member may prove a round by its own vote, if
+it calls all others removed. So the votes that this node hears count as well, whoever brought the
+record: otherwise nodes that were shown different records would choose different heads.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.node.storage.chain_store import ChainStore
@@ -12,6 +17,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import is_most_of
 from gossamer.protocol.standing import STANDING_ROUNDS, Standing, standing_of
 from gossamer.protocol.state.chain import Commit, Header, credits_of, decode_header, signers_of
+from gossamer.protocol.wire.statements import Vote
 
 RECORDS_KEPT = 4 * STANDING_ROUNDS
 """Records whose members are remembered, so that the disk is not asked again at every look."""
@@ -35,6 +41,12 @@ class KnownRounds:
     def __init__(self, chain: ChainStore) -> None:
         self._chain = chain
         self._records: OrderedDict[Digest, _Record] = OrderedDict()
+        self._num_joined, _ = chain.joined
+        """Further votes of records, of which what is remembered knows."""
+        self._more_signers: set[Digest] = set()
+        """Rounds that have got further signers since `take_more_signers` was called."""
+        self.vote_of: Callable[[PeerId, bytes], Vote | None] = lambda _author, _ring_id: None
+        """Returns the newest checked vote of a peer in a ring that this node has heard."""
 
     def parent_of(self, head: Digest) -> Digest:
         """See `Rounds`. A round before a gap in the records counts as the run's beginning."""
@@ -90,8 +102,37 @@ class KnownRounds:
         credited = (self.credits_of(each) for each in self.newest(head))
         return standing_of(members, credited, needed)
 
+    def take_more_signers(self) -> Collection[Digest]:
+        """Returns the rounds that have got further signers since the last call."""
+        self._forget_joined()
+        heads, self._more_signers = self._more_signers, set()
+        return heads
+
+    def heard_vote(self, author: PeerId, vote: Vote) -> None:
+        """Takes a checked vote. A round that is known may have been proven without it."""
+        head = Digest(vote.header_digest)
+        if head not in self._chain:
+            return
+        record = self._read(head)
+        is_more = author in record.credits and author not in record.signers
+        if is_more and vote.ring_id == record.ring_id and head in self._records:
+            self._records[head] = record._replace(signers=record.signers | {author})
+            self._more_signers.add(head)
+
+    def _forget_joined(self) -> None:
+        """Forgets the records that have got further votes."""
+        number, joined = self._chain.joined
+        num_new, self._num_joined = number - self._num_joined, number
+        if num_new:
+            changed = joined[-num_new:] if num_new <= len(joined) else [*self._records]
+            if len(self._more_signers) < RECORDS_KEPT:  # else nobody asks
+                self._more_signers.update(changed)
+            for head in changed:
+                self._records.pop(head, None)
+
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""
+        self._forget_joined()
         found = self._records.get(head)
         if found is None:
             try:
@@ -108,7 +149,10 @@ class KnownRounds:
 
     def _keep(self, head: Digest, commit: Commit, header: Header) -> _Record:
         members, credits = len(header.members), credits_of(header)
-        record = _Record(header.ring_id, members, credits, signers_of(commit))
+        signers = signers_of(commit)
+        votes = {peer: self.vote_of(peer, header.ring_id) for peer in credits.keys() - signers}
+        heard = {peer for peer, vote in votes.items() if vote and vote.header_digest == head}
+        record = _Record(header.ring_id, members, credits, signers | heard)
         self._records[head] = record
         if len(self._records) > RECORDS_KEPT:
             self._records.popitem(last=False)

@@ -15,7 +15,8 @@ import structlog
 
 from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
-from gossamer.node.telemetry.status import LossHistory, LossPoint
+from gossamer.node.telemetry.loss_history import LossHistory
+from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.wire.statement_checks import check_name
@@ -66,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class RoundSamples(msgspec.Struct, frozen=True):
-    """What the state after a round wrote."""
+    """The texts that the state after a round wrote."""
 
     round: int
     samples: tuple[Sample, ...]

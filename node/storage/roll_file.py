@@ -1,6 +1,7 @@
 """The files of an invite-only run: the roll, the operator's revocations, and the pinned head.
 
     roll           all entries and revocations that this node knows
+    roll.copy      the same behind its digest: a founder that is alone has it from nobody else
     revoked/       revocations that `gossamer revoke` has signed, one a file, for the node to take
     pinned_head    the head that the invitation or link named, in hex
 
@@ -10,7 +11,7 @@ Writing in the state directory needs the rights of its owner, so a revocation th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.node.base.disk_health import (
@@ -20,9 +21,11 @@ from gossamer.node.base.disk_health import (
     remove_quietly,
     write_atomically,
 )
+from gossamer.node.storage.bounded_file import read_digested, write_digested
 from gossamer.node.storage.order_lock import alone_in
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
+from gossamer.protocol.policy.roll import NO_PAGE, Roll
 from gossamer.protocol.wire.invitation_messages import (
     ROLL_BYTES_MAX,
     Revocation,
@@ -46,8 +49,11 @@ class RollFile:
 
     def __init__(self, root: Path, health: DiskHealth | None = None) -> None:
         self.path = root / "roll"
+        self.copy_path = root / "roll.copy"
         self.revoked_path = root / "revoked"
         self._health = health or DiskHealth()
+        self.needs_writing = False
+        """Whether `read_into` found one of the two files damaged, or missing beside the other."""
 
     def read(self) -> RollPage | None:
         """Returns the pieces of the roll, whose signatures are not checked; None without a file.
@@ -63,9 +69,44 @@ class RollFile:
         except (OSError, RemoteProtocolError) as error:
             raise DamagedRollError(f"{self.path} is damaged: {error}") from error
 
+    def _read_copy(self) -> RollPage | None:
+        """Returns what the copy has; None without a whole one."""
+        with suppress(OSError, RemoteProtocolError):
+            return decode_page(read_digested(self.copy_path), ROLL_BYTES_MAX)
+        return None
+
+    def read_into(self, roll: Roll) -> tuple[RollPage, str]:
+        """Adds what is on the disk to a roll, from the copy if the file is damaged or was lost.
+
+        Returns:
+            What is on the disk, and for people why the file was not used; empty if it was.
+
+        Raises:
+            DamagedRollError, RemoteProtocolError: the file is damaged, and the copy is of no use.
+        """
+        copy = self._read_copy()
+        try:
+            page = self.read()
+            if page is not None:
+                roll.add(page)
+                self.needs_writing = copy is None
+                return page, ""
+            if copy is None:
+                return NO_PAGE, ""
+            problem = f"{self.path} is missing"
+        except (DamagedRollError, RemoteProtocolError) as error:
+            if copy is None:
+                raise
+            problem = str(error)
+        roll.add(copy)
+        self.needs_writing = True
+        return copy, problem
+
     def write(self, page: RollPage) -> None:
         """Replaces the roll. Raises DiskError."""
-        write_atomically(self.path, encode(page))
+        data = encode(page)
+        write_digested(self.copy_path, data)
+        write_atomically(self.path, data)
 
     def save(self, page: RollPage) -> bool:
         """Replaces the roll, and returns whether the disk took it. A disk that does not take it

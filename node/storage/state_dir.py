@@ -5,7 +5,7 @@
     lock               flock while a daemon runs; its pid is inside
     api                HOST:PORT of the running daemon's HTTP endpoint (`daemon_files`)
     token              secret that orders to the running daemon need, 0600
-    seeds              addresses of peers that the owner gave, newest first
+    port, seeds        addresses of this node and of peers   (`address_files`)
     starting           what the daemon does that has no endpoint yet, for people
     paused             the owner's order to pause            (`pause_file`)
     noticed            the run of which the owner was told that it is finished (`notices`)
@@ -14,7 +14,8 @@
     logs/              curves for TensorBoard and wandb       (`log_places`)
     samples            texts of the model that the owner sees (`owner_files`)
     names              the names of members that were seen    (`owner_files`)
-    manifest.msgpack   the `SignedManifest` of the run
+    manifest.msgpack   the `SignedManifest` of the run        (`manifest_files`)
+    manifest.copy      the same once more
     peers.msgpack      addresses of peers seen, newest first
     head               the newest committed header
     chain/             committed headers
@@ -35,13 +36,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from gossamer.node.base.address_text import parse_link
 from gossamer.node.base.disk_health import (
     TEMPORARY_SUFFIX,
     DiskError,
@@ -50,17 +50,16 @@ from gossamer.node.base.disk_health import (
     remove_quietly,
     write_atomically,
 )
+from gossamer.node.storage.address_files import AddressFiles
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.known_peers import KnownPeers
-from gossamer.protocol import limits
+from gossamer.node.storage.manifest_files import ManifestFiles
 from gossamer.protocol.errors import OversizedError, RemoteProtocolError, VersionError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest, SignedManifest
 
-# Signature and msgpack envelope around the manifest's bytes.
-_SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
 _SMALL_FILE_BYTES_MAX = 256
 
 FORMAT = 1
@@ -70,11 +69,6 @@ FORMAT = 1
 _FOLDERS = ("work", "own", "rollbacks", "revoked", "voted")
 """Folders in which files are replaced atomically. The chain clears its own; other folders may be
 the owner's."""
-
-SEEDS_MAX = 64
-"""Addresses of the owner that are kept: the links of several joins."""
-
-_SEEDS_BYTES_MAX = SEEDS_MAX * (limits.ADDRESS_CHARACTERS_MAX + 1)
 
 
 class StateDirError(Exception):
@@ -110,8 +104,7 @@ class StateDir:
         self.lock_path = root / "lock"
         self.api_path = root / "api"
         self.token_path = root / "token"
-        self.port_path = root / "port"
-        self.seeds_path = root / "seeds"
+        self.addresses = AddressFiles(root)
         self.starting_path = root / "starting"
         self.paused_path = root / "paused"
         self.losses_path = root / "losses"
@@ -119,7 +112,8 @@ class StateDir:
         self.names_path = root / "names"
         self.noticed_path = root / "noticed"
         self.limits_path = root / "limits"
-        self.manifest_path = root / "manifest.msgpack"
+        self.manifest_files = ManifestFiles(root)
+        self.manifest_path = self.manifest_files.path
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"
         self.chain_path = root / "chain"
@@ -142,11 +136,14 @@ class StateDir:
         )
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, is_to_erase: bool = False) -> Iterator[None]:
         """Creates the directory where needed and holds it for this process.
 
         The lock is the kernel's: it ends with the process, however that ends. Leftovers of a
         crash (half-written temporary files, the address of the dead daemon) are removed.
+
+        Args:
+            is_to_erase: nothing is written. So what is here can be removed from a full disk.
 
         Raises:
             StateDirInUseError: another process holds it.
@@ -169,14 +166,8 @@ class StateDir:
                     "Give --state-dir a directory on a local disk"
                 ) from error
             found = self._read_format()
-            pid = f"{os.getpid()}\n".encode()
-            try:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, pid, 0)
-                self._remove_leftovers()
-                self._migrate(found)
-            except OSError as error:
-                raise disk_error(self.lock_path, len(pid), error) from error
+            if not is_to_erase:
+                self._prepare(descriptor, found)
             self._lock_descriptor = descriptor
             try:
                 yield
@@ -190,6 +181,17 @@ class StateDir:
                     os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
+
+    def _prepare(self, descriptor: int, found: int) -> None:
+        """Writes this process's pid, and brings the directory into order. Raises DiskError."""
+        pid = f"{os.getpid()}\n".encode()
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, pid, 0)
+            self._remove_leftovers()
+            self._migrate(found)
+        except OSError as error:
+            raise disk_error(self.lock_path, len(pid), error) from error
 
     def is_in_use(self) -> bool:
         """Returns whether a daemon holds the directory now, as far as this user can tell."""
@@ -264,35 +266,33 @@ class StateDir:
 
     def has_run(self) -> bool:
         """Returns whether a run was founded or joined here."""
-        return self.manifest_path.exists()
+        return self.manifest_files.exist()
 
     def read_manifest(self) -> SignedManifest | None:
-        """The run's signed manifest, or None in a new directory. The signature is not checked here.
+        """The run's signed manifest, or None in a new directory. Where both files are damaged, its
+        signature may be wrong.
 
         Raises:
-            StateDirError: the file is damaged or cannot be read, or of a later version.
+            StateDirError: both files are damaged or cannot be read, or of a later version.
         """
-        from gossamer.protocol.manifest import SignedManifest  # here: see `_manifest_of`
-
         self._read_format()
         try:
-            data = read_bounded(self.manifest_path, _SIGNED_MANIFEST_BYTES_MAX)
-            if data is None:
-                return None
-            signed = msgspec.msgpack.decode(data, type=SignedManifest)
-            _manifest_of(signed)
+            return self.manifest_files.read()
         except VersionError as error:
             raise StateDirError(f"{self.root} holds {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
-            raise StateDirError(
-                f"{self.manifest_path} is damaged ({error}). If other members run, move "
-                f"{self.root} away and join the run again; identity.key may be copied into the new "
-                "directory. Otherwise bring manifest.msgpack back from a backup: any earlier copy "
-                "of it will do"
-            ) from error
+            raise self.damaged_manifest(error) from error
         except OSError as error:
             raise StateDirError(f"{self.manifest_path} cannot be read: {error.strerror}") from error
-        return signed
+
+    def damaged_manifest(self, error: Exception) -> StateDirError:
+        """Returns the error that says what to do without a manifest."""
+        return StateDirError(
+            f"{self.manifest_path} is damaged ({error}) and has no whole copy beside it. If other "
+            f"members run, move {self.root} away and join the run again; identity.key may be "
+            "copied into the new directory. Otherwise bring manifest.msgpack back from a backup: "
+            "any earlier copy of it will do"
+        )
 
     def require_manifest(self) -> SignedManifest:
         """Returns the manifest of the run here. Raises StateDirError if there is no run, or as
@@ -337,7 +337,7 @@ class StateDir:
             DiskError: it was not written.
         """
         self.require_run(_manifest_of(signed).run_id)
-        write_atomically(self.manifest_path, msgspec.msgpack.encode(signed))
+        self.manifest_files.write(signed)
 
     def run_id(self) -> Digest | None:
         """Returns the id of the run that lies here, if any. Raises StateDirError as `read_manifest`
@@ -353,47 +353,6 @@ class StateDir:
                 f"{self.root} holds run {here.hex()[:10]}..., not {run_id.hex()[:10]}...: a state "
                 "directory belongs to one run. Give this run its own --state-dir"
             )
-
-    def write_port(self, port: int) -> None:
-        """Keeps the port that others reach this node by. DiskError."""
-        if port != self.read_port():
-            write_atomically(self.port_path, f"{port}\n".encode())
-
-    def read_port(self) -> int:
-        """The port of the last start, for addresses that leave it open; 0 if there is none."""
-        try:
-            data = read_bounded(self.port_path, _SMALL_FILE_BYTES_MAX)
-        except (OSError, OversizedError):
-            return 0  # the kernel chooses again
-        text = (data or b"").strip()
-        return int(text) if text.isdigit() and int(text) < 65_536 else 0
-
-    def write_seeds(self, addresses: Sequence[str], *, has_joined: bool = False) -> None:
-        """Keeps the addresses that the owner gave: they are dialled whatever they are, also in
-        later lives. The newest `SEEDS_MAX` stay. DiskError.
-
-        Args:
-            has_joined: these addresses have led to the run. Those of earlier attempts go: they may
-                be of another run, which the owner did not join in the end.
-        """
-        before = self.read_seeds()
-        kept = () if has_joined else before
-        after = tuple(dict.fromkeys((*addresses, *kept)))[:SEEDS_MAX]
-        if after != before:
-            write_atomically(self.seeds_path, "".join(f"{each}\n" for each in after).encode())
-
-    def read_seeds(self) -> tuple[str, ...]:
-        """The addresses that the owner gave, the newest first. Lines that are none are left
-        out."""
-        try:
-            data = read_bounded(self.seeds_path, _SEEDS_BYTES_MAX)
-        except (OSError, OversizedError):
-            return ()  # they have to be typed again
-        found = []
-        for line in (data or b"").decode("utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(parse_link(line).address)
-        return tuple(found[:SEEDS_MAX])
 
     def known_peers(self) -> KnownPeers:
         return KnownPeers(self.known_peers_path)

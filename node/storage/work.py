@@ -1,7 +1,7 @@
 """This node's own work: the account, `pending`, and the vectors of offers.
 
-`protocol/accounting/work_account.py` has the rules. This module applies them to the vectors, the
-files (`work_files`, `work_journal`) and the metrics.
+`protocol/accounting/work_account.py` has the rules. This module applies them to the vectors
+(`pending_vector`), the files (`work_files`, `work_journal`) and the metrics.
 
 The journal names the `pending` that it goes on from. So a new life knows what the earlier one had
 trained, which part of it is on disk, and that the rest is lost. The journal and the offers are not
@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
-from gossamer.node.base.threads import map_pieces, num_piece_threads
+from gossamer.node.storage.pending_vector import OfferedTo, PendingVector, RoundingErrors
 from gossamer.node.storage.work_files import WorkFiles
 from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, copy_of
 from gossamer.node.telemetry.metrics import Metrics
@@ -40,27 +38,6 @@ VECTORS_MAX = 16
 stale sooner."""
 
 log = structlog.get_logger("work")
-
-
-class RoundingErrors(Protocol):
-    """The rounding errors of this peer's own encoding in a ring (`Contribution`). They are valid
-    while `pending` is the vector that was offered."""
-
-    def error_of(self, chunk: int) -> FloatVector | None:
-        """Returns the rounding error of a chunk of the ring; None if it has none."""
-
-
-@dataclass(frozen=True)
-class _OpenRing:
-    """The ring that the newest offer went into."""
-
-    ring_id: Digest
-    errors: RoundingErrors
-    first_chunk: int
-
-    def error_of(self, chunk: int) -> FloatVector | None:
-        """Returns the rounding error of a chunk of `pending`; None if it has none."""
-        return self.errors.error_of(chunk - self.first_chunk)
 
 
 class Work:
@@ -94,8 +71,8 @@ class Work:
         self._life = life
         self._files = WorkFiles(directory, pending.size)
         self._journal = Journal(self._files.journal_path, clock)
-        self._pending = pending
-        self._plan = plan
+        self._pending = PendingVector(pending, plan)
+        self._num_chunks = plan.num_chunks
         self._stale_rounds = stale_rounds
         self._metrics = metrics
         self.account = WorkAccount(plan.num_chunks, stale_rounds)
@@ -103,7 +80,7 @@ class Work:
         self._event = 0
         self._open: Offer | None = None
         """The newest offer, while `pending` is what was offered."""
-        self._open_ring: _OpenRing | None = None
+        self._open_ring: OfferedTo | None = None
         self._status = WorkStatus()
 
     @property
@@ -159,7 +136,7 @@ class Work:
         Args:
             first_chunk: number in `pending` of the ring's chunk 0.
         """
-        self._open_ring = _OpenRing(ring_id, errors, first_chunk)
+        self._open_ring = OfferedTo(ring_id, errors, first_chunk)
 
     def withdraw(self) -> None:
         """Notes that the newest offer went into no ring."""
@@ -173,9 +150,7 @@ class Work:
         the offer."""
         if self._open is None:
             return
-        every_chunk = (1 << self._plan.num_chunks) - 1
-        pieces = (offered for _, offered, _ in self._offered(self._open_ring, every_chunk))
-        self._write_offer(self._open.number, pieces)
+        self._write_offer(self._open.number, self._pending.offered(self._open_ring))
         self._open = self._open_ring = None
 
     def committed_by(
@@ -221,44 +196,18 @@ class Work:
         errors = None
         if self._open_ring is not None and self._open_ring.ring_id == ring_id:
             errors = self._open_ring
-        self._write_offer(offer.number, self._taken_out(errors, settled.taken))
-        self._clear(settled.zeroed)
+        self._write_offer(offer.number, self._pending.take_out(errors, settled.taken))
+        self._pending.clear(settled.zeroed)
         self._open = self._open_ring = None
-
-    def _offered(
-        self, errors: _OpenRing | None, chunks: int
-    ) -> Iterator[tuple[slice, FloatVector, FloatVector | None]]:
-        """Yields chunk by chunk its place in `pending`, what of it was offered, and the own error,
-        for some `chunks`. Threads work out the next ones; what is yielded may be changed."""
-
-        def offered(chunk: int) -> tuple[slice, FloatVector, FloatVector | None]:
-            part = self._plan.range_of(chunk)
-            error = None
-            if errors is not None and chunks >> chunk & 1:
-                error = errors.error_of(chunk)
-            values = self._pending[part]
-            return part, values if error is None else values - error, error
-
-        plan = self._plan
-        return map_pieces(offered, range(plan.num_chunks), num_piece_threads(plan.num_elements))
-
-    def _taken_out(self, errors: _OpenRing | None, taken: int) -> Iterator[FloatVector]:
-        """Yields what was offered, and removes each chunk that was taken from `pending`."""
-        for chunk, (part, offered, error) in enumerate(self._offered(errors, taken)):
-            yield offered
-            if taken >> chunk & 1:
-                self._pending[part] = 0.0 if error is None else error
 
     def _take_old(self, settled: Settlement) -> None:
         """Removes work that was taken of an older offer: `pending` has changed since."""
         vector = self._files.read_offer(settled.offer) if settled.taken else None
-        for chunk in self._chunks(settled.taken):
-            part = self._plan.range_of(chunk)
-            if vector is None:  # a loss is better than work that counts twice
-                self._pending[part] = 0.0
-            else:
-                self._pending[part] -= vector[part]
-        self._clear(settled.zeroed)
+        if vector is None:  # a loss is better than work that counts twice
+            self._pending.clear(settled.taken)
+        else:
+            self._pending.subtract(vector, settled.taken)
+        self._pending.clear(settled.zeroed)
 
     def abandoned(
         self, head: Digest, parent: bytes, tokens: int, next_round: int, reason: str = ""
@@ -275,9 +224,7 @@ class Work:
             head, parent, tokens, next_round, has_vector=vector is not None, reason=reason
         )
         if vector is not None:
-            for chunk in self._chunks(reclaim.chunks):
-                part = self._plan.range_of(chunk)
-                self._pending[part] += vector[part]
+            self._pending.add(vector, reclaim.chunks)
         self._metrics.tokens_reclaimed.add("on_time", reclaim.on_time)
         self._metrics.tokens_reclaimed.add("late", reclaim.late)
         if tokens_dropped := self._count_dropped(dropped):
@@ -299,7 +246,7 @@ class Work:
         if tokens:
             level = logging.DEBUG if reason == LATE else logging.WARNING
             log.log(level, "work is dropped", tokens=tokens, reason=reason)
-        self._pending[:] = 0.0
+        self._pending.vector[:] = 0.0
         self._open = self._open_ring = None
         self._count_dropped(dropped)
         self._note()
@@ -312,7 +259,7 @@ class Work:
             return False
         if tokens:  # not where it was dropped with its round
             log.warning("work is dropped", tokens=tokens, reason=STALE)
-        self._clear(chunks)
+        self._pending.clear(chunks)
         self.close_offer()
         self._count_dropped(dropped)
         self._note()
@@ -330,15 +277,6 @@ class Work:
         for reason, tokens in more.items():
             self._metrics.tokens_dropped.add(reason, tokens)
         return sum(more.values())
-
-    # Vectors
-
-    def _clear(self, chunks: int) -> None:
-        for chunk in self._chunks(chunks):
-            self._pending[self._plan.range_of(chunk)] = 0.0
-
-    def _chunks(self, mask: int) -> Iterator[int]:
-        return (chunk for chunk in range(self._plan.num_chunks) if mask >> chunk & 1)
 
     def _write_offer(self, number: int, pieces: Iterable[FloatVector]) -> None:
         """Keeps the vector of an offer for the case that its round is abandoned."""
@@ -358,9 +296,9 @@ class Work:
         """Writes `pending` and the account. DiskError leaves both files as they were."""
         self._event += 1
         copy = copy_of(self.account.state)
-        WorkAccount(self._plan.num_chunks, self._stale_rounds, copy).saved()
+        WorkAccount(self._num_chunks, self._stale_rounds, copy).saved()
         header = FileHeader(VERSION, self._saved_number + 1, self._event, copy)
-        self._files.write_pending(header, self._pending)
+        self._files.write_pending(header, self._pending.vector)
         self._saved_number += 1
         self.account.saved()
         self._note()
@@ -376,11 +314,11 @@ class Work:
         self._event = header.event
         lost = header.state.lost
         waited = header.state.has_grown and any(header.state.since)
-        self.account = WorkAccount(self._plan.num_chunks, self._stale_rounds, header.state)
+        self.account = WorkAccount(self._num_chunks, self._stale_rounds, header.state)
         restart = self.account.restarted(has_saved=left.fits)
         if left.vector is not None:
-            self._pending[:] = left.vector
-        self._clear(~restart.chunks)
+            self._pending.vector[:] = left.vector
+        self._pending.clear(~restart.chunks)
         numbers = set(restart.offers)
         newest = self.account.state.offers[-1:]
         # The process was killed before the vector of its last offer was written, or the disk was
@@ -391,7 +329,7 @@ class Work:
             if offer.taking is None and not self._files.has_offer(offer.number)
         }
         for number in sorted(numbers):
-            self._write_offer(number, (self._pending,))
+            self._write_offer(number, (self._pending.vector,))
         if self.account.state.lost > lost:
             log.info("work was lost with the process", tokens=self.account.state.lost - lost)
         elif waited:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.node.telemetry.status import LastRound, LossHistory, LossPoint
+from gossamer.node.telemetry.loss_history import LossHistory
+from gossamer.node.telemetry.status import LastRound, LossPoint
 from gossamer.protocol.wire.statements import Phase
 
 
@@ -32,7 +33,7 @@ class Progress:
     heldout_bits_per_byte: float | None = None
     """`heldout_loss` likewise."""
     confinement: str | None = None
-    """What the newest trainer's process cannot do, for people."""
+    """The rights that the newest trainer's process gave up, or could not, for people."""
     last_round: LastRound | None = None
     history: LossHistory = field(default_factory=LossHistory)
     on_point: Callable[[LossPoint], None] = lambda point: None

@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 
 class Place(Protocol):
-    """Where the records go. Its methods block, and are called in a thread, one at a time."""
+    """A place to which the records go. A thread calls its methods, which block, one at a time."""
 
     name: str
 

@@ -6,7 +6,6 @@ Digests and run ids are hex, losses are in nats per token, counts of tokens are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import Literal, get_args
 
@@ -22,9 +21,6 @@ Outcome = Literal["committed", "missed", "abandoned"]
 """The end of a round for this node: `committed` with its work, `missed` (committed without it; its
 work is carried), or `abandoned` (not committed)."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-
-# Points of the curve in one answer. `LossHistory` thins out a longer run.
-LOSS_POINTS_MAX = 240
 
 
 class CapacityStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +313,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     outer_step: OuterStep | None = None
     """Choice of the newest committed round; None if it chose nothing or an earlier life saw it."""
     loss_history: tuple[LossPoint, ...] = ()
-    """The curve so far, oldest point first, at most `LOSS_POINTS_MAX` points."""
+    """The curve so far, oldest point first, at most `loss_history.LOSS_POINTS_MAX`
+    points."""
 
 
 def iso_moment(unix_seconds: float | None, zone: tzinfo | None = None) -> str | None:
@@ -362,49 +359,3 @@ def link_of(status: Status) -> str | None:
 def is_ready(status: Status) -> bool:
     """Returns whether the node takes part in rounds that count."""
     return status.phase in ("training", "averaging") and status.put_out is None
-
-
-class LossHistory:
-    """Keeps the curve of a run of any length in at most `LOSS_POINTS_MAX` points.
-
-    A full history drops every second point, and from then on keeps half as many rounds. So the
-    points stay evenly spaced from the beginning. The newest point is always there.
-    """
-
-    def __init__(self) -> None:
-        self._points: list[LossPoint] = []
-        self._newest: LossPoint | None = None
-        self._stride = 1
-
-    @classmethod
-    def restored(cls, points: Sequence[LossPoint], stride: int) -> LossHistory:
-        """Returns the history that had these `points` and this `stride`."""
-        history = cls()
-        history._stride = max(1, stride)
-        for point in points[:LOSS_POINTS_MAX]:
-            history.add(point)
-        return history
-
-    @property
-    def stride(self) -> int:
-        """The least number of rounds between two points that are kept."""
-        return self._stride
-
-    def add(self, point: LossPoint) -> None:
-        """Adds a round. A round that is not newer than the newest one replaces all from it on."""
-        if self._newest is not None and point.round < self._newest.round:
-            self._points = [kept for kept in self._points if kept.round < point.round]
-        self._newest = point
-        if self._points and self._points[-1].round == point.round:
-            self._points[-1] = point
-        elif not self._points or point.round - self._points[-1].round >= self._stride:
-            self._points.append(point)
-        # One place stays free for the newest point.
-        if len(self._points) >= LOSS_POINTS_MAX:
-            self._points = self._points[::2]
-            self._stride *= 2
-
-    def points(self) -> tuple[LossPoint, ...]:
-        if self._newest is None or (self._points and self._points[-1].round == self._newest.round):
-            return tuple(self._points)
-        return (*self._points, self._newest)

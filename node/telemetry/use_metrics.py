@@ -1,4 +1,4 @@
-"""What a node uses, beside what its owner lets it use, as metrics."""
+"""The use of the machine by a node beside its owner's limits, as metrics."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ here."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import structlog
+import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
@@ -21,6 +23,14 @@ from gossamer.protocol.wire.statements import Ready
 _PIN = "audited shards"
 
 log = structlog.get_logger("data")
+
+
+class AuditSequences(NamedTuple):
+    """The sequences of one audit."""
+
+    places: list[tuple[str, int]]
+    """(file of a shard, first token), the declared ones first."""
+    num_declared: int
 
 
 class AuditData:
@@ -50,7 +60,7 @@ class AuditData:
         names too little, as far as this node knows these data."""
         partitions = self._data.partitions
         known = merged(span for span in ready.spans if span.partition < len(partitions))
-        if not names_its_data(ready.tokens, known):
+        if not names_its_data(ready.tokens, known, self._length):
             return ()
         return declared_excerpts(head, me, known, partitions, self._length)
 
@@ -60,24 +70,43 @@ class AuditData:
         return heldout_excerpts(head, me, shard_tokens, self._length)
 
     async def fetch(
-        self, declared: Sequence[Excerpt], heldout: Sequence[Excerpt]
-    ) -> list[tuple[str, int]] | None:
-        """Returns the sequences as (file of a shard, first token), the declared ones first, once
-        their shards are here; None if they cannot be had now."""
-        data = self._data
-        places = [
-            *((Digest(data.shards[each.shard].digest), each.start) for each in declared),
-            *((Digest(data.heldout[each.shard].digest), each.start) for each in heldout),
-        ]
-        digests = list(dict.fromkeys(digest for digest, _ in places))
-        self._store.pin(_PIN, digests)
+        self, declared: Sequence[Excerpt], heldout: Sequence[Excerpt], patience: trio.CancelScope
+    ) -> AuditSequences:
+        """Returns the sequences whose shards can be had now, once these are here.
+
+        All declared ones are among them or none: a member could have trained on the few that it
+        gives out. Otherwise the held-out ones decide, and where nobody has what a member names it
+        does not escape.
+
+        Args:
+            patience: of this audit alone. Its end ends the wait for the declared ones.
+
+        Cancellation: shards that have come stay. `done` has to follow.
+        """
+        shards, heldout_shards = self._data.shards, self._data.heldout
+        named = [(Digest(shards[each.shard].digest), each.start) for each in declared]
+        others = [(Digest(heldout_shards[each.shard].digest), each.start) for each in heldout]
+        self._store.pin(_PIN, dict.fromkeys(digest for digest, _ in (*named, *others)))
+        # These are here but in the first rounds of a node, which measures its own loss on them.
+        if not await self._are_here(others):
+            others = []
+        is_named_here = False
+        with patience:
+            is_named_here = await self._are_here(named)
+        if not is_named_here:
+            named = []
+        places = [(str(self._store.path(digest)), start) for digest, start in (*named, *others)]
+        return AuditSequences(places, len(named))
+
+    async def _are_here(self, places: Sequence[tuple[Digest, int]]) -> bool:
+        """Fetches the shards of places that are not here. False if one cannot be had now."""
+        digests = dict.fromkeys(digest for digest, _ in places)
         try:
             await self._blocks.fetch_checked(digests, self._swarm.sources, passes=1)
         except (FetchError, DiskError) as error:
-            log.debug("the data of an audit cannot be had", error=str(error))
-            self.done()
-            return None
-        return [(str(self._store.path(digest)), start) for digest, start in places]
+            log.debug("some of the data of an audit cannot be had", error=str(error))
+            return False
+        return True
 
     def done(self) -> None:
         """The sequences are not needed any more."""

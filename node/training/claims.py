@@ -197,6 +197,12 @@ class HeldPartitions:
         self._working = [number for number in self._working if number not in lost]
         return lost, not lost.isdisjoint(self._queued)
 
+    def give_up_lost_unbegun(self) -> bool:
+        """Drops claims that others hold with a lower rank, of which nothing is queued or trained
+        yet. Says whether there were any."""
+        lost = lost_claims(self._working, self._others_claims(), self._me)
+        return sum(self.give_up(number) for number in sorted(lost)) > 0
+
     def leave(self, partitions: Iterable[int]) -> None:
         """Leaves partitions to others. `forget_progress` has to follow."""
         positions = self._positions()

@@ -4,7 +4,8 @@ The feed claims partitions of the data, and the peer announces the claims. It fe
 from peers that have them, and queues their tokens at the trainer, about two rounds ahead. The next
 `Ready` names the tokens that the trainer consumed as spans. `claims` has the rules of how long a
 partition is held. If another living peer holds a claim with a lower rank, this peer gives the
-partition up, together with what is queued of it.
+partition up: when its shards have come, if nothing of it is queued or trained, or else when the
+next round begins, together with what is queued of it.
 """
 
 from __future__ import annotations
@@ -226,6 +227,10 @@ class DataFeed:
 
     async def _queue(self, pieces: Sequence[Piece], missing: set[Digest], queue: Queue) -> None:
         """Queues the pieces of each partition up to its first missing shard."""
+        # Two newcomers may have claimed the same at one moment. Now both have heard of it, and
+        # neither has trained on it.
+        if self._held.give_up_lost_unbegun():
+            self._claims_changed()
         stopped: set[int] = set()
         for piece in pieces:
             digest = self._digest(piece.shard)

@@ -67,7 +67,10 @@ log = structlog.get_logger("node")
 
 
 class LocalTrainings:
-    """Begins this node's trainings, one for each round. It lives as long as the node."""
+    """Begins this node's trainings, one for each round. It lives as long as the node.
+
+    Its constructor has eight parameters: these are the parts that every sync mode trains with.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class LocalTraining:
 
     @property
     def finished(self) -> Finished | None:
-        """What the training came to; None while it goes on."""
+        """The result of the training; None while it goes on."""
         return self._finished
 
     async def run(self) -> None:

@@ -6,7 +6,10 @@ fetch them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from gossamer.protocol.accounting.partitions import Partitions
@@ -85,22 +88,41 @@ def _drawn(
     pieces: Sequence[tuple[int, int, int]],
     length: int,
 ) -> tuple[Excerpt, ...]:
-    """Draws sequences of pieces (shard, start, number of sequences), of few shards, evenly."""
+    """Draws sequences of pieces (shard, start, number of sequences), of few shards.
 
-    def rank(*numbers: int) -> bytes:
+    Each sequence has about the same chance. If each piece had, a member would work on a few short
+    ones alone, and name a long one beside them.
+    """
+
+    def rank(*numbers: int) -> int:
         what = b".".join(str(number).encode() for number in numbers)
-        return digest_of(_DRAW, head, auditor.encode(), purpose, what)
+        return int.from_bytes(digest_of(_DRAW, head, auditor.encode(), purpose, what)[:8], "big")
 
-    chosen = sorted(pieces, key=lambda piece: rank(piece[0], piece[1]))[:SHARDS_MAX]
+    weights = _weights_of([count for *_, count in pieces], rank)
     found: list[Excerpt] = []
-    for place, (shard, start, count) in enumerate(chosen):
-        left = len(chosen) - place
-        wanted = -(-(SEQUENCES - len(found)) // left)
+    left = sum(weights.values())
+    # The shortest come first: what one lacks is drawn of the others.
+    for place in sorted(weights, key=lambda place: (pieces[place][2], place)):
+        shard, start, count = pieces[place]
+        wanted = min(count, -(-(SEQUENCES - len(found)) * weights[place] // left))
+        left -= weights[place]
         # A shard may have a million sequences: the drawn ones lie evenly from a drawn one on.
-        wanted = min(wanted, count)
-        first = int.from_bytes(rank(shard, start, 0)[:8], "big")
+        first = rank(shard, start, 0)
         found += [
             Excerpt(shard, start + (first + number * count // wanted) % count * length)
             for number in range(wanted)
         ]
     return tuple(found)
+
+
+def _weights_of(counts: Sequence[int], rank: Callable[[int], int]) -> Mapping[int, int]:
+    """The pieces of which sequences are drawn, `SHARDS_MAX` at most, each with its weight."""
+    if len(counts) <= SHARDS_MAX:
+        return dict(enumerate(counts))
+    ends = list(accumulate(counts))
+    weights = Counter[int]()
+    for draw in range(SEQUENCES):
+        place = bisect_right(ends, rank(draw) % ends[-1])
+        if place in weights or len(weights) < SHARDS_MAX:
+            weights[place] += 1
+    return weights

@@ -106,10 +106,6 @@ class WorkAccount:
         return any(self.state.since)
 
     @property
-    def committed(self) -> int:
-        return self.state.committed_on_time + self.state.committed_late
-
-    @property
     def dropped(self) -> int:
         return sum(self.state.dropped.values())
 

@@ -136,7 +136,11 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """All of a `WorkAccount`."""
+    """All of a `WorkAccount`.
+
+    Each sum of the account is a field, and each change of several sums at once is a method, so that
+    the account stays balanced. So there are more than 12 fields and 15 methods.
+    """
 
     head: bytes = b""
     """Committed head up to which the account is true."""

@@ -116,7 +116,7 @@ class Products:
 def agreement_of(
     cosines: Sequence[Sequence[float]], judging: Sequence[int], num_elements: int
 ) -> Agreement:
-    """Who is close to the others, and who is out.
+    """Returns the contributions that are close to the others, and those that are out.
 
     Args:
         cosines: of each pair of contributions.

@@ -52,7 +52,7 @@ class Record:
 
 
 class MembersSigned(Protocol):
-    """What the members of one ring have signed, by ring position."""
+    """The signatures of the members of one ring, by ring position."""
 
     @property
     def roots(self) -> Sequence[bytes]:
@@ -64,7 +64,7 @@ class MembersSigned(Protocol):
 
 
 class ListPayloads(ABC):
-    """What all lists of contributions have in common as a `payloads.Payloads`."""
+    """The common part of all lists of contributions as a `payloads.Payloads`."""
 
     are_steps = False
     are_signed = False
@@ -79,6 +79,10 @@ class ListPayloads(ABC):
     ) -> bool:
         """See `Payloads`."""
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
+
+    def average_bytes_max(self, num_elements: int, num_members: int) -> int:
+        """See `Payloads`."""
+        return num_members * self.part_bytes(num_elements)
 
     def packed_part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk on its way, by estimate."""

@@ -78,6 +78,9 @@ class Payloads(Protocol):
             chunk: its number.
         """
 
+    def average_bytes_max(self, num_elements: int, num_members: int) -> int:
+        """Size of the longest average of at most so many members."""
+
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
         """Mean size of a chunk in transit, over all links of a ring; as it is, or by estimate as it
         travels when it is packed."""
@@ -138,6 +141,10 @@ class SumPayloads:
     ) -> bool:
         coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
         return num_bytes == coder.encoded_bytes(num_elements)
+
+    def average_bytes_max(self, num_elements: int, num_members: int) -> int:
+        """See `Payloads`."""
+        return self.coder.encoded_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
         """See `Payloads`."""
@@ -270,6 +277,14 @@ class SetPayloads(ListPayloads):
         if coder is not None:
             return num_bytes == coder.encoded_bytes(num_elements)
         return super().is_length(num_bytes, num_elements, mask, chunk, is_average=is_average)
+
+    def average_bytes_max(self, num_elements: int, num_members: int) -> int:
+        """See `Payloads`."""
+        of_lists = min(num_members, self.set_members_max)
+        longest_list = super().average_bytes_max(num_elements, of_lists)
+        if self.sums is None or of_lists == num_members:
+            return longest_list
+        return max(longest_list, self.sums.encoded_bytes(num_elements))
 
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
         """See `Payloads`."""

@@ -63,6 +63,10 @@ class SignPayloads(ListPayloads):
         mean_bytes = -(-self.coder.encoded_bytes // self.coder.num_chunks)
         return RECORD_PREFIX_BYTES + mean_bytes + self._tail_bytes
 
+    def average_bytes_max(self, num_elements: int, num_members: int) -> int:
+        """See `Payloads`."""
+        return num_members * (RECORD_PREFIX_BYTES + self._block_bytes_max)
+
     def members_max(self, num_elements: int) -> int:
         """See `Payloads`."""
         largest = RECORD_PREFIX_BYTES + self._block_bytes_max

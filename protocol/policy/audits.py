@@ -12,15 +12,16 @@ Rules
   is an audit, of which member, and by whom. So a member cannot work well for its audit alone. There
   is one in `rounds_between` rounds, on average, so that auditing costs an auditor at most
   `COST_SHARE` of its computing.
-- Each member of which this round and the one before took tokens may be the one. (Work that was
-  carried over several rounds was done from another state, and need not lower the loss of this one.)
+- Each member of which this round took tokens may be the one, if one of the `MISSED_MAX` + 1 rounds
+  before did as well. Otherwise taking part in every other round would be enough not to be audited.
 - The auditors are other members of which the round took tokens, and that had stake at the head
   before: a new identity audits nobody. No two of the four belong to one branch of an invite-only
   run. If there are too few for that, there is no audit.
-- Where a member names too little data for the tokens that it says it trained, its work is measured
-  on held-out text, which everybody has. Otherwise it would choose not to be audited. Honest members
-  name too little when a round took their data and left a part of their work, and when their work
-  was in too few chunks for long. Their work lowers the loss of held-out text as well.
+- Where a member names too little data for the tokens that it says it trained, or data that the
+  auditor cannot get, its work is measured on held-out text, which everybody has. Otherwise it would
+  choose not to be audited. Honest members name too little when a round took their data and left a
+  part of their work, and when their work was in too few chunks for long; and keepers may be away or
+  slow. Their work lowers the loss of held-out text as well.
 - Where the round's own average does not clearly lower the loss of the same sequences, nothing can
   be told on them: held-out text decides. Otherwise a member would name data in which there is
   nothing to learn. Where the average does not help there either, the auditor says nothing.
@@ -31,6 +32,10 @@ Rules
   wrong with its own work, which is not in the state. So work that falls short is measured there as
   well, and is good if it lowers the loss there. Where an auditor cannot rebuild that point, it says
   nothing of such work.
+- A member that missed rounds may carry the work of all of them, which was done from older states
+  and need not lower the loss of this one. So work that falls short is measured from the state after
+  the last round that took tokens of the member as well, and is good if it lowers the loss there.
+  Of a member that missed two rounds a tenth of the average's gain is enough.
 - The sequences follow from the head and the auditor (`accounting.excerpts`), so anybody can measure
   again what an auditor says that it measured.
 - One verdict of each auditor on a head counts. An auditor that signs two different ones has no
@@ -51,16 +56,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.branch_caps import BranchOf
 from gossamer.protocol.sync_modes import SYNC_MODES
-from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict
+from gossamer.protocol.wire.audit_messages import SEQUENCES
 from gossamer.protocol.wire.statements import Span
 
 AUDITORS = 3
@@ -93,6 +96,10 @@ HELDOUT_SHARE = 0.1
 has its own kind of text, half would blame one honest work in ten, and a tenth one in forty. No work
 falls short of either."""
 
+CARRIED_SHARE = 0.1
+"""The same part of a member that missed more than one round: much of its work may be of older
+states. With a half one honest work in twenty was blamed."""
+
 SHORT_MARGIN = 1.5
 """Standard errors by which the mean gain of poor work is below that part. The differences are taken
 sequence by sequence, so that what makes sequences differ does not count. It is no more than
@@ -106,8 +113,8 @@ COST_SHARE = 0.03
 
 _COST_SEQUENCES = 5 * SEQUENCES / 3
 """An audit in sequences of training: two forward passes of 32 sequences and one of 16, and a
-forward pass is a third of a step. Work that falls short takes two more of 16; a node that spent
-more than `COST_SHARE` waits before its next audit."""
+forward pass is a third of a step. Work that falls short takes two or four more of 16; a node
+that spent more than `COST_SHARE` waits before its next audit."""
 
 MEMORY_ROUNDS = 64
 """Rounds for which verdicts are kept and contradictions count: with rounds of a minute an hour."""
@@ -117,6 +124,10 @@ CONTRADICTIONS_MAX = 2
 
 PEERS_MAX = 1024
 """Auditors that are remembered; identities are free, and a forgotten one has a clean sheet."""
+
+MISSED_MAX = 2
+"""Rounds that an audited member may have missed just before. An auditor needs the records of all of
+them, and honest work that missed three was blamed too often (decision 145)."""
 
 _WHETHER, _MEMBER, _AUDITOR = b"audit", b"audited", b"auditor"
 
@@ -129,6 +140,8 @@ class Audit(NamedTuple):
     round: int
     member: PeerId
     auditors: tuple[PeerId, ...]
+    missed: int = 0
+    """Rounds just before of which none took tokens of the member."""
 
 
 def has_audits(manifest: Manifest) -> bool:
@@ -151,7 +164,7 @@ def audit_after(
     head: Digest,
     round_number: int,
     credits: Mapping[PeerId, int],
-    credited_before: Collection[PeerId],
+    credited_before: Sequence[Collection[PeerId]],
     stakes_before: Collection[PeerId],
     every: int,
     branch_of: BranchOf | None = None,
@@ -160,7 +173,8 @@ def audit_after(
 
     Args:
         credits: members of the round, each with the tokens that it took of their work.
-        credited_before: members of which the round before took tokens.
+        credited_before: members of which each of the rounds before took tokens, the newest first,
+            as many rounds as there are and at most `MISSED_MAX` + 1.
         stakes_before: peers with stake at the head before the round.
         every: see `rounds_between`.
         branch_of: of each member of an invite-only run; None in other runs.
@@ -168,10 +182,15 @@ def audit_after(
     if int.from_bytes(digest_of(_WHETHER, head)[:8], "big") % every:
         return None
     credited = [peer for peer, tokens in credits.items() if tokens]
-    steady = [peer for peer in credited if peer in credited_before]
-    if not steady:
+    missed = {
+        peer: number
+        for number, peers in reversed([*enumerate(credited_before)])
+        for peer in credited
+        if peer in peers
+    }
+    if not missed:
         return None
-    member = min(steady, key=lambda peer: digest_of(_MEMBER, head, peer.encode()))
+    member = min(missed, key=lambda peer: digest_of(_MEMBER, head, peer.encode()))
     branches = {member} if branch_of is None else {branch_of(member)}
     auditors: list[PeerId] = []
     able = [peer for peer in credited if peer != member and peer in stakes_before]
@@ -182,7 +201,7 @@ def audit_after(
             auditors.append(peer)
     if len(auditors) < AUDITORS:
         return None
-    return Audit(head, round_number, member, tuple(auditors))
+    return Audit(head, round_number, member, tuple(auditors), missed[member])
 
 
 # The measure
@@ -222,25 +241,31 @@ def can_judge(control: Gain) -> bool:
     return control.is_above(CONTROL_MARGIN)
 
 
-def names_its_data(tokens: int, spans: Sequence[Span]) -> bool:
+def names_its_data(tokens: int, spans: Sequence[Span], length: int) -> bool:
     """Returns whether work is measured on the data that its member names.
 
     Args:
         tokens: that the member says it trained.
-        spans: of its `Ready`.
+        spans: of its `Ready`. Pieces without a whole sequence count for nothing: nothing can be
+            measured on them.
+        length: tokens of a sequence: the context and one.
     """
-    return sum(span.stop - span.start for span in spans) >= NAMED_SHARE * tokens
+    sequences = sum((span.stop - span.start) // length for span in spans)
+    return sequences * length >= NAMED_SHARE * tokens
 
 
-def share_of(tokens: Sequence[int], position: int, *, is_heldout: bool = False) -> float:
+def share_of(
+    tokens: Sequence[int], position: int, *, is_heldout: bool = False, missed: int = 0
+) -> float:
     """The part of the average's gain that the gain of a member's good work is not below.
 
     Args:
         tokens: that the round took of each member.
         position: of the member.
         is_heldout: whether held-out text decides.
+        missed: rounds that the member missed just before.
     """
-    share = HELDOUT_SHARE if is_heldout else SHARE
+    share = HELDOUT_SHARE if is_heldout else CARRIED_SHARE if missed > 1 else SHARE
     return share * min(1.0, tokens[position] / max(1, statistics.median_low(tokens)))
 
 
@@ -273,134 +298,3 @@ def helps_from_start(before: Sequence[float], after: Sequence[float]) -> bool:
         after: those with the parameters where it ended.
     """
     return gain_of(before, after).is_above(START_MARGIN)
-
-
-# The verdicts
-
-
-class Finding(NamedTuple):
-    """What follows from a verdict that was heard."""
-
-    is_new: bool = False
-    """Whether it is the first one of this auditor on this head."""
-    poor: PeerId | None = None
-    """The member that was found to have done poor work."""
-    equivocated: PeerId | None = None
-    """An auditor that signed two different verdicts."""
-    contradicted: PeerId | None = None
-    """An auditor that both others disagree with."""
-    confirmed: PeerId | None = None
-    """The member, if this peer found its work poor and another auditor did as well."""
-
-
-@dataclass
-class _Case:
-    audit: Audit
-    verdicts: dict[PeerId, Verdict | None] = field(default_factory=dict)
-    """By auditor; None for one that signed two."""
-    was_poor: bool | None = None
-    """What two of three said; None as long as they did not."""
-    contradicted: PeerId | None = None
-    is_confirmed: bool = False
-
-    @property
-    def poor(self) -> set[PeerId]:
-        """The auditors that found the work poor."""
-        return {
-            auditor
-            for auditor, verdict in self.verdicts.items()
-            if verdict is not None and verdict.is_poor
-        }
-
-
-class Verdicts:
-    """The verdicts of the newest rounds, as one peer has heard them, its own among them."""
-
-    def __init__(self, me: PeerId | None = None) -> None:
-        """`me`: this peer; None for one that audits nobody."""
-        self._me = me
-        self._cases: OrderedDict[Digest, _Case] = OrderedDict()
-        self._contradicted: OrderedDict[PeerId, list[int]] = OrderedDict()
-        """Rounds in which each auditor was contradicted."""
-
-    def heard(self, audit: Audit, auditor: PeerId, verdict: Verdict) -> Finding:
-        """Counts the signed verdict of one of the audit's auditors. It may be repeated."""
-        case = self._cases.setdefault(audit.head, _Case(audit))
-        while len(self._cases) > MEMORY_ROUNDS:
-            self._cases.popitem(last=False)
-        if auditor in case.verdicts:
-            known = case.verdicts[auditor]
-            if known is None or known == verdict:
-                return Finding()
-            case.verdicts[auditor] = None
-            return Finding(equivocated=auditor)
-        case.verdicts[auditor] = verdict
-        is_found = self._decide(case) and case.was_poor
-        return Finding(
-            is_new=True,
-            poor=audit.member if is_found else None,
-            contradicted=self._find_contradicted(case),
-            confirmed=audit.member if self._is_confirmed(case) else None,
-        )
-
-    def _decide(self, case: _Case) -> bool:
-        """Returns whether two of three agree since now."""
-        if case.was_poor is not None:
-            return False
-        words = [
-            verdict.is_poor
-            for auditor, verdict in case.verdicts.items()
-            if verdict is not None and self.counts(auditor, case.audit.round)
-        ]
-        for word in (True, False):
-            if words.count(word) >= AUDITORS - 1:
-                case.was_poor = word
-        return case.was_poor is not None
-
-    def _is_confirmed(self, case: _Case) -> bool:
-        """Returns whether this peer and another auditor agree since now that work is poor."""
-        if case.is_confirmed or self._me is None:
-            return False
-        case.is_confirmed = self._me in case.poor and len(case.poor) > 1
-        return case.is_confirmed
-
-    def leave_outs(self, times: int) -> frozenset[tuple[PeerId, PeerId]]:
-        """Returns pairs of an organiser and a member that it may let sit out: it found poor work
-        of that member so many times, as another auditor did."""
-        pairs = Counter(
-            (auditor, case.audit.member)
-            for case in self._cases.values()
-            if len(case.poor) > 1
-            for auditor in case.poor
-        )
-        return frozenset(pair for pair, found in pairs.items() if found >= times)
-
-    def _find_contradicted(self, case: _Case) -> PeerId | None:
-        said = {
-            auditor: verdict.is_poor
-            for auditor, verdict in case.verdicts.items()
-            if verdict is not None
-        }
-        if case.contradicted is not None or len(said) < AUDITORS:
-            return None
-        for auditor, is_poor in said.items():
-            if list(said.values()).count(is_poor) == 1:
-                case.contradicted = auditor
-                rounds = self._contradicted.setdefault(auditor, [])
-                self._contradicted.move_to_end(auditor)
-                rounds.append(case.audit.round)
-                del rounds[:-CONTRADICTIONS_MAX]
-                if len(self._contradicted) > PEERS_MAX:
-                    self._contradicted.popitem(last=False)
-        return case.contradicted
-
-    def counts(self, auditor: PeerId, round_number: int) -> bool:
-        """Returns whether the verdicts of an auditor on the work of a round count."""
-        rounds = self._contradicted.get(auditor, [])
-        # Where rounds were taken back, their numbers are above those of the rounds that follow.
-        recent = sum(abs(round_number - number) < MEMORY_ROUNDS for number in rounds)
-        return recent < CONTRADICTIONS_MAX
-
-    def __len__(self) -> int:
-        """Returns the number of audits of which verdicts are kept."""
-        return len(self._cases)

@@ -292,20 +292,24 @@ def shortened(
     new: OpenedCheckpoint,
     founder: PeerId,
     branch_of: BranchOf | None = None,
-) -> int | None:
-    """How many checkpoints of a path are needed before a new one; None if it is not proven by any.
+) -> list[int] | None:
+    """The places of the checkpoints of a path that are needed before a new one; None if it is not
+    proven by any.
 
     Args:
         path: proven from the run's beginning when it was made. Branches change with the roll, so a
-            checkpoint that is not proven any more proves nothing here.
+            checkpoint that is not proven any more proves nothing here, and is left out: a newcomer
+            goes no further than the first one that is not proven.
     """
-    anchors: list[tuple[int, Mapping[PeerId, int]]] = [(0, {founder: 1})]
-    for number, each in enumerate(path, start=1):
-        if is_proven(anchors[-1][1], each, branch_of):
-            anchors.append((number, each.checkpoint.by_peer))
-    for place, stakes in anchors:
+    proven: list[int] = []
+    anchors: list[Mapping[PeerId, int]] = [{founder: 1}]
+    for place, each in enumerate(path):
+        if is_proven(anchors[-1], each, branch_of):
+            proven.append(place)
+            anchors.append(each.checkpoint.by_peer)
+    for num_needed, stakes in enumerate(anchors):
         if is_proven(stakes, new, branch_of):
-            return place if place < PATH_MAX else None
+            return proven[:num_needed] if num_needed < PATH_MAX else None
     return None
 
 

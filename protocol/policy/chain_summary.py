@@ -42,7 +42,7 @@ class CreditRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class ChainSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the chain up to and with a round leaves behind, besides its state."""
+    """The facts that the chain up to and with a round leaves behind, besides its state."""
 
     round: int
     rows: tuple[CreditRow, ...]

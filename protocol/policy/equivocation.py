@@ -58,7 +58,7 @@ def number_of(proof: Equivocation) -> tuple[int, ...]:
 
 
 def subject_of(proof: Equivocation) -> str:
-    """What the author of a checked proof has signed two of, for people."""
+    """Returns the kind of the two statements of a checked proof, for people."""
     payload = proof.first.payload
     if not is_of_ring(payload):
         return "contributions with one number"

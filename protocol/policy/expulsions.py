@@ -67,7 +67,11 @@ Proof: TypeAlias = tuple[ExpulsionVote, ...]
 
 
 class Expulsions:
-    """The votes that one node knows, and the targets that they have put out."""
+    """The votes that one node knows, and the targets that they have put out.
+
+    It has 16 public methods, because operators, keepers and newcomers ask about votes, targets and
+    voters.
+    """
 
     def __init__(self, roll: Roll, verify: Verify) -> None:
         self._roll = roll

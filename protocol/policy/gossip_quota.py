@@ -27,7 +27,7 @@ from collections import Counter
 from gossamer.protocol.errors import FloodError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import KIB, MEMBERS_MAX, MIB
-from gossamer.protocol.policy.throttle import Rate, Throttle
+from gossamer.protocol.policy.throttle import THROTTLES_MAX, Rate, Throttle, throttle_of
 
 FORWARDER_RATE = Rate(per_second=200, burst=2 * MEMBERS_MAX)
 """Rate of the new messages that one forwarder brings. Two hundred members announce 100 a second,
@@ -75,10 +75,6 @@ STRANGE_ASKERS_RATE = Rate(per_second=32, burst=256)
 """Rate of the comparisons of all peers without standing together. Each of a thousand newcomers asks
 one peer a second, so a node among a hundred members is asked by ten of them."""
 
-THROTTLES_MAX = 1024
-"""Throttles of each kind that are kept. When there are more, those that are full again are
-forgotten, and else the oldest one."""
-
 
 class GossipQuota:
     """The throttles of one node. Events carry the local clock in seconds."""
@@ -98,8 +94,8 @@ class GossipQuota:
         self, now: float, forwarder: PeerId, num_messages: float, num_bytes: int
     ) -> float:
         """Seconds to wait before the next message of this forwarder is read."""
-        messages = _get(self._forwarders, forwarder, FORWARDER_RATE, now)
-        size = _get(self._forwarder_bytes, forwarder, FORWARDER_BYTES_RATE, now)
+        messages = throttle_of(self._forwarders, forwarder, FORWARDER_RATE, now)
+        size = throttle_of(self._forwarder_bytes, forwarder, FORWARDER_BYTES_RATE, now)
         return max(messages.take(now, num_messages), size.take(now, num_bytes))
 
     def total_wait_seconds(self, now: float, num_messages: float, num_bytes: int) -> float:
@@ -112,10 +108,10 @@ class GossipQuota:
         """Returns whether to accept an authentic new message, and the peer that floods (None: no
         peer)."""
         if is_connected:
-            if _get(self._authors, author, AUTHOR_RATE, now).try_take(now):
+            if throttle_of(self._authors, author, AUTHOR_RATE, now).try_take(now):
                 return True, None
             return False, self._note_dropped(author)
-        brought = _get(self._forwarder_strangers, forwarder, FORWARDER_STRANGERS_RATE, now)
+        brought = throttle_of(self._forwarder_strangers, forwarder, FORWARDER_STRANGERS_RATE, now)
         if not brought.try_take(now):
             return False, self._note_dropped(forwarder)
         return self._strangers.try_take(now), None
@@ -153,18 +149,6 @@ class AnswerQuota:
             now: local clock in seconds.
             has_standing: whether a round of the newest ones took work of the peer.
         """
-        if not _get(self._askers, peer, ASKER_RATE, now).try_take(now):
+        if not throttle_of(self._askers, peer, ASKER_RATE, now).try_take(now):
             return False
         return has_standing or self._strangers.try_take(now)
-
-
-def _get(kept: dict[PeerId, Throttle], peer: PeerId, rate: Rate, now: float) -> Throttle:
-    throttle = kept.get(peer)
-    if throttle is None:
-        if len(kept) >= THROTTLES_MAX:
-            for idle in [each for each, one in kept.items() if one.is_full(now)]:
-                del kept[idle]
-        if len(kept) >= THROTTLES_MAX:
-            del kept[next(iter(kept))]
-        throttle = kept[peer] = Throttle(rate)
-    return throttle

@@ -101,6 +101,21 @@ class HeadChoice:
         """The head that wins among some, by these in order; not in invite-only runs, whose branches
         change."""
 
+    def forget_signers(self, rounds: Iterable[Digest]) -> None:
+        """Some rounds have got further signers: what follows from them is found anew.
+
+        The rest stays: to read the records of a long chain again takes seconds.
+        """
+        for each in rounds:
+            follows = _Followers(self._rounds, each)
+            for fork, head in [*self._signers]:
+                if follows.is_between(fork, head):
+                    del self._signers[fork, head]
+            for head, mine in [*self._anchors]:
+                if follows.is_between(mine, head):
+                    del self._anchors[head, mine]
+        self._best.clear()
+
     # Stake and support
 
     def stakes_at(self, head: Digest) -> Mapping[PeerId, int]:
@@ -310,6 +325,32 @@ class HeadChoice:
         if not support:
             return not self.stakes_at(mine).keys() & frozenset(at_work)
         return was_time or support >= self.stake_of(mine, frozenset(at_work) - signers)
+
+
+class _Followers:
+    """The known heads that follow one round, or are it. A head that was forgotten counts as one."""
+
+    def __init__(self, rounds: Rounds, first: Digest) -> None:
+        self._rounds = rounds
+        self._first = first
+        self._found: dict[Digest, bool] = {first: True}
+
+    def is_between(self, before: Digest, head: Digest) -> bool:
+        """Returns whether the round is on the way from another round to a head."""
+        try:
+            number = self._rounds.round_of(self._first)
+            return self._rounds.round_of(before) < number and self._follows(head, number)
+        except KeyError:
+            return True
+
+    def _follows(self, head: Digest, number: int) -> bool:
+        way: list[Digest] = []
+        while head not in self._found and self._rounds.round_of(head) > number:
+            way.append(head)
+            head = self._rounds.parent_of(head)
+        found = self._found.get(head, False)
+        self._found.update(dict.fromkeys(way, found))
+        return found
 
 
 def is_most_of(num_signers: int, num_members: int) -> bool:

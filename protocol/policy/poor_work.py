@@ -36,7 +36,7 @@ MARKS_MAX = 2
 
 @dataclass
 class _Record:
-    """What a peer has measured of a member's work."""
+    """The measurement that a peer made of a member's work."""
 
     marks: deque[int] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
     """Rounds whose work was found poor, since the last that was found good."""

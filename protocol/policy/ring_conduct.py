@@ -111,7 +111,7 @@ class _Verdict(NamedTuple):
 
 @dataclass
 class _Record:
-    """What is held against a peer."""
+    """The record of a peer: the things that are held against it."""
 
     marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
     slow: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))

@@ -7,8 +7,8 @@ Rules
   slots of a certificate.
 - A witness lets a newcomer in once and at a time after every entry of the same certificate that it
   knows, or at the last second of the certificate, so nobody who comes later takes the place of a
-  member. Members that were cut off from each
-  other may fill the same slot twice; the order then says which entry stays.
+  member. Members that were cut off from each other may fill the same slot twice; the order then
+  says which entry stays.
 - A revocation counts if a root made it, or somebody above its target. It puts out the target and
   all below it, for good. Its slot is not free again, and what it witnessed stays. Votes of two
   thirds of the stake do the same (`expulsions`).
@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.policy.revocations import Revocations
 from gossamer.protocol.policy.roll_order import Counted, count, peer_of
 from gossamer.protocol.wire.envelopes import Sign, Verify
 from gossamer.protocol.wire.invitation_messages import (
@@ -43,10 +43,6 @@ from gossamer.protocol.wire.invitation_messages import (
     encode,
     proof_bytes,
 )
-
-REVOCATIONS_MAX = 16
-"""Revocations of one member that is no root; those with the lowest targets stay. Each puts out a
-whole branch, and a root may make `limits.MEMBERS_MAX`."""
 
 STRANGERS = PeerId("")
 """The branch of all peers that never were members: identities are free, so if each were a branch of
@@ -86,8 +82,7 @@ class Roll:
         self.roots = frozenset(map(public_key_of, roots))
         self._verify = verify
         self._counted = Counted(self.roots)
-        self._revocations: dict[bytes, dict[bytes, Revocation]] = {}
-        """By revoker, then by target."""
+        self._revocations = Revocations(self.roots)
         self._expelled = frozenset[bytes]()
         """Targets that votes have put out."""
         self._members = frozenset(map(peer_of, self.roots))
@@ -204,11 +199,8 @@ class Roll:
         return Revocation(key, target, signature)
 
     def has_room(self, revoker: PeerId, targets: Iterable[bytes]) -> bool:
-        """Returns whether all revocations of a revoker count with those of more targets. Where they
-        do not, the highest target, which may be an earlier one, comes in again."""
-        key = public_key_of(revoker)
-        together = self._revocations.get(key, {}).keys() | {*targets}
-        return len(together) <= self._revocations_max(key)
+        """See `Revocations.has_room`."""
+        return self._revocations.has_room(public_key_of(revoker), targets)
 
     def let_in(
         self, claim: Claim, newcomer: PeerId, witness: PeerId, unix_seconds: int, sign: Sign
@@ -264,7 +256,11 @@ class Roll:
             if before.get(entry.newcomer) != entry:
                 self._check_entry(entry)
         known = self.roots | counted.entries.keys()
-        revocations = [each for each in page.revocations if self._is_new(each, known)]
+        revocations = [
+            each
+            for each in page.revocations
+            if each.revoker in known and not self._revocations.has(each)
+        ]
         for each in revocations:
             self._check(each.revoker, each, "a revocation that its revoker did not sign")
         if counted.entries == before and not revocations:
@@ -276,10 +272,8 @@ class Roll:
         self._counted = counted
         # A revoker whose entry does not count any more is unknown elsewhere, so it is here.
         known = self.roots | counted.entries.keys()
-        self._revocations = {
-            each: held for each, held in self._revocations.items() if each in known
-        }
-        taken = tuple(each for each in revocations if self._keep(each))
+        self._revocations.keep_of(known)
+        taken = tuple(each for each in revocations if self._revocations.keep(each))
         self._find_members()
         self._digest = None
         new = tuple(each for each in self._counted.entries.values() if each not in before)
@@ -317,12 +311,7 @@ class Roll:
 
     def page(self) -> RollPage:
         """Returns all pieces."""
-        revocations = [
-            each
-            for _, by_target in sorted(self._revocations.items())
-            for _, each in sorted(by_target.items())
-        ]
-        return RollPage(tuple(self._counted.entries.values()), tuple(revocations))
+        return RollPage(tuple(self._counted.entries.values()), self._revocations.all())
 
     def pieces(self, digests: Collection[Digest]) -> RollPage:
         """Returns the pieces with these digests, up to `PAGE_BYTES_MAX`."""
@@ -362,7 +351,7 @@ class Roll:
         targets = {entry.newcomer, entry.certificate.key}
         if targets & self._expelled:
             return "the members have put it out, or its invitation, by a vote"
-        if any(targets & self._revocations.get(each, {}).keys() for each in revokers):
+        if self._revocations.is_put_out(targets, by=revokers):
             return "the invitation, or the member that it let in, was revoked"
         return ""
 
@@ -382,21 +371,6 @@ class Roll:
     def _check(self, key: bytes, piece: Certificate | Entry | Revocation, problem: str) -> None:
         if not self._verify(peer_of(key), piece.signing_bytes(self.run_id), piece.signature):
             raise ForgedError(problem)
-
-    def _is_new(self, revocation: Revocation, known: Collection[bytes]) -> bool:
-        held = self._revocations.get(revocation.revoker, {})
-        return revocation.revoker in known and revocation.target not in held
-
-    def _keep(self, revocation: Revocation) -> bool:
-        """Keeps a revocation among the lowest targets of its revoker; says whether it is kept."""
-        held = self._revocations.setdefault(revocation.revoker, {})
-        held[revocation.target] = revocation
-        if len(held) > self._revocations_max(revocation.revoker):
-            del held[max(held)]
-        return revocation.target in held
-
-    def _revocations_max(self, revoker: bytes) -> int:
-        return limits.MEMBERS_MAX if revoker in self.roots else REVOCATIONS_MAX
 
 
 NO_PAGE = RollPage((), ())

@@ -12,7 +12,7 @@ Rules
   records (`record_tree`). So nobody chooses its part when it knows the sum, or the chunk that is
   looked at. Shared steps are trained inside the ring and have no root. Their sets need none: the
   digest of a set that a member signed leaves one record that it can have added to what came.
-- A member signs each partial sum that it passes on (`rounds.signed_averages`), and keeps what the
+- A member signs each partial sum that it passes on (`rounds.ring_signatures`), and keeps what the
   sender of each sum that it used has signed (`rounds.inventory.SumStep`).
 - The way back begins at the average's finisher. Each member on it names the sum, with the sender's
   signature, from which it made the one that it signed itself. The way ends with a member that began

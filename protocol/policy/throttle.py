@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
+
+THROTTLES_MAX = 1024
+"""Throttles of one kind that are kept. When there are more, those that are full again are
+forgotten, and else the oldest one."""
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -57,3 +65,17 @@ class Throttle:
             gained = (now - self._filled_seconds) * self._rate.per_second
             self._tokens = min(self._rate.burst, self._tokens + gained)
             self._filled_seconds = now
+
+
+def throttle_of(kept: dict[_Key, Throttle], key: _Key, rate: Rate, now: float) -> Throttle:
+    """Returns the throttle of a peer, or of whatever the key names. At most `THROTTLES_MAX` are
+    kept."""
+    throttle = kept.get(key)
+    if throttle is None:
+        if len(kept) >= THROTTLES_MAX:
+            for idle in [each for each, one in kept.items() if one.is_full(now)]:
+                del kept[idle]
+        if len(kept) >= THROTTLES_MAX:
+            del kept[next(iter(kept))]
+        throttle = kept[key] = Throttle(rate)
+    return throttle

@@ -149,7 +149,7 @@ ACCUSED_BY = "accused by"
 
 
 class Exclusions:
-    """What one member knows of how others came to be out of one ring."""
+    """The knowledge of one member about how others came to be out of one ring."""
 
     def __init__(self) -> None:
         self._removed_by: dict[PeerId, Removed] = {}

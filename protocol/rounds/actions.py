@@ -66,7 +66,7 @@ class Contradicted:
 
 
 RingAction: TypeAlias = Contribute | FinishAverage | Send | Contradicted
-"""What the ring wants done (`ring.RingReduce`)."""
+"""The actions that the ring wants (`ring.RingReduce`)."""
 
 
 @dataclass(frozen=True)

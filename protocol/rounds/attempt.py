@@ -237,9 +237,8 @@ class Attempt:
         """A checked commit record arrived: it ends the ring if it commits this peer's header."""
         if self.state != "voting" or self._proposal is None:
             return []
-        if commit.header != encode_header(self._proposal.header):
-            return []
-        return self._commit("commit received", commit, self._proposal)
+        joined = self._commitment.joined(commit)
+        return [] if joined is None else self._commit("commit received", joined, self._proposal)
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: accuse members that delay the votes, or leave."""

@@ -8,6 +8,10 @@ Rules
   sequence when better averages change the header, or when a member is removed from the ring.
 - The newest vote of each member counts. A header is committed when its votes reach the quorum
   (`chain.quorum_reached`).
+- A member counts as out here only if this peer holds it out as well, whatever a vote says. A vote
+  may call members removed that are at work. With it this peer would commit on the word of one
+  member, and its record would show that one's support and no more (`policy.head_choice`). A
+  member that is really out is so for this peer as well, a moment later (`accusations`).
 - Averages walk on while members vote, so votes that differ usually become equal without help. The
   successor's vote may still differ `RECONCILE_SECONDS` after both have voted. Then it gets all
   averages of this peer once more, and takes and passes on the better ones.
@@ -20,8 +24,10 @@ The states are those of `states.COMMIT`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, newly_consumed
@@ -41,6 +47,7 @@ from gossamer.protocol.state.chain import (
     spans_taken,
     tokens_taken,
 )
+from gossamer.protocol.wire.envelopes import decode_statement
 from gossamer.protocol.wire.statements import Signed, Span, Vote
 
 VOTE_SECONDS = 30.0
@@ -145,7 +152,10 @@ class _Heard:
 
 
 class Commitment:
-    """One member's view of the votes of one ring. Events carry the local clock in seconds."""
+    """One member's view of the votes of one ring. Events carry the local clock in seconds.
+
+    It has more than 12 attributes, because votes, averages and members that are out may change it.
+    """
 
     def __init__(self, ring: Ring, me: PeerId, accusers: int = 1) -> None:
         """
@@ -211,15 +221,39 @@ class Commitment:
             for author, heard in sorted(self._votes.items())
             if heard.vote.header_digest == self._digest
         }
-        if self._header is None or self._me not in mine:
+        return self._record({author: (each.vote, each.signed) for author, each in mine.items()})
+
+    def joined(self, commit: Commit) -> Commit | None:
+        """The commit record of this peer's header, with the votes of another member's checked
+        record beside those that are here; None: it is of another header, or too few votes."""
+        if commit.header != self._header:
             return None
-        votes: dict[str, Vote] = {author: heard.vote for author, heard in mine.items()}
-        if not quorum_reached(self._members, votes, self._accusers):
+        votes: dict[PeerId, tuple[Vote, Signed]] = {}
+        for signed in commit.votes:
+            vote = decode_statement(signed.payload)
+            assert isinstance(vote, Vote), "the record was checked"
+            votes[PeerId(signed.author)] = vote, signed
+        for author, heard in self._votes.items():
+            if heard.vote.header_digest == self._digest:
+                votes[author] = heard.vote, heard.signed
+        return self._record(votes)
+
+    def _record(self, votes: Mapping[PeerId, tuple[Vote, Signed]]) -> Commit | None:
+        """The commit record with these votes for this peer's header, if they are enough."""
+        if self._header is None or self._me not in votes:
+            return None
+        out = frozenset(votes[self._me][0].removed)
+        seen: dict[str, Vote] = {
+            author: replace(vote, removed=tuple(peer for peer in vote.removed if peer in out))
+            for author, (vote, _) in votes.items()
+        }
+        if not quorum_reached(self._members, seen, self._accusers):
             return None
         if self.state != "decided":
             self.state = COMMIT.after(self.state, "quorum")
-        signed = tuple(heard.signed for heard in mine.values())
-        return Commit(self._header, self._roster, signed)
+        return Commit(
+            self._header, self._roster, tuple(votes[author][1] for author in sorted(votes))
+        )
 
     def can_succeed(self, living: Sequence[PeerId]) -> bool:
         """Returns whether these members are enough to call all the others removed."""

@@ -27,6 +27,9 @@ of the members (a thawed process).
 - The wait has an end: the manifest's `gather_seconds`, plus the training time where members train
   in their ring. Then the peer organises a ring without those members. Otherwise one peer could stop
   all others with a ring that it never commits.
+- Rings may come and go, and so may their members. All waits on one head together, those for commits
+  included, last `WAITS_MAX` times as long as one. Otherwise a peer that is away for an instant,
+  again and again, would stop all others for good.
 - The members of such a ring may all have left this head. Then they have probably committed, and
   their commit record is on its way: the peer waits `attempt_seconds` for it. Otherwise an excluded
   peer with more tokens could commit alone and outweigh the ring.
@@ -63,6 +66,11 @@ class Wait:
     """Members of rings elsewhere, without which a ring may be organised."""
 
 
+WAITS_MAX = 2
+"""Whole waits for rings elsewhere on one head: for a ring that breaks, and for the next one of the
+same members."""
+
+
 class RingsElsewhere:
     """The rings without this peer on one head. Events carry the local clock in seconds."""
 
@@ -80,6 +88,8 @@ class RingsElsewhere:
         self._since_seconds = 0.0
         """Time at which a ring was first seen at work; meaningful in `yielding`."""
         self._commit_until_seconds = float("-inf")
+        self._left_seconds = WAITS_MAX * patience_seconds
+        """Time that may still be waited on this head, without that of a wait under way."""
 
     def note(self, ring: Ring) -> bool:
         """A ring without this peer is on this head. Returns whether the ring was unknown."""
@@ -129,16 +139,22 @@ class RingsElsewhere:
                 if self._has_gone_on() or now < self._commit_until_seconds:
                     return "members went on"
                 return "ring gone"
-            case "yielding" if now >= self._since_seconds + self._patience_seconds:
+            case "yielding" if now >= self._since_seconds + min(
+                self._patience_seconds, self._left_seconds
+            ):
                 return "patience over"
         return None
 
     def _go(self, now: float, event: GatheringEvent) -> None:
+        if self.state == "yielding":
+            self._left_seconds -= now - self._since_seconds
         self.state = GATHERING.after(self.state, event)
         if event == "ring elsewhere":
             self._since_seconds = now
         elif event == "members went on" and self._has_gone_on():
-            self._commit_until_seconds = now + self._commit_seconds
+            seconds = max(0.0, min(self._commit_seconds, self._left_seconds))
+            self._left_seconds -= seconds
+            self._commit_until_seconds = now + seconds
 
     def _at_work(self, expected: frozenset[PeerId]) -> frozenset[PeerId]:
         """Members of all rings that are at work."""

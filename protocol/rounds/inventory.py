@@ -185,7 +185,7 @@ class Chunk:
 
     @property
     def held(self) -> Held:
-        """What this member holds of the chunk."""
+        """The part of the chunk that this member holds."""
         average = self.average
         # A sum whose addition is under way may turn out to be malformed.
         copy_mask = self.copy_mask if self.copy is not None else 0

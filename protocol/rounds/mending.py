@@ -21,8 +21,8 @@ Rules
 - A preferred roster may come when this peer follows a ring already. Its organiser published it
   shortly before it died, for example, and those that had not heard it made a new ring. If that
   roster leaves out living members of this peer's ring, this peer publishes one with them at once,
-  whenever it comes. It stays with them meanwhile. Otherwise those members would be left behind,
-  and a last one of them would commit a round alone.
+  as long as its ring may be replaced (`replacing`). It stays with them meanwhile. Otherwise those
+  members would be left behind, and a last one of them would commit a round alone.
 - One member is enough, so the others wait, each `MEND_STEP_SECONDS` longer by its rank, and follow
   what comes. A member that waits follows no ring that is less preferred meanwhile.
 

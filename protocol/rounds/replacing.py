@@ -16,7 +16,8 @@ Rules
   followed, or after two, of which the first was followed `REPLACE_SECONDS` before. Members remember
   that (`policy.ring_conduct`). A second ring that is refused is no fault: its organiser may have
   mended that of another one, it came over a slow line, or the time ran for the ring of another one.
-- When its ring is void and it gathers again, both rules begin anew.
+- When its ring is void and it gathers again, these rules begin anew.
+- A peer opens at most `OPENED_OF_ONE_MAX` rosters of one organiser. It does not look at others.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ members that went there have accused one that comes later. Mended rosters come w
 OF_ONE_MAX = 3
 """The ring of an honest organiser, one that it mended, and one after a restart."""
 
+OPENED_OF_ONE_MAX = 64
+"""Rosters of one organiser for one head, of attempts that fail one after the other. To open one of
+100 members that list their links takes some 20 ms, and gossip brings 60 a second of one author."""
+
 
 class Replacing:
     """The rings that one peer followed and refused for one head."""
@@ -45,6 +50,12 @@ class Replacing:
         self._refused: defaultdict[PeerId, set[Digest]] = defaultdict(set)
         """At most `OF_ONE_MAX` rings of each organiser."""
         self._unsettled: set[PeerId] = set()
+        self._opened: Counter[PeerId] = Counter()
+
+    def may_open(self, organiser: PeerId) -> bool:
+        """A roster of an organiser came. Returns whether this peer looks at it."""
+        self._opened[organiser] += 1
+        return self._opened[organiser] <= OPENED_OF_ONE_MAX
 
     def may_follow(self, now: float, organiser: PeerId, *, is_out: bool) -> bool:
         """Returns whether this peer goes to a ring that it prefers.

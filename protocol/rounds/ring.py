@@ -81,7 +81,10 @@ partial sum that it passes on."""
 
 
 class RingReduce:
-    """One member's view of the ring of one round."""
+    """One member's view of the ring of one round.
+
+    It has 16 public methods: each event of a ring is one.
+    """
 
     def __init__(
         self,

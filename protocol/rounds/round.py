@@ -222,6 +222,8 @@ class Round(RoundView):
         return [publish, *self._roster(now, publish.signed, roster)]
 
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
+        if signed.author != self._me and not self._replacing.may_open(PeerId(signed.author)):
+            return []
         rules = self._rules
         run_id, name = self._self.run_id, rules.payloads.name
         ring = open_roster(
@@ -240,12 +242,15 @@ class Round(RoundView):
             is_preferred = preference(ring) < preference(attempt.ring)
             if not is_preferred and not (attempt.is_out and is_other):
                 return []
+        if ring.organiser == self._me:
+            return self._follow(now, ring)
+        return self._weigh(now, ring) if self._may_follow(now, ring) else self._refuse(now, ring)
+
+    def _may_follow(self, now: float, ring: Ring) -> bool:
+        """Returns whether another peer's ring, which is to be preferred, comes in time."""
+        attempt = self._attempt
         is_out = attempt is None or attempt.is_out or self._phase != "following"
-        if ring.organiser != self._me and not self._replacing.may_follow(
-            now, ring.organiser, is_out=is_out
-        ):
-            return self._refuse(now, ring)
-        return self._follow(now, ring) if ring.organiser == self._me else self._weigh(now, ring)
+        return self._replacing.may_follow(now, ring.organiser, is_out=is_out)
 
     def _weigh(self, now: float, ring: Ring) -> list[Action]:
         """Another peer's ring: follows it, or mends it if it leaves out peers."""
@@ -276,6 +281,8 @@ class Round(RoundView):
         if roster is not None and not is_due:
             return []
         self._mending = None
+        if not self._may_follow(now, ring):
+            return self._refuse(now, ring)  # nor do the others follow a mended one by now
         if mending.hold_seconds > mending.since_seconds:
             self._in_vain |= missing
         if roster is None or self._me not in {member.author for member in roster.members}:

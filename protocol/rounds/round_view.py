@@ -16,8 +16,8 @@ from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, Payload, SumStep
 from gossamer.protocol.rounds.mending import Mending, waited_in_vain, with_more
 from gossamer.protocol.rounds.replacing import Replacing
+from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
-from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
 from gossamer.protocol.wire.statements import RingStatement, Roster, Signed

@@ -16,8 +16,8 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, SumStep
 from gossamer.protocol.rounds.ring_parts import RingPart, SumPart
+from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.set_parts import SetPart
-from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.state.chain import mask_bytes
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.opening_messages import Step

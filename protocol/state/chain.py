@@ -244,14 +244,21 @@ def signers_of(commit: Commit) -> frozenset[PeerId]:
 
 def lost_members(commit: Commit) -> bool:
     """Returns whether a signer of a checked record holds a member to be out of the ring."""
-    return bool(removed_in(commit))
+    return bool(_removals(commit))
 
 
 def removed_in(commit: Commit) -> frozenset[PeerId]:
-    """The members that some signer of a checked record holds to be out of the ring."""
+    """The members that more than half of the signers of a checked record hold to be out of the
+    ring. The word of one signer could excuse its accomplice."""
+    needed = len(commit.votes) // 2 + 1
+    return frozenset(peer for peer, count in _removals(commit).items() if count >= needed)
+
+
+def _removals(commit: Commit) -> Counter[PeerId]:
+    """The number of signers that hold a member to be out of the ring, by member."""
     votes = (decode_statement(signed.payload) for signed in commit.votes)
     removed = (vote.removed for vote in votes if isinstance(vote, Vote))
-    return frozenset(PeerId(peer) for each in removed for peer in each)
+    return Counter(PeerId(peer) for each in removed for peer in set(each))
 
 
 def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:

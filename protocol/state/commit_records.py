@@ -79,6 +79,24 @@ def decode_commit(data: bytes | bytearray) -> Commit:
     return _put_together(compact)
 
 
+def with_votes_of(known: Commit, other: Commit) -> Commit | None:
+    """A checked record with the votes that it lacks, of another checked record of its header; None:
+    it lacks none, or it would be over its limit with them.
+
+    Each vote is of one more member that is in, so the record proves its header as before.
+    """
+    authors = {signed.author for signed in known.votes}
+    more = [signed for signed in other.votes if signed.author not in authors]
+    if not more:
+        return None
+    votes = tuple(sorted((*known.votes, *more), key=lambda signed: signed.author))
+    joined = Commit(known.header, known.roster, votes)
+    try:
+        return joined if decode_commit(encode_commit(joined)) == joined else None
+    except RemoteProtocolError:
+        return None
+
+
 def compacted(commit: Commit) -> CompactCommit | None:
     """The compact form of a record; None: its bytes would not come out of it."""
     try:

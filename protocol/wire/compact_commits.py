@@ -28,7 +28,7 @@ class CompactMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class CompactHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a header says beyond its ring's roster."""
+    """The part of a header that its ring's roster does not say."""
 
     version: int
     run_id: bytes

@@ -75,7 +75,7 @@ class ExpulsionPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class SavedExpulsions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a node holds, for its own disk."""
+    """The votes that a node holds, for its own disk."""
 
     votes: tuple[ExpulsionVote, ...]
     expelled: tuple[tuple[ExpulsionVote, ...], ...]

@@ -40,7 +40,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the author did to a partial sum that it used."""
+    """The change that the author made to a partial sum that it used."""
 
     sender: int | None
     """Ring position of the member that sent the sum; None: the author began it."""

@@ -264,7 +264,7 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
         case Accusation():
             return ("suspect", author, statement.ring_id.hex(), statement.accused)
         case Vote():
-            return ("vote", author, statement.ring_id.hex())
+            return vote_key(author, statement.ring_id)
         case LinkRate():
             return ("pace", author, statement.ring_id.hex())
         case Rollback():
@@ -279,6 +279,11 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("verdict", author, statement.head.hex())
         case SumVerdict():
             return ("sum verdict", author, statement.head.hex())
+
+
+def vote_key(author: str, ring_id: bytes) -> tuple[str, ...]:
+    """The key of the newest vote of a peer in a ring."""
+    return ("vote", author, ring_id.hex())
 
 
 def proof_key(accused: str) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ history and the disk are left out: the vector is the work, and every repeat is a
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +20,9 @@ from gossamer.node.modes.pending_work import Contributions
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.network.transport import Transport
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.decisions import LINGER_SECONDS
-from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
@@ -33,7 +31,7 @@ from gossamer.protocol.codecs.step_payloads import DISTRO, SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import Removed
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -42,9 +40,8 @@ from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from gossamer.protocol.state.digest import chunk_bytes
 from gossamer.protocol.state.outer_step import nesterov
-from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Equivocation, Ready, Roster, Signed, Statement
+from gossamer.protocol.wire.statements import Ready, Signed, Statement
 from tests.benchmarks import _ring_steps
 from tests.benchmarks._member import (
     Assignment,
@@ -57,6 +54,7 @@ from tests.benchmarks._member import (
     vector_of,
 )
 from tests.support.gossip_listener import OpenListener
+from tests.support.round_host import HonestRound, serve_ring_of
 
 RUN_ID = digest_of(b"ring benchmark")
 CONNECT_SECONDS = 30.0
@@ -127,7 +125,7 @@ class OuterStep:
         return vector
 
 
-class Peer(OpenListener):
+class Peer(OpenListener, HonestRound):
     """One member of the rings."""
 
     def __init__(self, channel: Channel, identity: Identity, transport: Transport) -> None:
@@ -165,7 +163,9 @@ class Peer(OpenListener):
             self,
             random.Random(self._assignment.rank),
         )
-        transport.handle(RING_PROTOCOL, self._serve)
+        transport.handle(
+            RING_PROTOCOL, lambda stream: serve_ring_of(stream, RUN_ID, lambda: self._driver)
+        )
 
     async def run(self) -> None:
         """Connects, then a round whenever `ring.py` says so."""
@@ -290,38 +290,11 @@ class Peer(OpenListener):
         """See `RoundHost`."""
         await _reach(peer)
 
-    def awake_since(self, seconds: float) -> float:
-        """See `RoundHost`."""
-        return trio.current_time() - seconds
-
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self._removed[self._ranks[removed.peer]] = removed.reason
         if removed.peer == self._me:
             self._is_out.set()
-
-    def contested(self, contested: Contested) -> None:
-        """See `RoundHost`."""
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `RoundHost`."""
-
-    def unsettled(self, organiser: PeerId) -> None:
-        """See `RoundHost`."""
-
-    def contradicted(self, proof: Equivocation) -> None:
-        """See `RoundHost`: all members are honest."""
-        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
-
-    def upload_limit(self) -> float:
-        """See `RoundHost`."""
-        return math.inf
-
-    def transferred(self, num_bytes: int, seconds: float) -> None:
-        """See `RoundHost`."""
-
-    def changed(self) -> None:
-        """See `RoundHost`."""
 
     @property
     def _me(self) -> PeerId:
@@ -344,18 +317,6 @@ class Peer(OpenListener):
         if self._driver is not None:
             self._driver.commit_received(commit)
         return True
-
-    async def _serve(self, stream: Stream) -> None:
-        try:
-            await serve_ring(stream, self._greeted)
-        except StreamClosed:
-            await stream.reset()
-
-    async def _greeted(self, _peer: PeerId, envelope: Signed) -> Receiver | None:
-        statement = open_signed(envelope, RUN_ID, verify)
-        assert isinstance(statement, Roster)
-        assert self._driver is not None
-        return await self._driver.greeted(envelope, statement)
 
 
 async def is_finished(finished: trio.Event, is_out: trio.Event) -> bool:

@@ -81,7 +81,6 @@ ROUNDS = (5, 15, 25, 35, 45, *range(52, 81, 3))
 UNEVEN = (8, 20, 20, 40)
 """Inner steps of each peer where the preset has 20."""
 WORDS_ROUNDS = tuple(range(31, 111, 4))
-"""Rounds with audits where the model is very small."""
 EPOCH_BATCHES = 40
 """Batches that a peer has with `--epochs`: two rounds after the warm-up."""
 SETTLED_AFTER = 80
@@ -139,25 +138,30 @@ class Auditor:
 class Trial:
     """One training of the swarm, with audits."""
 
+    uneven: tuple[int, ...] = UNEVEN
+    rounds: tuple[int, ...] = WORDS_ROUNDS
+    """Rounds with audits where the model is very small."""
+
     def __init__(self, options: argparse.Namespace, run: Preset, folder: Path, seed: int) -> None:
         text = cut_text(options.text, folder, run.tokenizer, run.model, seed)
+        peers = len(self.uneven)
         self._run, self._overlap = run, run.outer.overlap
-        self._steps = UNEVEN if options.uneven else (20,) * PEERS
+        self._steps = self.uneven if options.uneven else (20,) * peers
         self._payloads = payloads_of("diloco", run.outer, "open")
         self._plan = ChunkPlan(run.model.num_parameters, run.outer.chunk_elements)
-        self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(PEERS)]
+        self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(peers)]
         batches = EPOCH_BATCHES if options.epochs else 0
-        self._queues = [Remembering(run, text.token_bytes, batches) for _ in range(PEERS)]
+        self._queues = [Remembering(run, text.token_bytes, batches) for _ in range(peers)]
         n = len(text.index.shards)
         for number, (worker, queue) in enumerate(zip(self._workers, self._queues, strict=True)):
             worker.queue = queue
-            near = range(number * n // PEERS, (number + 1) * n // PEERS)
-            text.push_shards(queue, near if options.topics else range(number, n, PEERS))
+            near = range(number * n // peers, (number + 1) * n // peers)
+            text.push_shards(queue, near if options.topics else range(number, n, peers))
         self._draw = np.random.default_rng(seed)
         self._is_early = options.early
         heldout = text.heldout(run.model.vocabulary) if options.heldout else ()
         self._heldout = [sequence for shard in heldout for sequence in _cut(shard, run)]
-        self._rounds = WORDS_ROUNDS if options.words or options.small else ROUNDS
+        self._rounds = self.rounds if options.words or options.small else ROUNDS
         self._auditor = Auditor(run)
         decoder = Decoder(run.model)
         decoder.initialise(seed)

@@ -55,7 +55,7 @@ from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.state.commit_records import compacted
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
@@ -195,7 +195,7 @@ async def _measure(
             nursery.cancel_scope.cancel()
             return Cost(num_peers, presence, idle["line"] / seconds / num_peers, share)
         for name in names:
-            world.participant(name)._wait_for_peers = num_peers - 1
+            world.participant(name)._first_round._num_wanted = num_peers - 1
         await world.reach(2, *names, seconds=ROUND_SECONDS)
         before, began = counted.now(), trio.current_time()
         first = world.round(names[0])

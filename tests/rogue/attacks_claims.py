@@ -38,6 +38,10 @@ RINGS_SECONDS = 40.0
 RING_PACE_SECONDS = 6.0
 """Below all waits for a ring that stands still."""
 
+RING_STAYS_LOOKS = 6
+"""Looks at the head before it is away, every 0.3 s: in less than the wait for a ring of others,
+which is `gather_seconds`."""
+
 NUM_STRANGERS = 8
 """As many as a small swarm lets in without a connection."""
 
@@ -194,6 +198,26 @@ async def rings_of_one(rogue: Rogue, victims: list[PeerId]) -> None:
             await rogue.gossip(rogue.announce(head, phase="averaging"))
             await rogue.gossip(_roster(rogue, head, [rogue.sealed(rogue.ready(head))]))
             await trio.sleep(0.05)
+
+
+async def ring_that_comes_and_goes(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It makes a ring of its own for every round, and is away for an instant before the others lose
+    patience with it."""
+    known = b""
+    with trio.move_on_after(RINGS_SECONDS):
+        while True:
+            head = await rogue.head(victims[0])
+            await rogue.gossip(rogue.announce(head, phase="averaging"))
+            if head.head != known:
+                known = head.head
+                await rogue.gossip(_roster(rogue, head, [rogue.sealed(rogue.ready(head))]))
+            for _ in range(RING_STAYS_LOOKS):
+                await trio.sleep(0.3)
+                if (await rogue.head(victims[0])).head != known:
+                    break
+            else:
+                await rogue.gossip(rogue.announce(head, phase="paused"))
+                await trio.sleep(0.4)
 
 
 async def rings_without_end(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds

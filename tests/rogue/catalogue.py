@@ -36,6 +36,7 @@ ATTACKS: dict[Attack, str | None] = {
     claims.made_up_chains: "malformed",
     claims.heads_that_lead_nowhere: None,
     claims.rings_of_one: None,
+    claims.ring_that_comes_and_goes: None,
     claims.rings_without_end: None,
     claims.rings_one_after_the_other: None,
     claims.identities_that_list_each_other: None,

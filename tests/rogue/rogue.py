@@ -20,7 +20,8 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, Transport, TransportError
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store, topics_of
+from gossamer.node.peers.gossip import topics_of
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL, decode_statement_store
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.policy.gossip_quota import ASKER_RATE

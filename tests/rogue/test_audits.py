@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,24 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.rounds import participant
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.wire.audit_messages import Verdict
 from gossamer.trainer.ipc import messages
-from tests.support.node_world import NumbersTrainer, World, initial_weights, simulate
+from tests.support.node_world import (
+    STEP_SECONDS,
+    NumbersTrainer,
+    World,
+    headers_of,
+    initial_weights,
+    simulate,
+)
 
 NAMES = "abcde"
 EIGHT = "abcdefgh"
 LIARS = "fgh"
 ROUNDS = 14
+NUM_SHARDS = 256
 
 
 class Honest(NumbersTrainer):
@@ -56,6 +67,27 @@ class NoiseOnNoData(Noise):
         return replace(await super().train(*arguments, **others), spans=())
 
 
+class NoiseOnLostData(Noise):
+    """The same, and names data that nobody has: another shard in each round."""
+
+    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
+        finished = await super().train(*arguments, **others)
+        lost = (NUM_SHARDS - finished.round, 0, finished.tokens)
+        return replace(finished, spans=(lost,) if finished.tokens else ())
+
+
+class InEveryOtherRound(Honest):
+    """Comes too late for each second round, and hands the work of two rounds in with the next."""
+
+    async def train(self, round_number: int, *others: Any, **named: Any) -> messages.Finished:
+        self.step_seconds = 20 * STEP_SECONDS if round_number % 2 else STEP_SECONDS
+        return await super().train(round_number, *others, **named)
+
+
+class NoiseInEveryOtherRound(InEveryOtherRound, Noise):
+    pass
+
+
 class SilentOnData(Honest):
     """Works, and says nothing of the data behind it."""
 
@@ -81,7 +113,13 @@ def lived(
 ) -> World:
     """A swarm, of which e has another trainer, when something is over."""
     world = World(
-        root, seed=43, codec="int8", trust="open", inner_steps=10, num_shards=256, overlap=overlap
+        root,
+        seed=43,
+        codec="int8",
+        trust="open",
+        inner_steps=10,
+        num_shards=NUM_SHARDS,
+        overlap=overlap,
     )
 
     async def story(nursery: trio.Nursery) -> None:
@@ -173,6 +211,65 @@ def test_a_member_that_names_no_data_is_audited_like_all_others(tmp_path: Path) 
     assert num_poor >= 2
     assert any(times_out(world, name) for name in "abcd")
     assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
+
+
+def lose_shards(world: World) -> None:
+    """All nodes lose the second half of the corpus, of which nobody has claimed anything yet."""
+    for name in NAMES:
+        data, store = world.participant(name).context.audit_data, world.nodes[name].inputs.store
+        assert data is not None
+        for shard in data._data.shards[NUM_SHARDS // 2 :]:
+            store.path(Digest(shard.digest)).unlink(missing_ok=True)
+        store.forget_lost()
+
+
+def test_a_member_that_names_data_that_nobody_has_is_audited_on_held_out_text(
+    tmp_path: Path,
+) -> None:
+    """Each audit of it ended without a verdict."""
+
+    def is_over(world: World) -> bool:
+        return any(times_out(world, name) for name in "abcd") or world.round("a") >= 60
+
+    world = lived(tmp_path, NoiseOnLostData, corrupt=lose_shards, is_over=is_over)
+    num_good, num_poor = verdicts_on(world, "e")
+    assert num_good == 0
+    assert num_poor >= 2
+    assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
+
+
+def rounds_of(world: World, name: str) -> list[int]:
+    """The rounds that took work of a member."""
+    member = world.identity(name).peer_id
+    return [header.round for header in headers_of(world, "a") if member in credits_of(header)]
+
+
+def test_a_member_that_takes_part_in_every_other_round_is_audited(tmp_path: Path) -> None:
+    """Nobody looked at its work: it was never in two rounds in succession."""
+
+    def is_over(world: World) -> bool:
+        return any(times_out(world, name) for name in "abcd") or world.round("a") >= 60
+
+    world = lived(tmp_path, NoiseInEveryOtherRound, is_over=is_over)
+    rounds = rounds_of(world, "e")
+    assert len(rounds) >= 4
+    assert all(later > earlier + 1 for earlier, later in pairwise(rounds))
+    num_good, num_poor = verdicts_on(world, "e")
+    assert num_poor >= 2
+    assert num_good == 0
+    assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("overlap", [False, True])
+def test_honest_work_that_was_carried_is_found_good(tmp_path: Path, *, overlap: bool) -> None:
+    def is_over(world: World) -> bool:
+        return verdicts_on(world, "e")[0] >= 3 or world.round("a") >= 60
+
+    world = lived(tmp_path, InEveryOtherRound, is_over=is_over, overlap=overlap)
+    assert verdicts_on(world, "e")[0] >= 3
+    assert all(verdicts_on(world, name)[1] == 0 for name in NAMES)
+    assert all(times_out(world, name) == 0 for name in NAMES)
 
 
 @pytest.mark.long

@@ -55,7 +55,8 @@ def attacked(
         world.assert_one_chain(*NAMES)
         peers = {identity.peer_id, *(world.identity(name).peer_id for name in NAMES)}
         for name in (*NAMES, *latecomer):
-            banned[name] = {each for each in peers if world.nodes[name]._offences.is_banned(each)}
+            offences = world.nodes[name].first.offences
+            banned[name] = {each for each in peers if offences.is_banned(each)}
 
     simulate(world, story)
     return world, banned

@@ -9,9 +9,11 @@ import pytest
 import trio
 
 from gossamer.node.network.transport import TransportError
+from gossamer.protocol.rounds.gathering import WAITS_MAX
 from tests.rogue.attacks_claims import (
     RINGS_SECONDS,
     identities_that_list_each_other,
+    ring_that_comes_and_goes,
     rings_one_after_the_other,
 )
 from tests.rogue.catalogue import Attack
@@ -53,3 +55,11 @@ def test_identities_that_list_each_other_hold_up_no_round(tmp_path: Path, names:
 
 def test_a_member_that_replaces_its_rings_holds_up_few_rounds(tmp_path: Path) -> None:
     assert rounds_under(rings_one_after_the_other, tmp_path, "abc", repeats=3) > RINGS_SECONDS
+
+
+def test_a_ring_that_comes_and_goes_holds_up_a_round_for_two_waits_at_most(tmp_path: Path) -> None:
+    """A wait is of 3 s. The others gather for as long before the first one, and then make their
+    ring for an attempt that is theirs."""
+    waits_seconds = (WAITS_MAX + 1) * World.gather_seconds
+    rounds = rounds_under(ring_that_comes_and_goes, tmp_path, "abc")
+    assert rounds >= RINGS_SECONDS / (waits_seconds + 2.0)

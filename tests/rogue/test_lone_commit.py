@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from gossamer.node.network.transport import TransportError
+from gossamer.node.peers.gossip import topics_of
+from gossamer.node.rounds import opening
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.rounds.actions import Action
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.chain import Commit, encode_header
+from gossamer.protocol.state.commit_records import encode_commit
+from gossamer.protocol.wire.statements import Vote
 from tests.rogue.attacks_averages import member_that_commits_alone
 from tests.rogue.rogue import rogue_among
 from tests.rogue.test_catalogue import count
@@ -47,3 +57,63 @@ def test_its_record_is_no_proof_where_two_accusers_are_needed(
     measured(f"{accusers} accusers: {forged} records refused as forged")
     assert all(forged) == (accusers == 2), forged
     assert accusers == 2 or not any(forged)
+
+
+class ShowsFirst(Round):
+    """As soon as it knows the next header, it shows it with its own vote, which calls all others
+    removed."""
+
+    show: Callable[[bytes], None]
+
+    def computed(
+        self, now: float, ring_id: Digest, generation: int, state_digest: Digest
+    ) -> list[Action]:
+        actions = super().computed(now, ring_id, generation, state_digest)
+        attempt = self._attempt
+        if attempt is not None and attempt._proposal is not None:
+            header = encode_header(attempt._proposal.header)
+            others = tuple(sorted({*attempt.ring.members} - {self._me}))
+            alone = self._self.seal(Vote(ring_id, 2**20, digest_of(header), others)).signed
+            type(self).show(encode_commit(Commit(header, attempt.ring.envelope, (alone,))))
+        return actions
+
+
+def test_a_member_that_shows_each_round_first_does_not_choose_who_signed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a round of all would weigh no more than one that this member makes alone."""
+    names, liar = "abcd", "d"
+    world = World(tmp_path, seed=43)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in names[1:]:
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(2, *names)
+        me = world.identity(liar).peer_id
+        topic = topics_of(world.nodes[liar].run_id)[1]
+
+        def show(record: bytes) -> None:
+            transport = world.network.get(me)
+            assert transport is not None
+            nursery.start_soon(transport.publish, topic, b"\x01" + record)
+
+        hostile = type("Hostile", (ShowsFirst,), {"show": staticmethod(show)})
+
+        def machine(**given: Any) -> Round:
+            kind: type[Round] = hostile if given["me"] == me else Round
+            return kind(**given)
+
+        monkeypatch.setattr(opening, "Round", machine)
+        began = world.round("a") + 2
+        await world.reach(began + 12, *names)
+        world.assert_one_chain(*names)
+        for name in names[:-1]:
+            participant = world.nodes[name].participant
+            assert participant is not None
+            heads = participant._heads
+            known = [len(heads.signers_of(head)) for head in world.path(name)[began:]]
+            measured(f"{name} knows these numbers of signers: {known}")
+            assert min(known) > len(names) / 2
+
+    simulate(world, story)

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from gossamer.node.network.transport import ProtocolRefused
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.run_exchange import NotAdmittedError, request_manifest
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request

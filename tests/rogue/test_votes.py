@@ -96,7 +96,7 @@ def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
         for number in (VOTE_PERIOD, 2 * VOTE_PERIOD):
             targets = [*ids.values(), *(world.identity(f"nobody {n}").peer_id for n in range(20))]
             await say(world, "f", *(vote(world, "f", each, number) for each in targets))
-        assert not any(world.nodes[name]._offences.is_banned(ids["f"]) for name in HONEST)
+        assert not any(world.nodes[name].first.offences.is_banned(ids["f"]) for name in HONEST)
         for name in HONEST:
             expulsions = keeper_of(world, name).expulsions
             assert len(expulsions.digests()) <= len(LIARS) * VOTES_MAX
@@ -108,7 +108,7 @@ def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
             for _ in range(3):
                 await say(world, "e", forged)
         await world.until(
-            lambda: all(world.nodes[name]._offences.is_banned(ids["e"]) for name in HONEST)
+            lambda: all(world.nodes[name].first.offences.is_banned(ids["e"]) for name in HONEST)
         )
         newest = world.round("a")
         await world.reach(newest + VOTE_PERIOD, *HONEST, seconds=600.0)

@@ -17,6 +17,7 @@ from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.protocol.ids import PeerId
 from tests.sim.simulator.scenario import CHUNK_BYTES, CrashPoint, Machine, Scenario
 from tests.sim.simulator.world import World
+from tests.support.balance import committed_of
 from tests.support.faults import Fault
 
 NUM_CHUNKS = 8
@@ -281,7 +282,8 @@ def test_churn_for_fifty_rounds_loses_no_round_and_next_to_no_work() -> None:
     world = run(with_faults(calm(1, 8), *faults))
     head = world.living()[0].heads.head
     assert world.checks.round_of(head) >= 0.8 * num_rounds
-    kept = sum(peer.work.account.committed + peer.work.account.carried for peer in world.living())
+    accounts = [peer.work.account for peer in world.living()]
+    kept = sum(committed_of(account) + account.carried for account in accounts)
     trained = sum(peer.work.account.state.trained for peer in world.living())
     lost = sum(peer.work.account.state.lost for peer in world.living())
     assert kept >= 0.99 * (trained - lost)

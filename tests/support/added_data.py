@@ -25,7 +25,7 @@ def add_part(world: World, founder: str) -> bool:
     newest, before = context.added_data.newest, data.parts.parts
     if newest is not None and newest.number > len(before):
         return False
-    store, identity = world.nodes[founder]._store, context.identity
+    store, identity = world.nodes[founder].inputs.store, context.identity
     shards: list[ShardInfo] = []
     for number in range(PART_SHARDS):
         value = (100 + len(before) * PART_SHARDS + number) % 250

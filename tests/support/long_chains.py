@@ -1,9 +1,11 @@
-"""Long chains of headers without work, which are quick to make."""
+"""Long chains of headers without work, which are quick to make, and their folders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
@@ -12,6 +14,27 @@ from gossamer.protocol.wire.statements import Ready, Roster, Signed, Vote
 
 TOKENS = 10
 """Tokens of each member in each round."""
+
+
+CHAIN_RUN = digest_of(b"run")
+"""The run of the chains that lie in folders."""
+
+
+def open_chain(
+    directory: Path, *, read_only: bool = False, pinned_head: Digest | None = None
+) -> ChainStore:
+    """Opens the folder of a chain of `CHAIN_RUN`."""
+    return ChainStore(
+        directory, CHAIN_RUN, Digest(bytes(32)), read_only=read_only, pinned_head=pinned_head
+    )
+
+
+def write_chain(directory: Path, rounds: Iterable[tuple[Commit, Header]]) -> ChainStore:
+    """Writes rounds of `CHAIN_RUN` into a folder, and returns its store."""
+    store = open_chain(directory)
+    for commit, header in rounds:
+        store.add(commit, header)
+    return store
 
 
 def rounds_after(

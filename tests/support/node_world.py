@@ -57,7 +57,7 @@ from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes
 from tests.support import builders, jumping_clock
-from tests.support.balance import is_balanced
+from tests.support.balance import committed_of, is_balanced
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.signatures_once import signatures_checked_once
 
@@ -756,7 +756,7 @@ def assert_account_is_true(world: World, name: str) -> None:
     work = world.participant(name).context.work
     assert is_balanced(work.account)
     assert work.head == world.path(name)[-1]
-    assert work.account.committed == credited(world, name)
+    assert committed_of(work.account) == credited(world, name)
     status = work.status
     fates = (status.committed_on_time, status.committed_late, status.dropped, status.lost)
     assert status.trained == sum(fates) + status.carried

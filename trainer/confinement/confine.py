@@ -44,7 +44,7 @@ _MODPROBE_SECONDS_MAX = 30
 
 
 class Confinement(NamedTuple):
-    """What a process gave up."""
+    """The rights that a process gave up."""
 
     files: bool
     """It writes to its folder alone (and to a GPU)."""

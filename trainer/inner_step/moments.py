@@ -66,7 +66,7 @@ class MomentVector(ABC):
     @property
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What it consists of, by the end of a name: an empty one, or `.scales`."""
+        """Its tensors, by the end of a name: an empty one, or `.scales`."""
 
     @abstractmethod
     def is_whole(self, spans: Sequence[Span]) -> bool:

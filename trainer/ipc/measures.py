@@ -1,4 +1,4 @@
-"""What is measured of an inner step besides its loss."""
+"""Measurements of an inner step besides its loss."""
 
 from __future__ import annotations
 

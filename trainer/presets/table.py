@@ -13,123 +13,12 @@ DiLoCo scaling laws (arXiv 2503.09799).
 Below some 10 million parameters 0.7/0.9 is not safe from a cold start, so every preset begins with
 rounds of few inner steps and plain averaging, about a fifth of a small run's steps.
 
-`_inner` says Muon (decision 125; modes.py: where not). All that is said below of rates, warm-up and
-outer steps was found with AdamW. With Muon only the outer step was looked for again (decision 135);
-that of `150m` and `1.1b` is the one that MuLoCo's authors run with 8 workers. At the presets' rates
-Muon ended below AdamW: with `tiny`, also at a quarter of its size, `1m` and `10m`
-(docs/benchmarks/training.md, cards.md).
+`_inner` says Muon (decision 125; modes.py: where not). The other rates, the warm-up and most outer
+steps were found with AdamW. With Muon only the outer step was looked for again (decision 135); that
+of `150m` and `1.1b` is the one that MuLoCo's authors run with 8 workers. At the presets' rates Muon
+ended below AdamW: with `tiny`, also at a quarter of its size, `1m` and `10m`.
 
-Tuned here: `tiny` only (tests/benchmarks/parity.py). Its settings were picked on a model of a
-quarter of its size, one seed each: 4 peers, H=20, 50 warm rounds of 4 steps gave 1.4445 nats with
-outer 1.0/0.8, 1.4503 with 1.0/0.7 and 1.4537 with 0.7/0.9; 0.8 also beat 0.7 at H=50 and 0.5 with 2
-peers. Its inner rate suits 4 peers; a peer that stays alone learns better with 3e-3.
-
-`sparse` was tuned on that smaller model too (`losses.py --small`, the numbers are in its results,
-losses_tuning.json): 4 peers, H=20, 30 rounds after the warm-up, outer rate 1, one seed, held-out
-nats. `diloco` with fp32 has 1.584.
-
-    values of 4096  momentum  decay  warm-up
-               64        0.0   0.95  sparse   1.979    as SparseLoCo
-               64        0.0   0.95  dense    1.912
-              512        0.0   0.95  dense    1.775
-              512        0.8   0.95  dense    1.672
-              512        0.8   0.8   dense    1.639
-              512        0.9   0.5   dense    1.657
-             1024        0.8   0.5   dense    1.589
-             1024        0.8   0.5   sparse   1.556
-              512        0.8   0.5   sparse   1.598
-
-So a short run needs the momentum that SparseLoCo does without (`diloco` without it: 1.733), error
-feedback that soon forgets what is out of date, and no dense warm-up. And every value needs its turn
-often enough: here 7 times after the warm-up. `top_k` of the other presets up to `10m` follows from
-that; the larger ones are as published.
-
-With 8 peers that was 1.5 % behind `diloco` (three seeds). With one seed, where `diloco` has 1.496:
-0.9 of momentum and 0.8 of the errors gave 1.531 and 1.530, half as many values again 1.498, and a
-longer outer step as much for no bytes at all:
-
-    outer rate  8 peers  4 peers
-           1.0    1.510    1.556
-           1.2    1.496    1.561
-           1.4    1.490    1.567
-
-So it is 1.2, with three seeds 0.7 % behind `diloco` with 8 peers and 0.8 % ahead with 4.
-
-With Muon, the same model, 4 peers, H=20, inner rate 6e-3, one seed (losses_muon_outer.json):
-
-    outer rate  momentum  diloco  sparse
-    AdamW's own            1.501   1.542
-           0.8       0.6   1.460   1.499
-           1.0       0.6   1.460   1.485
-           1.2       0.5           1.488
-           1.0       0.4   1.472   1.510
-        chosen (1.4)       1.465
-
-So it is 1.0/0.6 for `tiny` and `sparse`, with three seeds 2.5 % below AdamW's outer step, and 2.3 %
-below AdamW with `sparse`. A chosen momentum suits both.
-
-What 1,024 values of a block leave out costs Muon 2.5 % against `diloco`, three seeds, where AdamW
-gains 1 %. All 4,096 of two bits each cost Muon 0.1 %, and 2,048 of them 0.5 %
-(docs/benchmarks/training.md). With all values there are no places to send, so that is as many bits
-as 2,048 take. AdamW loses with them. With `1m`, 400 steps and one seed, 2,048 cost Muon 0.7 %, and
-the 384 that AdamW has 11 %.
-
-Tried here: `1m`, `5m`, `10m`, and the others a little, in short trials
-(tests/benchmarks/presets.py; all numbers are in its results). Held-out nats of one worker alone,
-then of two with outer 1.0/0.8, 0.7/0.9, and with a momentum that each round chooses (`displacement`
-1.4), all at the inner rate that was best for two with 1.0/0.8 (`40m`: 0.7/0.9). H and AdamW's
-warm-up are shorter than the preset's, but for the warm-up in the first line:
-
-    preset  steps x sequences  warm-up  inner rate   alone   1.0/0.8  0.7/0.9  chosen
-    1m            252 x 8        100    3e-3         4.65     4.62     4.58     4.43
-    1m            229 x 8         23    1.5e-3       5.04     4.67     4.71     4.67
-    5m             54 x 8          5    1e-3         6.39     6.66     6.78     6.28
-    10m            60 x 1          6    7.5e-4       6.86     7.32     8.11     6.59
-    40m            41 x 1          4    5e-4         7.12     7.60     8.01     7.08
-    150m           16 x 1          2    4e-4         7.65     8.57     8.78     7.41
-    1.1b            8 x 1          1    4e-4         9.61        -     8.96        -
-
-One seed each; the second line's first three are means of two. `10m` had an eighth of its batch,
-`40m` a thirty-second part, and `150m` a 512th. With a constant momentum two workers did worse than
-one from `5m` on (not with `1.1b`, eight steps of 128 tokens: it had hardly begun): steps are few
-there, and the warm-up is short. So these presets choose it, but for the last two, whose 0.7/0.9 was
-found in runs of 88,000 steps. In `tiny`'s longer runs the constant is better by up to 1 %
-(docs/benchmarks),
-and its other figures were made with it.
-
-The other modes in the same trials, two workers (`--modes`): `sparse` as the preset has it and as
-published, `distro` with 3e-3 and 1e-3 (decay 0.95, 32 values of a chunk) and as published (4e-4,
-0.999, 4 values). `diloco` chooses its momentum (`1.1b`: 0.7/0.9), and has like `sparse` the inner
-rate that was best for it; the first line is with the long warm-up:
-
-    preset   diloco   sparse  published   distro 3e-3    1e-3   published
-    1m         4.43     4.66       5.02          4.72    5.19        6.39
-    1m         4.64     4.70       5.16          5.27    5.31        6.37
-    5m         6.28     6.50       6.54          6.29    6.51        6.96
-    10m        6.59     6.84       7.11          6.62    6.67        7.05
-    40m        7.05     7.41       7.41          6.91    6.90        7.32
-    150m       7.41     8.70       8.70          7.20    7.08        7.66
-    1.1b       8.96     9.47       9.47             -       -        8.80
-
-`sparse` as published sends a value once in 64 rounds, and `150m` had nine. `distro` with 1e-3 was
-the best of all that were tried there, and as published no worse than one worker alone. The
-published one stays: it has an eighth of the bytes, and was found in runs that were long enough for
-its decay.
-
-`1m` needs its long warm-up: with it 3e-3 did better than half of that, with 23 steps far worse; a
-run that is much shorter should halve the rate. Twice the preset's inner rate was the worst for two
-workers with 1.0/0.8 (with a chosen momentum the middle one of three for `5m`, the worst for `10m`),
-but was never tried with a long warm-up.
-
-As real swarms of two daemons with 1.0/0.8, `1m` went from 7.64 to 4.49 nats of training loss in
-some 50 rounds (4 minutes of a busy machine); `10m` ran a few rounds, too few to say anything.
-
-The inner rate of `40m` lies between its neighbours'; forty steps of one sequence say little more
-than that it trains, and sixteen of `150m` less. `150m` and `1.1b` are as published. One CPU thread
-needs 69 s for a step of `40m` and 2.3 hours for one of `150m`, by the time of two steps of one
-micro-batch, in which the training process had 4.2 and 11.6 GB. The eleven vectors of a peer with
-`1.1b` and AdamW, trainer and daemon, take 48 GB; its trials (10.4 nats would be random) had 24 GB
-of memory, up to 66 of swap space, and took up to two hours.
+The trials behind the other values, with their numbers: docs/benchmarks/presets.md.
 """
 
 from __future__ import annotations

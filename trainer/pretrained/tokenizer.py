@@ -79,7 +79,7 @@ class ImportedTokenizer:
         return [*self._encoder.encode(texts)]
 
     def chat(self) -> Chat:
-        """What writes conversations with the model's chat template.
+        """Returns the part that writes conversations with the model's chat template.
 
         Raises:
             FolderError: the model has none.

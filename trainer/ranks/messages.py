@@ -32,7 +32,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """What is trained, and where; answered with Started."""
+    """The order to train, and where; answered with Started."""
 
     rank: int
     num_ranks: int

@@ -318,7 +318,7 @@ def _in_order(
 
 @dataclass(frozen=True)
 class PartWish:
-    """What a later part has in common with the first one."""
+    """The settings that a later part has in common with the first one."""
 
     token_bytes: TokenBytes
     context: int

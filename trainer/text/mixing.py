@@ -42,7 +42,7 @@ class Mixture:
 
 
 class Share(NamedTuple):
-    """What a source has of the text that is used."""
+    """The share of a source in the text that is used."""
 
     name: str
     wanted: float

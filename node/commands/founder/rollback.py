@@ -41,6 +41,8 @@ def rollback(
     rounds += "" if plan.newest_round == first else f" {plan.newest_round}"
     name = printable(run.manifest.name)
     print(f"Takes back {rounds} of {name}, with {plan.tokens:,} tokens of work.")
+    if plan.warning:
+        print(plan.warning)
     if not yes:
         require_terminal()
         if ask("All nodes go on from there, for good. Type the round to confirm: ") != (

@@ -48,7 +48,8 @@ def check_reach_of_idle(settings: Settings, address: str | None) -> Check | None
     except IdentityError:
         return None  # the check of the state directory says what is wrong with it
     try:
-        return run_interruptibly(partial(_ask, settings, state_dir.read_port(), identity, ways))
+        port = state_dir.addresses.read_port()
+        return run_interruptibly(partial(_ask, settings, port, identity, ways))
     except TransportError as error:
         return Check("reach", "warn", str(error), "Then ask again, to know who can reach this node")
 
@@ -56,7 +57,7 @@ def check_reach_of_idle(settings: Settings, address: str | None) -> Check | None
 def _ways(state_dir: StateDir, address: str | None) -> list[tuple[str, ...]]:
     """The addresses of each peer that may be asked, at most `PEERS_ASKED_MAX` peers."""
     given = [address] if address is not None else []
-    seeds = [*given, *state_dir.read_seeds()]
+    seeds = [*given, *state_dir.addresses.read_seeds()]
     known = [addresses for _, addresses in state_dir.known_peers().newest_first()]
     ways = [*((each.partition("#")[0],) for each in seeds), *known]
     return list(dict.fromkeys(each for each in ways if each))[:PEERS_ASKED_MAX]

@@ -89,7 +89,7 @@ def _erase(folder: Path, *, yes: bool, keep_identity: bool) -> int:
         return 0
     _require_state_dir(state_dir)
     size = format_bytes(bytes_to_erase(state_dir.root, keep_identity=keep_identity))
-    with state_dir.locked():
+    with state_dir.locked(is_to_erase=True):
         question = f"Remove the run in {root} ({size})? The identity stays."
         if not require_yes(question, yes=yes):
             print("nothing is removed")

@@ -71,6 +71,7 @@ def check_run(state_dir: StateDir) -> Iterator[Check]:
             manifest = open_signed_manifest(signed)
             name = printable(manifest.name)
             yield Check("run", "ok", f"{name} ({short(manifest.run_id)})")
+            yield from _check_manifest_files(state_dir)
     except (StateDirError, RemoteProtocolError) as error:
         yield Check(
             "run",
@@ -78,4 +79,17 @@ def check_run(state_dir: StateDir) -> Iterator[Check]:
             str(error),
             f"No node can start on {state_dir.root} as it is. A new directory may get its "
             "identity.key",
+        )
+
+
+def _check_manifest_files(state_dir: StateDir) -> Iterator[Check]:
+    """Warns of one damaged file of two."""
+    damaged = state_dir.manifest_files.damaged()
+    if damaged is not None:
+        yield Check(
+            "run",
+            "warn",
+            f"{state_dir.root / damaged} is damaged or missing; the other file of the manifest is "
+            "whole",
+            "Start the node, which writes it again. Look at the disk: other files may be damaged",
         )

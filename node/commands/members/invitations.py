@@ -17,6 +17,7 @@ from gossamer.node.base.links import invitation_text
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.questions import require_yes
 from gossamer.node.runs.inviting import (
     EXPIRES_SECONDS_MAX,
     InvitationError,
@@ -96,11 +97,18 @@ def members(*, options: State = None) -> int:
     return 0
 
 
-def revoke(peer: str, *, withdraw: bool = False, options: State = None) -> int:
+def revoke(
+    peer: str,
+    *,
+    withdraw: bool = False,
+    yes: Annotated[bool, Parameter(negative="")] = False,
+    options: State = None,
+) -> int:
     """Put a member out of an invite-only run for good.
 
     All that came in through it go with it. A node that is no root and not above the member votes:
-    the member goes when the votes have two thirds of the standing.
+    the member goes when the votes have two thirds of the standing. A vote can be withdrawn, so the
+    command does not ask.
 
     Parameters
     ----------
@@ -108,16 +116,30 @@ def revoke(peer: str, *, withdraw: bool = False, options: State = None) -> int:
         Peer id, or id of an invitation, as `gossamer members` shows it; its last characters do.
     withdraw
         Take the vote of this node back. What the others have heard of it counts until it ends.
+    yes
+        Do not ask.
     """
     state_dir = StateDir(settings_of(options).state_dir)
     run = InviteOnlyRun.here(state_dir)
     target = run.named(peer)
     if withdraw or not run.may_revoke(target):
         return _vote(VotingDesk(run, state_dir), target, withdraw=withdraw)
-    out = run.revoke(target)
-    print("\n".join([f"Put out: {each}" for each in out] or ["Nobody has come in by it yet."]))
+    if not yes and not _is_confirmed(run, target):
+        print("Nothing was changed.")
+        return 1
+    before = [f"Out already: {each}" for each in run.out_already(target)]
+    lines = [f"Put out: {each}" for each in run.revoke(target)]
+    print("\n".join([*lines, *before] or ["Nobody has come in by it yet."]))
     print("The node tells the others within a second, or when it starts.")
     return 0
+
+
+def _is_confirmed(run: InviteOnlyRun, target: PeerId) -> bool:
+    """Shows who goes, and asks. Raises ConfigError: nobody is at the terminal."""
+    lines = [f"Goes for good: {each}" for each in run.members_with(target)]
+    lines += [f"Out already: {each}" for each in run.out_already(target)]
+    print("\n".join(lines or [f"Nobody has come in by {target} yet. Nobody will be able to."]))
+    return require_yes("A node that was put out comes back only as a new one. Go on?", yes=False)
 
 
 def _vote(desk: VotingDesk, target: PeerId, *, withdraw: bool) -> int:

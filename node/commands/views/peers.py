@@ -87,9 +87,10 @@ def peers(
         _print_peers(rows, names, audits, console)
     console.print(summary(credits), highlight=False, soft_wrap=True)
     if credits.missing_rounds:
+        rounds = "1 round" if credits.missing_rounds == 1 else f"{credits.missing_rounds:,} rounds"
         console.print(
-            f"The records of {credits.missing_rounds:,} rounds are missing on this disk: their "
-            "tokens count for nobody here.",
+            f"The records of {rounds} are missing on this disk: their tokens count for nobody "
+            "here.",
             highlight=False,
             soft_wrap=True,
         )
@@ -172,7 +173,7 @@ def names_of(state_dir: StateDir, run_id: bytes, status: Status | None) -> dict[
 
 
 def _audits_of(status: Status | None) -> dict[str, str]:
-    """What auditors found of the work of peers, by peer id; empty where no node runs."""
+    """Returns the verdicts on the work of peers, by peer id; none where no node runs."""
     peers = () if status is None else status.peers
     return {peer.peer_id: text for peer in peers if (text := _audits_text(peer))}
 

@@ -78,7 +78,10 @@ class _NoAutoConnector(AutoConnector):
 
 
 class GuardedSwarm(Swarm):
-    """Connections: slots that are given back, newcomers that cannot be kept out, bans."""
+    """Connections: slots that are given back, newcomers that cannot be kept out, bans.
+
+    It has more than 12 attributes, because the transport sets what is asked and told here.
+    """
 
     on_violation: Callable[[ID, RemoteProtocolError], None] | None = None
     on_connected: Callable[[SwarmConn], None] | None = None

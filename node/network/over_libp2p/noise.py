@@ -100,7 +100,10 @@ def socket_of(connection: object) -> socket.socket | None:
 
 
 class NoiseSession(SecureSession):
-    """An established noise channel over a TCP socket."""
+    """An established noise channel over a TCP socket.
+
+    It has more than 12 attributes: each direction has a key, a counter and buffers.
+    """
 
     def __init__(self, session: SecureSession, limits: Limits = NO_LIMITS) -> None:
         """Take over a session whose handshake py-libp2p has just finished."""

@@ -17,6 +17,7 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.dial_guard import DialGuard, Permit
+from gossamer.node.network.over_libp2p import echoes
 from gossamer.node.network.over_libp2p.addresses import (
     host_of,
     libp2p_id,
@@ -90,6 +91,7 @@ class Libp2pTransport:
         self._peer_id = peer_id_of(host.get_id())
         self._topics: dict[str, GossipHandler] = {}
         self._streams = Streams(host)
+        self._streams.handle(echoes.PROTOCOL, echoes.answer, echoes.STREAMS_MAX)
         self._offence_handler: OffenceHandler | None = None
         self._admits: PeerTest = lambda _peer: True
         swarm.on_violation = self._on_offence

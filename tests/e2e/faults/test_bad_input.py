@@ -171,12 +171,36 @@ def test_a_manifest_with_mistakes_names_them_all(tmp_path: Path, state_dir: Path
     assert not StateDir(state_dir).has_run()
 
 
+def test_a_damaged_manifest_is_read_from_its_copy(swarm: LocalSwarm, founded: Path) -> None:
+    node = add_founder(swarm, founded)
+    path = node.root / "manifest.msgpack"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    node.start("start")
+    node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    assert path.read_bytes() == data
+    assert "written again" in node.log_path.read_text()
+
+
+def test_a_key_that_was_lost_is_told(swarm: LocalSwarm, founded: Path) -> None:
+    """The node went on as a stranger, and its owner saw another peer id at most."""
+    node = add_founder(swarm, founded)
+    path = node.root / "identity.key"
+    path.unlink()
+    node.start("start")
+    node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    text = node.log_path.read_text()
+    assert f"{path} was missing" in text
+    assert "gossamer identity restore FILE" in text
+
+
 @pytest.mark.parametrize("name", ["identity.key", "manifest.msgpack"])
 def test_a_damaged_file_without_which_nothing_goes(
     name: str, swarm: LocalSwarm, founded: Path
 ) -> None:
     node = add_founder(swarm, founded)
     path = node.root / name
+    (node.root / "manifest.copy").unlink(missing_ok=True)
     data = path.read_bytes()
     data = data[: len(data) // 2]
     path.write_bytes(data)

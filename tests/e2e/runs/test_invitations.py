@@ -65,7 +65,7 @@ def test_invited_nodes_come_in_while_the_founder_is_away_and_go_when_revoked(
     founder.start("start")
     for node in swarm.nodes:
         node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three")
-    revoked = gossamer("revoke", ids[2][-8:], "--state-dir", founder.root)
+    revoked = gossamer("revoke", ids[2][-8:], "--yes", "--state-dir", founder.root)
     assert revoked.status == 0, revoked
     assert ids[2] in revoked.out
     for node in (founder, second):

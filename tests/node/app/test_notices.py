@@ -21,13 +21,14 @@ from gossamer.node.app.notices import (
     conditions,
     send_notice,
 )
-from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings import ConfigError, load_settings
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.loss_history import LossHistory
 from gossamer.node.telemetry.progress import Progress
-from gossamer.node.telemetry.status import LossHistory, LossPoint
+from gossamer.node.telemetry.status import LossPoint
 from tests.support.webhook import hook
 
 NOTICE = Notice("failed", 'Gossamer: it "failed"', "ab" * 32, "12D3KooW", 7)
@@ -228,6 +229,48 @@ def test_the_end_of_a_run_is_told_once_in_all_lives(node: Node) -> None:
     assert node.state_dir.noticed_path.exists()
 
 
+def test_a_slow_disk_holds_up_neither_the_loop_nor_the_notice(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_sent = threading.Event()
+    sent_meanwhile: list[bool] = []
+
+    def write(path: Path, *parts: bytes) -> None:
+        sent_meanwhile.append(is_sent.wait(5))
+        write_atomically(path, *parts)
+
+    def send(_place: str, _notice: Notice) -> None:
+        is_sent.set()
+
+    monkeypatch.setattr(notices, "write_atomically", write)
+    node.is_finished = True
+    watch = Notices(("desktop",), cast(Participant, node), node.state_dir, send=send)
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch.run)
+                while not node.state_dir.noticed_path.exists():  # noqa: ASYNC110 (a thread writes)
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert sent_meanwhile == [True]
+
+
+def test_what_the_disk_did_not_take_is_told_and_the_notice_goes(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path, *_parts: bytes) -> None:
+        raise DiskError("the disk is full")
+
+    monkeypatch.setattr(notices, "write_atomically", refuse)
+    node.is_finished = True
+    run_with(node, node.notices(), 1)
+    assert ("desktop", "finished") in node.sent
+    assert node.state_dir.health.problem_of("noticed") == "the disk is full"
+
+
 def test_a_node_that_leaves_at_once_still_tells_that_the_run_is_finished(node: Node) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -238,6 +281,7 @@ def test_a_node_that_leaves_at_once_still_tells_that_the_run_is_finished(node: N
 
     trio.run(main)
     assert node.sent == [("desktop", "finished")]
+    assert node.state_dir.noticed_path.exists()
 
 
 def test_a_place_that_hangs_does_not_hold_up_the_end(

@@ -132,5 +132,5 @@ def test_a_daemon_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
         trio.run(main)
     assert disk.stopped == []
     assert disk.num_writes >= 6, "identity, seeds and port, each with its folder"
-    assert state_dir.read_port() == 4615
-    assert state_dir.seeds_path.exists()
+    assert state_dir.addresses.read_port() == 4615
+    assert state_dir.addresses.seeds_path.exists()

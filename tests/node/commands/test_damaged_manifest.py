@@ -31,6 +31,7 @@ def damaged(tmp_path: Path) -> StateDir:
     signed = state_dir.require_manifest()
     forged = msgspec.structs.replace(signed, signature=bytes(len(signed.signature)))
     state_dir.manifest_path.write_bytes(msgspec.msgpack.encode(forged))
+    state_dir.manifest_files.copy_path.unlink()
     return state_dir
 
 

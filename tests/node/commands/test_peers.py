@@ -82,8 +82,12 @@ def test_a_damaged_record_is_told(state: StateDir, capsys: pytest.CaptureFixture
     state_option = ["--state-dir", str(state.root)]
     assert run_command(["peers", *state_option]) == 0
     out = capsys.readouterr().out
-    assert "The records of 2 rounds are missing on this disk" in out
-    assert "33 % of the run" in out  # 300 of 900
+    assert "The records of 1 round are missing on this disk" in out
+    assert "39 % of the run" in out  # 50 before it and 300 after it, of 900
+    assert [(row.peer_id, row.tokens, row.rounds) for row in read_credits(state).rows] == [
+        (B, 350, 2),
+        (A, 100, 1),
+    ]
 
 
 def test_csv_json_and_table_agree(state: StateDir, capsys: pytest.CaptureFixture[str]) -> None:

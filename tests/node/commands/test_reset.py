@@ -1,5 +1,6 @@
 """`gossamer reset`, `gossamer uninstall` and `gossamer identity`."""
 
+import errno
 import os
 import stat
 import sys
@@ -51,6 +52,17 @@ def test_reset_keeps_the_identity_and_counts_the_bytes(
     assert names(state.root) == {*IDENTITY_NAMES, HELD_NAME}
     assert state.identity_path.read_bytes() == key
     assert not state.has_run()
+
+
+def test_reset_frees_room_on_a_full_disk(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to hold the directory, and there was no room for its pid."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert run_command(["reset", "--yes", "--state-dir", str(state.root)]) == 0
+    assert names(state.root) == {*IDENTITY_NAMES, HELD_NAME}
 
 
 def test_reset_keeps_the_limits_that_the_owner_set(state: StateDir) -> None:

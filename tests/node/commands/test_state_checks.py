@@ -48,9 +48,19 @@ def test_a_directory_without_a_run_has_nothing_to_check(tmp_path: Path) -> None:
 def test_a_manifest_that_is_garbage_fails(tmp_path: Path) -> None:
     state_dir = founded(tmp_path)
     state_dir.manifest_path.write_bytes(b"garbage")
+    state_dir.manifest_files.copy_path.write_bytes(b"garbage")
     check = run_of(state_dir)
     assert check.level == "fail"
     assert "is damaged" in check.text
+
+
+@pytest.mark.parametrize("name", ["manifest.msgpack", "manifest.copy"])
+def test_one_damaged_file_of_the_manifest_is_a_warning(tmp_path: Path, name: str) -> None:
+    state_dir = founded(tmp_path)
+    (tmp_path / name).write_bytes(b"garbage")
+    levels = [check.level for check in check_run(state_dir) if check.name == "run"]
+    assert levels == ["ok", "warn"]
+    assert name in list(check_run(state_dir))[-1].text
 
 
 def test_a_manifest_that_its_founder_did_not_sign_fails(tmp_path: Path) -> None:
@@ -60,6 +70,7 @@ def test_a_manifest_that_its_founder_did_not_sign_fails(tmp_path: Path) -> None:
     state_dir.manifest_path.write_bytes(
         msgspec.msgpack.encode(replace(signed, signature=bytes(64)))
     )
+    state_dir.manifest_files.copy_path.unlink()
     assert run_of(state_dir).level == "fail"
 
 
@@ -72,6 +83,7 @@ def test_a_run_of_an_earlier_protocol_fails(tmp_path: Path) -> None:
     state_dir.manifest_path.write_bytes(
         msgspec.msgpack.encode(replace(signed, manifest=msgspec.msgpack.encode(old)))
     )
+    state_dir.manifest_files.copy_path.unlink()
     check = run_of(state_dir)
     assert check.level == "fail"
     assert "version" in check.text

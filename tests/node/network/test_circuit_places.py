@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from gossamer.node.network.circuit_places import (
     CIRCUITS_MAX,
     CIRCUITS_PER_PAIR_MAX,
     IDLE_SECONDS,
+    NETWORK_RATE,
+    TARGET_RATE,
     Circuit,
     CircuitPlaces,
 )
@@ -115,3 +119,32 @@ def test_a_place_is_free_when_its_circuit_has_ended() -> None:
     world.places.leave(circuits[3])  # also when it was ended for another one
     world.take(1.0, "a", "b", "another")
     assert (world.places.num_open, len(world.places)) == (0, CIRCUITS_MAX)
+
+
+def test_callers_of_one_network_begin_circuits_at_a_bounded_rate() -> None:
+    """They end their own circuits at once, so that they always have a place."""
+    world = World()
+
+    def begins(now: float, number: int, network: str) -> bool:
+        try:
+            circuit = world.take(now, f"rogue {number}", f"target {number}", network)
+        except NoPlaceError:
+            return False
+        world.places.leave(circuit)
+        return True
+
+    num_begun = sum(begins(tick / 100, tick % 200, "crowd") for tick in range(1000))
+    assert num_begun <= NETWORK_RATE.burst + 10 * NETWORK_RATE.per_second
+    assert begins(10.0, 7, "home")
+
+
+def test_circuits_to_one_target_begin_at_a_bounded_rate() -> None:
+    world = World()
+    num_begun = 0
+    for tick in range(1000):
+        with suppress(NoPlaceError):
+            network = f"network {tick % 100}"
+            world.places.leave(world.take(tick / 100, f"rogue {tick}", "victim", network))
+            num_begun += 1
+    assert TARGET_RATE.burst < num_begun <= TARGET_RATE.burst + 10 * TARGET_RATE.per_second
+    world.take(10.0, "a", "another", "network 1")

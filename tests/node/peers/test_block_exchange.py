@@ -409,6 +409,32 @@ def test_a_reply_that_breaks_the_protocol_is_an_offence(
     run(main)
 
 
+def test_a_block_that_is_too_long_is_neither_read_nor_an_offence(tmp_path: Path) -> None:
+    """An index of a liar may name a good block of the honest, such as a shard of the corpus."""
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            short, long = make_blocks(1), make_blocks(1, 40_000)
+            await here.seed("honest", [*short, *long])
+            wanted = digests([*long, *short])
+
+            def sources() -> list[PeerId]:
+                return here.peers
+
+            with pytest.raises(FetchError):
+                await here.service.fetch(wanted, sources, bytes_max=400)
+            assert here.store.num_blocks() == 0
+            assert here.offences == []
+            assert here.asked == here.peers, "asked once in this download"
+            received = here.transport.traffic()[BLOCKS_PROTOCOL][1]
+            assert received <= WINDOW_BYTES + 1000
+            await here.service.fetch(digests(short), sources, bytes_max=400)
+            await here.service.fetch(wanted, sources)
+            assert here.has([*short, *long])
+
+    run(main)
+
+
 def test_a_dead_peer_and_one_that_dies_midway_cost_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with world(tmp_path) as here:

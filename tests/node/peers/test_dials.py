@@ -27,21 +27,12 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy import redial
 from gossamer.protocol.policy.membership import Membership
 from tests.support.builders import announce
+from tests.support.open_entrance import OpenEntrance
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 SLOW_SECONDS = 2 * DIRECT_SECONDS
 """Time until the first byte of a peer that is busy."""
-
-
-class _EverybodyIsIn:
-    """An open run."""
-
-    def is_out(self, _peer: PeerId) -> bool:
-        return False
-
-    async def introduce(self, _peer: PeerId) -> None:
-        pass
 
 
 @asynccontextmanager
@@ -77,7 +68,7 @@ def discovery_of(
 ) -> Discovery:
     return Discovery(
         node, KnownPeers(folder / "peers"), bootstrap, membership, Metrics(Gpus()),
-        random.Random(1), AwakeClock(), _EverybodyIsIn(), is_elsewhere,
+        random.Random(1), AwakeClock(), OpenEntrance(), is_elsewhere,
     )  # fmt: skip
 
 
@@ -148,7 +139,7 @@ def test_a_peer_behind_a_circuit_is_dialled_directly_later(
         return False
 
     monkeypatch.setattr(Crossing, "begin", begin)
-    monkeypatch.setattr(redial, "RELAYED_BACK_OFF_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(redial, "RELAYED_BACK_OFF_SECONDS_MIN", 0.2)
     monkeypatch.setattr(discovery_module, "RELAYED_LOOKS", 1)
 
     async def main() -> None:
@@ -307,6 +298,38 @@ def test_a_node_that_is_connected_to_a_member_dials_no_peer_that_is_not_heard_of
             with trio.move_on_after(1.0):
                 await discovery.run()
             assert node.peers() == [member.peer_id]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_a_peer_that_nobody_speaks_of_is_dialled_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_file: bool
+) -> None:
+    """Two machines of a home that started before its router had each other, and looked no
+    further: the run's other members were never found again."""
+    monkeypatch.setattr(discovery_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("gossamer.protocol.policy.redial.RELAYED_BACK_OFF_SECONDS_MIN", 0.2)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            node, member, old = [
+                await stack.enter_async_context(
+                    open_libp2p_transport(Identity.generate(), LOOPBACK)
+                )
+                for _ in range(3)
+            ]
+            await node.connect(member.addresses()[0])
+            membership = Membership(node.peer_id)
+            said = announce(addresses=tuple(member.addresses()))
+            membership.announced(0.0, member.peer_id, said, (member.peer_id,))
+            addresses = tuple(old.addresses()[:1])
+            discovery = discovery_of(node, tmp_path, membership, () if is_in_file else addresses)
+            if is_in_file:
+                discovery._known.saw({old.peer_id: addresses})
+            with trio.move_on_after(2.0):
+                await discovery.run()
+            assert {*node.peers()} == {member.peer_id, old.peer_id}
 
     trio.run(main)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity
@@ -19,10 +20,12 @@ from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.wire.invitation_messages import Entry, Invitation, RollPage
 from tests.fuzz.scripted import ME, Offences, ScriptedTransport
 from tests.support.builders import manifest, members_of, peer
+from tests.support.node_world import in_no_thread
 
 NOW = 1_700_000_000
 ROOT = Identity.from_seed(bytes([5]) * 32)
 WITNESS = Identity.from_seed(bytes([6]) * 32)
+OTHER = Identity.from_seed(bytes([7]) * 32)
 RUN = replace(manifest(), founder=ROOT.peer_id, admission="invite")
 
 
@@ -50,6 +53,12 @@ def entrance(root: Path, page: RollPage | None) -> Entrance:
     return Entrance(
         RUN, ME, ScriptedTransport(), StateDir(root), Offences(), lambda: NOW  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+async def run_for_a_moment(opened: Entrance) -> None:
+    """Runs an entrance until it has had its first look at the disk."""
+    with trio.move_on_after(0.5):
+        await opened.run(in_no_thread)
 
 
 def test_a_member_takes_part(tmp_path: Path) -> None:
@@ -89,6 +98,48 @@ def test_a_node_with_a_damaged_roll_goes_on(tmp_path: Path) -> None:
     opened = entrance(tmp_path, None)
     assert opened.roll is not None
     assert members_of(opened.roll) == {ROOT.peer_id}
+
+
+@pytest.mark.parametrize("damage", ["rubbish", "a bit", "lost", "none"])
+def test_a_damaged_roll_is_read_from_its_copy(tmp_path: Path, damage: str) -> None:
+    """A founder that was alone let in again whom it had put out."""
+    roll, _ = members()
+    come_in(roll, OTHER, 72, ROOT)
+    order = roll.revoke(ROOT.peer_id, public_key_of(OTHER.peer_id), ROOT.sign)
+    roll.add(RollPage((), (order,)))
+    RollFile(tmp_path).write(roll.page())
+    path = RollFile(tmp_path).path
+    whole = path.read_bytes()
+    match damage:
+        case "rubbish":
+            path.write_bytes(b"damaged")
+        case "a bit":
+            path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # of the last signature
+        case "lost":
+            path.unlink()
+    opened = entrance(tmp_path, None)
+    assert opened.roll is not None
+    assert members_of(opened.roll) == {ROOT.peer_id, WITNESS.peer_id, ME.peer_id}
+    assert opened.roll.was_member(OTHER.peer_id)
+    trio.run(run_for_a_moment, opened)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_copy_of_a_roll_is_written_again(tmp_path: Path, is_there: bool) -> None:
+    """Also the first time, where an earlier version has written the roll."""
+    roll, _ = members()
+    RollFile(tmp_path).write(roll.page())
+    path = RollFile(tmp_path).copy_path
+    whole = path.read_bytes()
+    path.unlink()
+    if is_there:
+        path.write_bytes(b"damaged")
+    opened = entrance(tmp_path, None)
+    assert opened.roll is not None
+    assert members_of(opened.roll) == {ROOT.peer_id, WITNESS.peer_id, ME.peer_id}
+    trio.run(run_for_a_moment, opened)
+    assert path.read_bytes() == whole
 
 
 def test_headers_of_a_run_with_a_list_name_only_its_peers(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gossamer.node.peers.comparison_pace import (
     RECONCILE_SECONDS,
 )
 from gossamer.node.peers.gossip import PUBLISHING_RING_MAX, Gossip
+from gossamer.node.peers.store_comparison import StoreComparison
 from gossamer.node.peers.unwanted import DROPPED_SECONDS
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
@@ -115,13 +116,13 @@ def test_what_is_kept_comes_with_a_comparison_and_what_is_said_at_once() -> None
 def counted_comparisons(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The local times at which any node compares stores from now on."""
     asked: list[float] = []
-    reconcile = Gossip.reconcile
+    reconcile = StoreComparison.reconcile
 
-    async def counted(gossip: Gossip, peer: PeerId) -> None:
+    async def counted(comparison: StoreComparison, peer: PeerId) -> None:
         asked.append(trio.current_time())
-        await reconcile(gossip, peer)
+        await reconcile(comparison, peer)
 
-    monkeypatch.setattr(Gossip, "reconcile", counted)
+    monkeypatch.setattr(StoreComparison, "reconcile", counted)
     return asked
 
 

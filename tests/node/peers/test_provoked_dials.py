@@ -30,10 +30,11 @@ from gossamer.node.peers.discovery import Discovery
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import digest_of
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.wire.statements import Announce, Capacity
 from tests.support.measured import measured
+from tests.support.open_entrance import OpenEntrance
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 VICTIM = "198.51.100.7"
@@ -72,16 +73,6 @@ def _announcement(addresses: Sequence[str]) -> Announce:
     )  # fmt: skip
 
 
-class _EverybodyIsIn:
-    """An open run."""
-
-    def is_out(self, _peer: PeerId) -> bool:
-        return False
-
-    async def introduce(self, _peer: PeerId) -> None:
-        pass
-
-
 async def _discover(
     transport: Libp2pTransport, announced: Sequence[Sequence[str]], folder: Path, seconds: float
 ) -> None:
@@ -92,7 +83,7 @@ async def _discover(
         membership.announced(0.0, author, _announcement(addresses), (author,))
     discovery = Discovery(
         transport, KnownPeers(folder / "peers"), (), membership, Metrics(Gpus()),
-        random.Random(1), AwakeClock(), _EverybodyIsIn(),
+        random.Random(1), AwakeClock(), OpenEntrance(),
     )  # fmt: skip
     with trio.move_on_after(seconds):
         await discovery.run()

@@ -12,11 +12,12 @@ from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy import expulsion_count
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
-from tests.node.storage.test_chain_start import RUN_ID, START_ROUND, opened, start_of
+from tests.node.storage.test_chain_start import START_ROUND, start_of
 from tests.support.builders import peer
-from tests.support.long_chains import rounds_after
+from tests.support.long_chains import CHAIN_RUN, open_chain, rounds_after, write_chain
 
 MEMBERS = [peer(number) for number in range(3)]
 NUM_ROUNDS = START_ROUND + 60
@@ -24,14 +25,7 @@ NUM_ROUNDS = START_ROUND + 60
 
 @pytest.fixture(scope="module")
 def rounds() -> list[tuple[Commit, Header]]:
-    return list(rounds_after(MEMBERS, NUM_ROUNDS, RUN_ID))
-
-
-def stored(directory: Path, rounds: list[tuple[Commit, Header]]) -> ChainStore:
-    store = opened(directory)
-    for commit, header in rounds:
-        store.add(commit, header)
-    return store
+    return list(rounds_after(MEMBERS, NUM_ROUNDS, CHAIN_RUN))
 
 
 def choice_of(store: ChainStore) -> HeadChoice:
@@ -41,9 +35,9 @@ def choice_of(store: ChainStore) -> HeadChoice:
 def test_settled_heads_of_the_own_chain_may_be_named(
     tmp_path: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
-    store = stored(tmp_path / "chain", rounds)
-    heads = [RUN_ID, *(header.digest for _, header in rounds)]
-    own = RUN_ID
+    store = write_chain(tmp_path / "chain", rounds)
+    heads = [CHAIN_RUN, *(header.digest for _, header in rounds)]
+    own = CHAIN_RUN
 
     def own_head() -> Digest:
         return own
@@ -70,7 +64,7 @@ def test_heads_are_named_as_long_as_votes_count(
 ) -> None:
     monkeypatch.setattr("gossamer.node.peers.settled_stakes.VOTE_ROUNDS", 64)
     assert expulsion_count.VOTE_ROUNDS > 64
-    store = stored(tmp_path / "chain", rounds)
+    store = write_chain(tmp_path / "chain", rounds)
     stakes = SettledStakes(store, choice_of(store), lambda: rounds[-1][1].digest)
     newest = NUM_ROUNDS - UNDO_ROUNDS_MAX
     named = {number for number in range(NUM_ROUNDS + 1) if stakes.head_at(number) is not None}
@@ -81,8 +75,8 @@ def test_before_the_start_of_a_kept_chain_nobody_can_count(
     tmp_path: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
     """The rounds before it say who has stake at the start, and not who had stake at themselves."""
-    whole = stored(tmp_path / "whole", rounds)
-    store = stored(tmp_path / "chain", rounds)
+    whole = write_chain(tmp_path / "whole", rounds)
+    store = write_chain(tmp_path / "chain", rounds)
     start = start_of(rounds)
     store.write_start(start)
     store.begin_at(start)
@@ -100,11 +94,33 @@ def test_before_the_start_of_a_kept_chain_nobody_can_count(
         assert stakes.stakes_at(head) == all_stakes.stakes_at(head)
 
 
+def test_behind_a_record_that_the_disk_lost_stake_counts_when_all_rounds_that_say_so_are_here(
+    tmp_path: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    """Others count all of them, so this node would find votes to hold that do not."""
+    lost = NUM_ROUNDS - STANDING_ROUNDS - 40
+    whole = write_chain(tmp_path / "whole", rounds)
+    write_chain(tmp_path / "chain", rounds)
+    (record,) = (tmp_path / "chain").glob(f"{lost:010d}-*")
+    record.unlink()
+    store, own = open_chain(tmp_path / "chain"), rounds[-1][1].digest
+    assert store.gap_before(own) == lost
+    stakes = SettledStakes(store, choice_of(store), lambda: own)
+    all_stakes = SettledStakes(whole, choice_of(whole), lambda: own)
+    named = {number for number in range(NUM_ROUNDS + 1) if stakes.head_at(number) is not None}
+    first = lost + STANDING_ROUNDS
+    assert named == {n for n in range(first, stakes.settled_round + 1) if n % VOTE_PERIOD == 0}
+    for number in named:
+        head = stakes.head_at(number)
+        assert head is not None
+        assert stakes.stakes_at(head) == all_stakes.stakes_at(head)
+
+
 def test_another_own_head_changes_what_may_be_named(
     tmp_path: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
-    store = stored(tmp_path / "chain", rounds[:40])
-    other = list(rounds_after(MEMBERS[:1], 40, RUN_ID))
+    store = write_chain(tmp_path / "chain", rounds[:40])
+    other = list(rounds_after(MEMBERS[:1], 40, CHAIN_RUN))
     for commit, header in other:
         store.add(commit, header)
     own = rounds[39][1].digest

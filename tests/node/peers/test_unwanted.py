@@ -71,13 +71,13 @@ def with_asker(story: Callable[[Asker, MemoryNetwork], Awaitable[None]]) -> None
             neighbour.start()
             await here.connect(there.addresses()[0])
             asker = Asker(gossip, neighbour, listener)
-            take_all = gossip._take_all
+            take_all = gossip._comparison._take_all
 
             async def noted(peer_id: PeerId, statements: list[Signed]) -> None:
                 asker.came.append(statements)
                 await take_all(peer_id, statements)
 
-            gossip._take_all = noted  # type: ignore[assignment,method-assign]
+            gossip._comparison._take_all = noted  # type: ignore[assignment,method-assign]
             await story(asker, network)
 
     run_simulated(main)

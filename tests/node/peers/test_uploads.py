@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.base.rate_limit import rate_limit_of
+from gossamer.node.base.rate_limit import BURST_SECONDS, rate_limit_of
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.block_exchange import BlockService, ServeLimits
-from gossamer.node.peers.uploads import MEMBERS_FIRST_SECONDS, Uploads
+from gossamer.node.peers.uploads import MEMBERS_FIRST_SECONDS, TURN_BYTES_MIN, Uploads
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.limits import MIB
@@ -144,6 +144,35 @@ def test_strangers_leave_streams_to_members(tmp_path: Path) -> None:
             with trio.move_on_after(1.0):
                 await here.drain("member", clients["member"], 4)
             assert here.received["member"] > 0
+
+    run_simulated(main)
+
+
+def test_pages_of_records_do_not_wait_behind_the_blocks_of_the_same_peer(tmp_path: Path) -> None:
+    """A newcomer that fetches a state hears of newer heads meanwhile, and asks for their records
+    with a limit of time (`chain_records.REQUEST_SECONDS`)."""
+
+    async def main() -> None:
+        async with world(tmp_path, "newcomer") as (here, clients):
+            here.nursery.start_soon(here.drain, "newcomer", clients["newcomer"], 15)
+            await trio.sleep(5.0)
+            began = trio.current_time()
+            await here.service.uploads.page_turn(clients["newcomer"].peer_id)
+            # Of each kind one piece stands in the line.
+            assert trio.current_time() - began < 2 * len(BLOCK) / BYTES_PER_SECOND
+
+    run_simulated(main)
+
+
+def test_short_answers_count_as_longer_ones() -> None:
+    async def main() -> None:
+        uploads = Uploads(rate_limit_of([str(MBIT)]))
+        stranger = identity_of("stranger").peer_id
+        began = trio.current_time()
+        for _ in range(100):
+            await uploads.turn(stranger, 1)
+        least_seconds = 99 * TURN_BYTES_MIN / BYTES_PER_SECOND - BURST_SECONDS
+        assert trio.current_time() - began >= least_seconds
 
     run_simulated(main)
 

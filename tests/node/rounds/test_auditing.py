@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gossamer.node.rounds.auditing import Auditor
+from gossamer.node.rounds.auditor import Auditor
 from gossamer.node.runs.draft import draft_of_preset
-from gossamer.protocol.accounting.excerpts import Excerpt
+from gossamer.node.training.audit_data import AuditSequences
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.audits import SCALE, SEQUENCES_MIN, Audit
 from gossamer.trainer.presets.table import DEFAULT_PRESET
@@ -54,6 +54,18 @@ class Losses:
         )
 
 
+class Carried(Losses):
+    """Work that helps from an older state alone, before whole rounds of others."""
+
+    def __init__(self, num_rounds: int) -> None:
+        super().__init__(0.0, lambda _number: True)
+        self._num_rounds = num_rounds
+
+    async def add(self, part: object, *, average: float = 0.0, own: float = 0.0) -> None:
+        await super().add(part, average=average, own=own)
+        self._update_helps = float(self._average == self._num_rounds)
+
+
 class Told:
     """What becomes of an audit without a verdict."""
 
@@ -64,19 +76,18 @@ class Told:
         self.reasons.append(reason)
 
 
-def verdict_of(losses: Losses, told: Told) -> Any:
+def verdict_of(losses: Losses, told: Told, missed: int = 0) -> Any:
     """The verdict on a member of a ring of two, which did as much as the other one."""
     members = [SimpleNamespace(tokens=100), SimpleNamespace(tokens=100)]
-    header = SimpleNamespace(round=5, members=members)
+    header = SimpleNamespace(round=5, members=members, parent=HEAD)
+    committed = SimpleNamespace(header=lambda _head: header, averages_of=lambda _header: ())
     job = SimpleNamespace(
-        audit=Audit(HEAD, 5, PeerId("member"), ()),
+        audit=Audit(HEAD, 5, PeerId("member"), (), missed),
         part=SimpleNamespace(header=header, position=0),
-        declared=tuple(Excerpt(0, number) for number in range(NUM_DECLARED)),
-        heldout=tuple(Excerpt(0, number) for number in range(NUM_HELDOUT)),
     )
     auditor = Auditor(
         cast(Any, told),
-        cast(Any, None),
+        cast(Any, committed),
         cast(Any, losses),
         cast(Any, None),
         cast(Any, None),
@@ -84,8 +95,8 @@ def verdict_of(losses: Losses, told: Told) -> Any:
         draft_of_preset(DEFAULT_PRESET).outer,
     )
     auditor._state = cast(Any, losses)
-    sequences = [("shard", number) for number in range(NUM_DECLARED + NUM_HELDOUT)]
-    return trio.run(auditor._verdict_on, job, sequences)
+    places = [("shard", number) for number in range(NUM_DECLARED + NUM_HELDOUT)]
+    return trio.run(auditor._verdict_on, job, AuditSequences(places, NUM_DECLARED))
 
 
 @pytest.mark.parametrize(("helps", "is_poor"), [(1.0, False), (0.0, True)])
@@ -141,3 +152,15 @@ def test_too_few_sequences_with_something_to_say_tell_nothing() -> None:
     told = Told()
     assert verdict_of(Losses(1.0, few.__contains__), told) is None
     assert told.reasons == ["too little of the data has a token to predict"]
+
+
+@pytest.mark.parametrize("missed", [0, 1, 3])
+def test_carried_work_is_measured_from_the_state_before_the_rounds_that_were_missed(
+    missed: int,
+) -> None:
+    """The others have learnt since what the member has, and its work does not help any more."""
+    told = Told()
+    for num_rounds in range(1, 5):
+        verdict = verdict_of(Carried(num_rounds), told, missed)
+        assert verdict.is_poor is not (num_rounds == missed > 0)
+    assert told.reasons == []

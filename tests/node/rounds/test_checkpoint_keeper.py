@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
+from gossamer.node.heads.missing_record import first_checkpoint_behind
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest
@@ -26,6 +28,8 @@ OTHER = Identity.from_seed(b"o" * 32)
 
 class LoadedPeer(Peer):
     """A node that stands on a chain of the founder alone."""
+
+    keeper: CheckpointKeeper
 
     def stand(self) -> None:
         rounds = rounds_after([IDENTITY.peer_id], NUM_ROUNDS, self.chain.genesis)
@@ -53,11 +57,13 @@ def look(
             if pinned_round:
                 num_after = NUM_ROUNDS - pinned_round
                 pin = peer.chain.ancestors(peer.committed.head, num_after)[-1]
+                peer.chain.pinned_head = pin
             keeper = CheckpointKeeper(
                 peer.manifest, identity, transport, peer.committed, peer.choice, rollbacks,  # type: ignore[arg-type]
-                peer.checkpoints, peer._note, pin,
+                peer.checkpoints, peer._note,
             )  # fmt: skip
             await keeper.look(inline)  # type: ignore[arg-type]
+            peer.keeper = keeper
             if pin is not None:
                 assert pin not in peer.chain
                 assert pin in peer.chain.passed
@@ -83,6 +89,30 @@ def test_another_peer_alone_proves_nothing_and_keeps_all_headers(tmp_path: Path)
     assert peer.first_round() == 0
 
 
+def test_the_way_to_a_summary_is_walked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was walked again for the part up to the signed checkpoint and for the part after it."""
+    peer = look(tmp_path, IDENTITY, [])
+    last, chain = peer.checkpoints.last, peer.chain
+    assert last is not None
+    assert peer.first_round() < last.round
+    walked: list[Digest] = []
+    walk = ChainStore.path_between
+
+    def counted(chain: ChainStore, ancestor: Digest, head: Digest) -> list[Digest] | None:
+        walked.append(head)
+        return walk(chain, ancestor, head)
+
+    monkeypatch.setattr(ChainStore, "path_between", counted)
+    later = chain.ancestors(peer.committed.head, NUM_ROUNDS - last.round - 100)[-1]
+    summary = peer.keeper._summary_at(later)
+    assert walked == [later]
+    assert summary is not None
+    assert summary.rows[0].rounds == summary.round == last.round + 100
+    assert peer.keeper._summary_at(later) == summary  # from the one that is known
+
+
 @pytest.mark.parametrize(("rollback_round", "expected"), [(300, 256), (600, 512), (100, 0)])
 def test_after_a_rollback_nothing_later_is_signed_and_no_later_header_goes(
     tmp_path: Path, rollback_round: int, expected: int
@@ -101,7 +131,12 @@ def test_the_head_of_the_link_is_remembered_when_its_header_goes(
 
 
 def damaged_look(
-    folder: Path, rounds: list[int], identity: Identity = IDENTITY, *, num_looks: int = 1
+    folder: Path,
+    rounds: list[int],
+    identity: Identity = IDENTITY,
+    *,
+    num_looks: int = 1,
+    rollbacks: Sequence[Rollback] = (),
 ) -> LoadedPeer:
     """The node after looks of its keeper, when the disk has lost the records of some rounds."""
     peers: list[LoadedPeer] = []
@@ -119,8 +154,8 @@ def damaged_look(
             peer.committed.is_loaded = True  # type: ignore[attr-defined]
             peer.committed.checkpoints = ()  # type: ignore[attr-defined]
             keeper = CheckpointKeeper(
-                peer.manifest, identity, transport, peer.committed, peer.choice, [],  # type: ignore[arg-type]
-                peer.checkpoints, peer._note, None,
+                peer.manifest, identity, transport, peer.committed, peer.choice, rollbacks,  # type: ignore[arg-type]
+                peer.checkpoints, peer._note,
             )  # fmt: skip
             for _ in range(num_looks):
                 await keeper.look(inline)  # type: ignore[arg-type]
@@ -152,6 +187,18 @@ def test_the_founder_alone_signs_behind_a_record_that_its_disk_lost(
     again = ChainStore(peer.directory, peer.chain.genesis, peer.chain.genesis)
     assert again.start == start
     assert again.is_whole(peer.committed.head)
+
+
+@pytest.mark.parametrize(("rollback_round", "expected"), [(400, 0), (511, 0), (512, 512)])
+def test_behind_a_lost_record_none_is_signed_after_a_rollback_to_an_earlier_round(
+    tmp_path: Path, rollback_round: int, expected: int
+) -> None:
+    """`gossamer rollback` warns of it: newcomers would not know whether the chain obeys."""
+    assert first_checkpoint_behind(300) == 512
+    taken_back = Rollback(bytes(32), bytes(32), rollback_round)
+    peer = damaged_look(tmp_path, [300], rollbacks=[taken_back])
+    assert peer.checkpoints.last_round == expected
+    assert (peer.chain.gap_before(peer.committed.head) is None) == (expected > 0)
 
 
 def test_a_record_among_those_that_say_who_has_stake_is_waited_for(tmp_path: Path) -> None:
@@ -198,7 +245,7 @@ def test_the_next_checkpoint_goes_on_from_the_signed_one_also_where_the_record_i
                 whole.committed.head = whole.chain.add(commit, header)
             keeper = CheckpointKeeper(
                 whole.manifest, IDENTITY, transport, whole.committed, whole.choice, [],  # type: ignore[arg-type]
-                whole.checkpoints, whole._note, None,
+                whole.checkpoints, whole._note,
             )  # fmt: skip
             rows = (replace(summary.rows[0], tokens=summary.rows[0].tokens + more * 2 * TOKENS),)
             claimed = encode_summary(replace(summary, rows=rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -24,7 +23,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Compute, Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import Compute
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
@@ -32,10 +31,11 @@ from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.wire.statements import Equivocation, Ready, Vote
+from gossamer.protocol.wire.statements import Ready, Vote
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork
+from tests.support.round_host import HonestRound
 
 RUN_ID, HEAD = digest_of(b"driver threads"), digest_of(b"head")
 PLAN = ChunkPlan(32, 4)
@@ -59,7 +59,7 @@ class Gate:
         assert await trio.to_thread.run_sync(lambda: self.reached.wait(WAIT_SECONDS))
 
 
-class Alone:
+class Alone(HonestRound):
     """A driver of a ring of one, whose outer steps are noted in the order in which they begin."""
 
     def __init__(self, transport: object, in_step: Callable[[], None] = lambda: None) -> None:
@@ -105,36 +105,7 @@ class Alone:
         """See `RoundHost`."""
         raise AssertionError("there is no other member")
 
-    def awake_since(self, seconds: float) -> float:
-        return trio.current_time() - seconds
-
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """See `RoundHost`."""
-
-    def removed(self, removed: Removed) -> None:
-        """See `RoundHost`."""
-
-    def contested(self, contested: Contested) -> None:
-        """See `RoundHost`."""
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `RoundHost`."""
-
-    def unsettled(self, organiser: PeerId) -> None:
-        """See `RoundHost`."""
-
-    def contradicted(self, proof: Equivocation) -> None:
-        """See `RoundHost`: all members are honest."""
-        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
-
-    def upload_limit(self) -> float:
-        """See `RoundHost`."""
-        return math.inf
-
-    def transferred(self, num_bytes: int, seconds: float) -> None:
-        """See `RoundHost`."""
-
-    def changed(self) -> None:
         """See `RoundHost`."""
 
     def contribution_to(self, ring: Ring) -> Contribution:

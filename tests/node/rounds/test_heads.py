@@ -26,9 +26,10 @@ from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.state.run_end import RunEnd
-from gossamer.protocol.wire.statements import Rollback, Signed
+from gossamer.protocol.wire.statements import Rollback, Signed, Vote
 from tests.support.builders import manifest, peers
 from tests.support.long_chains import rounds_after
 
@@ -69,7 +70,13 @@ class Chain:
         self.store = ChainStore(directory, RUN_ID, Digest(bytes(32)))
         self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True, end=END)
         self.at_work: Collection[PeerId] = ALL
-        swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
+        self.statements = StatementStore()
+        swarm = SimpleNamespace(
+            me=ME,
+            living=self._living,
+            ready_since=lambda _head: None,
+            gossip=SimpleNamespace(statement_store=self.statements),
+        )
         rounds = KnownRounds(self.store)
         choice = HeadChoice(rounds, ME)
         unused: Any = None
@@ -100,8 +107,10 @@ class Chain:
         tokens: int = TOKENS,
         ring_id: Digest = OTHER_RING,
         voters: Collection[PeerId] = (),
+        only: Collection[PeerId] = (),
     ) -> Digest:
-        """A round of some members; `voters` sign it besides."""
+        """A round of some members; `voters` sign it besides. If there are `only`, these sign it and
+        nobody else."""
         before = self.store.entry(parent)
         header = Header(
             version=limits.PROTOCOL_VERSION,
@@ -116,7 +125,7 @@ class Chain:
             ledger_digest=bytes(32),
             spans=(),
         )
-        votes = tuple(signed(peer) for peer in (*signers, *voters))
+        votes = tuple(signed(peer) for peer in (only or (*signers, *voters)))
         head = self.store.add(Commit(encode_header(header), signed(ME), votes), header)
         self.heads.note_counting(head)
         return head
@@ -157,6 +166,57 @@ class Chain:
 @pytest.fixture
 def chain(tmp_path: Path) -> Chain:
     return Chain(tmp_path / "chain")
+
+
+def head_better_than_mine(chain: Chain) -> Digest | None:
+    better = better_of(chain)
+    return None if better is None else better.head
+
+
+def shown_by_one_signer(chain: Chain) -> tuple[Digest, Digest]:
+    """A round of all members after mine, of which C has shown a record that it signed alone, and is
+    my head. Beside it is one of C alone, which claims more. Returns the heads."""
+    round_of_all = chain.add(chain.mine, ALL, only=[C])
+    lone = chain.add(chain.mine, [C], 10 * TOKENS)
+    chain.committed.head = round_of_all
+    return round_of_all, lone
+
+
+def test_a_member_that_shows_a_round_first_does_not_choose_who_signed_it(chain: Chain) -> None:
+    """By its own record alone the round of all would weigh as much as that of C alone."""
+    round_of_all, lone = shown_by_one_signer(chain)
+    assert head_better_than_mine(chain) == lone
+    chain.add(chain.mine, ALL)  # the record of a member of that ring
+    assert head_better_than_mine(chain) is None
+    assert chain.heads.signers_of(round_of_all) == {*ALL}
+    again = ChainStore(chain.directory, RUN_ID, Digest(bytes(32)))
+    assert KnownRounds(again).signers_of(round_of_all) == {*ALL}
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_votes_that_are_heard_count_beside_the_record_of_a_round(
+    chain: Chain, *, is_early: bool
+) -> None:
+    ring_id = OTHER_RING
+    first = chain.add(chain.mine, ALL, only=[C])
+    others = [(peer, Vote(ring_id, 1, first, ())) for peer in ALL]
+    wrong = Vote(MY_RING, 1, first, ())
+    if is_early:
+        chain.store.forget_all_but([chain.mine])
+        chain.heads._rounds._records.clear()
+        for author, vote in [*others, (STRANGER, Vote(ring_id, 1, first, ()))]:
+            chain.statements.post(signed(author), vote)
+    round_of_all, lone = shown_by_one_signer(chain)
+    assert round_of_all == first
+    if not is_early:
+        assert head_better_than_mine(chain) == lone
+        chain.heads.heard_vote(ME, wrong)
+        chain.heads.heard_vote(STRANGER, Vote(ring_id, 1, first, ()))
+        assert head_better_than_mine(chain) == lone
+        for author, vote in others:
+            chain.heads.heard_vote(author, vote)
+    assert head_better_than_mine(chain) is None
+    assert chain.heads.signers_of(round_of_all) == {*ALL}
 
 
 def test_without_a_better_head_a_round_goes_on(chain: Chain) -> None:
@@ -397,3 +457,34 @@ def test_a_look_at_the_heads_takes_no_more_steps_after_ten_thousand_rounds(chain
     few = steps_of_a_look()
     grow(9_800)
     assert 0 < steps_of_a_look() <= few
+
+
+def test_a_catching_up_that_ends_early_counts_as_far_as_it_came(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its owner pauses the node: it stood at the new head with the bookkeeping of the old
+    one, until its next round."""
+    nearer = chain.add(chain.mine, ALL)
+    head = chain.add(nearer, ALL)
+    noted: list[Digest] = []
+    is_moving = True
+
+    async def follow(_head: Digest, _sources: object) -> None:
+        if is_moving:
+            chain.committed.head = nearer
+        await trio.sleep_forever()
+
+    heads = cast(Any, chain.heads)
+    monkeypatch.setattr(heads, "_chain_sync", SimpleNamespace(follow=follow))
+    heads._swarm.sources = tuple
+    monkeypatch.setattr(heads, "note_new", lambda: noted.append(chain.committed.head))
+
+    async def main() -> None:
+        with trio.move_on_after(1.0):
+            await heads.try_take_over(head)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.0))
+    assert noted == [nearer]
+    is_moving = False
+    trio.run(main, clock=MockClock(autojump_threshold=0.0))
+    assert noted == [nearer], "and not where it did not move"

@@ -90,6 +90,8 @@ def test_the_head_of_the_link_may_lie_before_the_record(tmp_path: Path) -> None:
         way = made.chain.pieces_to(made.committed.head)
         assert made.allowed(way[0][40]).own() == [made.committed.head]
         assert made.allowed(way[1][5]).own() == [made.committed.head]
+        lost = made.chain.entry(way[1][0]).parent
+        assert made.allowed(lost).own() == [made.committed.head], "it may be the record itself"
         assert made.allowed(Digest(b"x" * 32)).own() == []
 
     play(tmp_path, story)

@@ -19,32 +19,31 @@ import trio
 
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.network.transport import Transport
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import SILENT_SECONDS
-from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import Committed, Removed
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Equivocation, Ready, Roster, Signed, Statement
+from gossamer.protocol.wire.statements import Ready, Signed, Statement
 from tests.support import jumping_clock
 from tests.support.contributions import contribution_of
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
+from tests.support.round_host import HonestRound, serve_ring_of
 from tests.support.signatures_once import signatures_checked_once
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ UNDISTURBED_SECONDS = 6.5
 
 
 @dataclass
-class Member(OpenListener):
+class Member(OpenListener, HonestRound):
     """One peer with its driver."""
 
     identity: Identity
@@ -80,7 +79,9 @@ class Member(OpenListener):
             self,
             random.Random(0),
         )
-        self.transport.handle(RING_PROTOCOL, self._serve)
+        self.transport.handle(
+            RING_PROTOCOL, lambda stream: serve_ring_of(stream, RUN_ID, lambda: self.driver)
+        )
         gossip.start()
         nursery.start_soon(gossip.run)
         machine = Round(
@@ -144,36 +145,13 @@ class Member(OpenListener):
         """See `RoundHost`."""
         return digest_of(*averages)
 
-    def awake_since(self, seconds: float) -> float:
-        """See `RoundHost`."""
-        return trio.current_time() - seconds
-
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self.removals.append((removed.peer, removed.reason))
 
-    def contested(self, contested: Contested) -> None:
-        """See `RoundHost`."""
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `RoundHost`."""
-
-    def unsettled(self, organiser: PeerId) -> None:
-        """See `RoundHost`."""
-
-    def contradicted(self, proof: Equivocation) -> None:
-        """See `RoundHost`: all members are honest."""
-        raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
-
     def upload_limit(self) -> float:
         """See `RoundHost`."""
         return self.limit
-
-    def transferred(self, num_bytes: int, seconds: float) -> None:
-        """See `RoundHost`."""
-
-    def changed(self) -> None:
-        """See `RoundHost`."""
 
     async def reach(self, peer: PeerId) -> None:
         """See `RoundHost`."""
@@ -189,17 +167,6 @@ class Member(OpenListener):
         if self.driver is not None and self.driver.is_running:
             self.driver.commit_received(commit)
         return True
-
-    async def _serve(self, stream: Stream) -> None:
-        try:
-            await serve_ring(stream, self._greeted)
-        except StreamClosed:
-            await stream.reset()
-
-    async def _greeted(self, _peer: PeerId, envelope: Signed) -> Receiver | None:
-        statement = open_signed(envelope, RUN_ID, verify)
-        assert isinstance(statement, Roster)
-        return None if self.driver is None else await self.driver.greeted(envelope, statement)
 
 
 class Lab:

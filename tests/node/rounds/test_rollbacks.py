@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from gossamer.node.base.disk_health import DiskHealth
@@ -154,6 +155,20 @@ def test_the_time_of_an_order_begins_when_the_line_is_free(tmp_path: Path) -> No
     trio.run(main, clock=MockClock(autojump_threshold=0.0))
 
 
+def test_a_rollback_of_an_earlier_life_is_no_warning(tmp_path: Path) -> None:
+    """Each start of the rest of the run warned of rounds that this node had left long ago."""
+    known, files = rollbacks_in(tmp_path)
+    with capture_logs() as logs:
+        known.heard(SIGNED, ORDER)
+    assert [(each["log_level"], each["from_round"]) for each in logs] == [("warning", 8)]
+    files.write(SIGNED)
+    again, _ = rollbacks_in(tmp_path)
+    with capture_logs() as logs:
+        again.load()
+    assert list(again) == [ORDER]
+    assert [(each["log_level"], each["from_round"]) for each in logs] == [("info", 8)]
+
+
 def test_a_damaged_file_is_written_anew_when_a_peer_brings_it(tmp_path: Path) -> None:
     known, files = rollbacks_in(tmp_path)
     files.write(SIGNED)
@@ -183,6 +198,31 @@ KEEPERS = [Identity.from_seed(digest_of(b"keeper", bytes([number]))) for number 
 
 def signed_by(keeper: Identity, statement: Rollback = ORDER) -> Signed:
     return seal(statement, keeper.peer_id, RUN_ID, keeper.sign)
+
+
+def test_an_order_that_is_given_again_takes_the_place_of_a_damaged_file(tmp_path: Path) -> None:
+    """It was ignored until the next start: its file has the same name."""
+    known, files = rollbacks_in(tmp_path)
+    files.write(SIGNED)
+    (name,) = files.names()
+    (tmp_path / "rollbacks" / name).write_bytes(b"damaged")
+    known.load()
+    assert list(known) == []
+    node = Node()
+    node.has_gone_back = True
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(known.run, cast(Any, Gossip()), node, in_no_thread)
+            await trio.sleep(2 * DISK_LOOKS * LOOK_SECONDS)
+            files.write(SIGNED)
+            await trio.sleep(2 * DISK_LOOKS * LOOK_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    with capture_logs() as logs:
+        trio.run(main, clock=MockClock(autojump_threshold=0.0))
+    assert list(known) == [ORDER]
+    assert [each["event"] for each in logs if "left out" in each["event"]] == []
 
 
 def test_a_rollback_holds_when_more_than_half_of_the_keepers_signed_the_same(

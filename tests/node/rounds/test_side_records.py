@@ -136,6 +136,19 @@ def test_room_comes_back_when_records_are_forgotten_or_become_the_own_chain(node
     assert len(node.bring(first[0], [STRANGER] * MANY, tokens=12)) == len(first)
 
 
+@pytest.mark.parametrize("has_gap", [False, True])
+def test_room_comes_back_behind_a_record_that_the_disk_lost(node: Node, has_gap: bool) -> None:
+    if has_gap:
+        (record,) = node.store._directory.glob("0000000003-*")
+        record.unlink()
+        node.store = ChainStore(node.store._directory, RUN_ID, Digest(bytes(32)))
+        node.committed.chain = node.store
+    assert (node.store.gap_before(node.own[-1]) is not None) == has_gap
+    first = node.bring(node.own[-1], [STRANGER] * MANY)
+    node.move_to(first[-1])
+    assert len(node.bring(first[-1], [STRANGER] * MANY)) == len(first)
+
+
 def test_bytes_beside_a_head_are_those_of_other_branches(node: Node) -> None:
     assert node.store.bytes_beside(node.own[-1]) == 0
     kept = node.bring(node.own[3], [FRIEND] * 5)

@@ -16,8 +16,7 @@ from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Self
-from gossamer.protocol.rounds.member_signatures import SignedSteps
-from gossamer.protocol.rounds.signed_averages import SignedAverages
+from gossamer.protocol.rounds.ring_signatures import SignedAverages, SignedSteps
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Equivocation
 from tests.protocol.codecs.test_step_payloads import CODEC, SIGNED, UPDATES

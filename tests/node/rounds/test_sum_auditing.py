@@ -35,7 +35,7 @@ from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, Average
-from gossamer.protocol.rounds.signed_averages import SignedAverages
+from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
 

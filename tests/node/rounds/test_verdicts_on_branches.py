@@ -105,7 +105,7 @@ def verdict_on_sum(chain: Chain, head: Digest) -> tuple[PeerId, AnyVerdict]:
 
 
 def verdict_on_work(chain: Chain, head: Digest) -> tuple[PeerId, AnyVerdict]:
-    audit = audit_after(head, 8, dict.fromkeys(MEMBERS, 100), MEMBERS, MEMBERS, 1)
+    audit = audit_after(head, 8, dict.fromkeys(MEMBERS, 100), (MEMBERS,), MEMBERS, 1)
     assert audit is not None
     return audit.auditors[0], Verdict(chain.store.entry(head).round, head, True, 0.0, 0.0)
 
@@ -122,7 +122,7 @@ def test_a_verdict_on_a_round_beside_the_chain_counts_for_nothing(
         """Whether it is the attacker's turn to judge the victim."""
         if is_sum:
             return auditor_after(head, MEMBERS) not in (None, VICTIM)
-        audit = audit_after(head, 8, dict.fromkeys(MEMBERS, 100), MEMBERS, MEMBERS, 1)
+        audit = audit_after(head, 8, dict.fromkeys(MEMBERS, 100), (MEMBERS,), MEMBERS, 1)
         return audit is not None and audit.member == VICTIM
 
     beside = chain.drawn(is_mine)

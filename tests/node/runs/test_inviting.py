@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 import threading
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pi
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
-from gossamer.protocol.policy.roll import NO_PAGE, REVOCATIONS_MAX, Roll
+from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
+from gossamer.protocol.policy.roll import NO_PAGE, Roll
 from gossamer.protocol.wire.invitation_messages import Revocation, RollPage, encode
 from tests.support.builders import manifest
 
@@ -298,9 +301,52 @@ def test_the_commands_show_what_they_did(
     shown = capsys.readouterr().out
     for peer in (run.identity.peer_id, FRIEND.peer_id, NEWCOMER.peer_id):
         assert peer in shown
-    assert run_command(["revoke", NEWCOMER.peer_id[-8:], *where]) == 0
+    assert run_command(["revoke", NEWCOMER.peer_id[-8:], "--yes", *where]) == 0
     assert NEWCOMER.peer_id in capsys.readouterr().out
     assert run_command(["revoke", "nobody", *where]) == 2
     assert "`gossamer members` lists them" in capsys.readouterr().err
     assert run_command(["invite", *where]) == 1
     assert "no node runs" in capsys.readouterr().err
+
+
+def test_one_that_is_out_already_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told that nobody has come in by it."""
+    state_dir = founded(tmp_path / "a")
+    run = let_in(state_dir, NEWCOMER)
+    command = ["revoke", NEWCOMER.peer_id, "--yes", "--state-dir", str(state_dir.root)]
+    assert run_command(command) == 0
+    assert f"Put out: {NEWCOMER.peer_id}\n" in capsys.readouterr().out
+    run.roll.add(RollPage((), tuple(run.file.orders().values())))
+    run.file.write(run.roll.page())
+    assert run_command(command) == 0
+    assert f"Out already: {NEWCOMER.peer_id}\n" in capsys.readouterr().out
+
+
+def test_a_revocation_asks_and_says_who_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dir = founded(tmp_path / "a")
+    run = let_in(state_dir, NEWCOMER)
+    command = ["revoke", NEWCOMER.peer_id[-8:], "--state-dir", str(state_dir.root)]
+    assert run_command(command) == 2
+    told = capsys.readouterr()
+    assert "nobody is at the terminal to ask: give --yes" in told.err
+    assert run.file.orders() == {}
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for answer, status in (("\n", 1), ("n\n", 1), ("", 1), ("y\n", 0)):
+        assert run.file.orders() == {}
+        shown = Terminal()
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        monkeypatch.setattr(sys, "stdout", shown)
+        assert run_command(command) == status
+        before, _, after = shown.getvalue().partition("[y/N]")
+        assert NEWCOMER.peer_id in before
+        assert "for good" in before
+        assert (f"Put out: {NEWCOMER.peer_id}" in after) == (status == 0)
+    assert len(run.file.orders()) == 1

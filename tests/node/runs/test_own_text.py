@@ -28,13 +28,14 @@ from gossamer.node.runs.own_text import (
 from gossamer.node.storage.own_data import OwnData
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from tests.support.block_dict import BlockDict
 from tests.support.builders import manifest, peer
 from tests.support.model_folders import config_of_family, make_folder
 from tests.support.synced import Synced
@@ -46,13 +47,6 @@ CHATML = (
 )
 BYTES = draft_of_preset("tiny")
 BYTES = replace(BYTES, data="own", model=replace(BYTES.model, context=32))
-
-
-class Store(dict[bytes, bytes]):
-    def put(self, data: bytes) -> Digest:
-        digest = digest_of(data)
-        self[digest] = data
-        return digest
 
 
 def text_file(path: Path, word: str, lines: int = 400) -> Path:
@@ -68,7 +62,7 @@ def run_of(draft: Draft, data: PreparedData) -> Manifest:
     return replace(manifest(), data=data.config, model=draft.model)
 
 
-def prepared(draft: Draft, store: Store) -> PreparedData:
+def prepared(draft: Draft, store: BlockDict) -> PreparedData:
     return prepare_data(draft, (), put=store.put)
 
 
@@ -94,7 +88,7 @@ def tokens_of(data: OwnData, run: Manifest) -> np.ndarray:
 @pytest.fixture
 def run(tmp_path: Path) -> Manifest:
     draft = with_heldout(BYTES, text_file(tmp_path / "heldout.txt", "shared"))
-    return run_of(draft, prepared(draft, Store()))
+    return run_of(draft, prepared(draft, BlockDict()))
 
 
 def test_a_founder_gives_away_what_it_names_and_nothing_else(tmp_path: Path) -> None:
@@ -104,7 +98,7 @@ def test_a_founder_gives_away_what_it_names_and_nothing_else(tmp_path: Path) -> 
     )
     draft = with_heldout(BYTES, heldout)
     draft = replace(draft, corpus=replace(draft.corpus, paths=(str(private),)))
-    store = Store()
+    store = BlockDict()
     data = prepared(draft, store)
     assert data.config.own is True
     assert (data.config.num_shards, data.config.num_tokens, data.index.shards) == (0, 0, ())
@@ -125,7 +119,7 @@ def test_a_founder_gives_away_what_it_names_and_nothing_else(tmp_path: Path) -> 
 def test_a_learnt_vocabulary_is_of_the_text_that_all_get(tmp_path: Path) -> None:
     draft = with_heldout(draft_of_preset("1m"), text_file(tmp_path / "h.txt", "shared", 3000))
     draft = replace(draft, data="own")
-    store = Store()
+    store = BlockDict()
     data = prepared(draft, store)
     assert b"shared" in store[data.config.tokenizer_digest]
     run = run_of(draft, data)
@@ -137,13 +131,13 @@ def test_a_learnt_vocabulary_is_of_the_text_that_all_get(tmp_path: Path) -> None
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="--heldout FILE"):
-        prepared(BYTES, Store())
+        prepared(BYTES, BlockDict())
     shared = replace(with_heldout(BYTES, tmp_path), data="shared")
     with pytest.raises(ManifestError, match=r'corpus\.heldout is for data = "own"'):
-        prepared(shared, Store())
+        prepared(shared, BlockDict())
     chat = replace(BYTES, data="shared", corpus=CorpusDraft(format="messages"))
     with pytest.raises(ManifestError, match="--init-from FOLDER"):
-        prepared(chat, Store())
+        prepared(chat, BlockDict())
 
 
 def test_the_keys_come_back_from_a_manifest_file(tmp_path: Path) -> None:
@@ -260,7 +254,7 @@ def chat_draft(tmp_path: Path, template: str | None = CHATML) -> Draft:
 
 def test_conversations_stay_at_home_and_only_answers_are_learnt(tmp_path: Path) -> None:
     draft = with_heldout(chat_draft(tmp_path), talks(tmp_path / "h.jsonl", "shared"))
-    store = Store()
+    store = BlockDict()
     data = prepared(draft, store)
     assert (data.config.own, data.config.messages, data.config.token_bytes) == (True, True, 4)
     run = run_of(draft, data)
@@ -277,7 +271,7 @@ def test_conversations_stay_at_home_and_only_answers_are_learnt(tmp_path: Path) 
 
 def test_a_shared_corpus_of_conversations(tmp_path: Path) -> None:
     draft = replace(chat_draft(tmp_path), data="shared")
-    store = Store()
+    store = BlockDict()
     data = prepare_data(draft, [talks(tmp_path / "c.jsonl", "yes")], put=store.put)
     assert data.config.messages is True
     assert data.config.own is msgspec.UNSET
@@ -287,7 +281,7 @@ def test_a_shared_corpus_of_conversations(tmp_path: Path) -> None:
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     draft = replace(chat_draft(tmp_path, None), data="shared")
     with pytest.raises(FolderError, match="no chat template"):
-        prepare_data(draft, [talks(tmp_path / "c.jsonl", "yes")], put=Store().put)
+        prepare_data(draft, [talks(tmp_path / "c.jsonl", "yes")], put=BlockDict().put)
 
 
 def test_text_in_a_file_whose_name_is_not_utf8_is_cut(run: Manifest, tmp_path: Path) -> None:

@@ -13,22 +13,15 @@ import trio
 from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_preset
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.preparing import prepare_elsewhere
-from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.trainer.text.sources.corpus import Progress, no_progress
 from gossamer.trainer.text.sources.corpus_errors import PROBLEMS_MAX, CorpusError
+from tests.support.block_dict import BlockDict
 
 replace = msgspec.structs.replace
 DRAFT = draft_of_preset("tiny")
 LATIN = os.fsdecode(b"caf\xe9")
 """A name of a file that is not UTF-8."""
-
-
-class Store(dict[bytes, bytes]):
-    def put(self, data: bytes) -> Digest:
-        digest = digest_of(data)
-        self[digest] = data
-        return digest
 
 
 def prepare(
@@ -60,7 +53,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_packed_text_leaves_nothing_but_blocks(corpus: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     data = prepare(corpus, state)
-    assert data.config == prepare_data(DRAFT, [corpus], put=Store().put).config
+    assert data.config == prepare_data(DRAFT, [corpus], put=BlockDict().put).config
     assert [path.name for path in state.iterdir()] == ["blocks"]
 
 
@@ -100,7 +93,7 @@ def test_text_in_files_with_names_that_are_not_utf8_is_cut(tmp_path: Path) -> No
     (tmp_path / LATIN).mkdir()
     file = tmp_path / LATIN / f"{LATIN}.txt"
     file.write_text("\n".join(f"line {n} of it" for n in range(2_000)))
-    expected = prepare_data(DRAFT, [file], put=Store().put).config
+    expected = prepare_data(DRAFT, [file], put=BlockDict().put).config
     state = tmp_path / LATIN / "state"
     assert prepare(file, state).config == expected
     named = replace(DRAFT, corpus=CorpusDraft(paths=(str(file),)))
@@ -147,7 +140,7 @@ def test_sources_are_mixed_by_weight_and_the_shares_are_said(tmp_path: Path) -> 
 def test_a_corpus_on_the_command_line_replaces_the_sources(corpus: Path, tmp_path: Path) -> None:
     draft = with_sources(tmp_path, 0)
     replaced = prepare(corpus, tmp_path / "state", draft)
-    assert replaced.config == prepare_data(DRAFT, [corpus], put=Store().put).config
+    assert replaced.config == prepare_data(DRAFT, [corpus], put=BlockDict().put).config
 
 
 def test_a_corpus_that_will_not_fit_the_cache_is_said_at_once(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_p
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.importing import with_pretrained
 from gossamer.node.runs.rest_of_corpus import cut_rest, expected_tokens
-from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import PROMPT_BIT, ShardInfo
 from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.text.sources.corpus_errors import BadFilesError, NoTextError
 from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
+from tests.support.block_dict import BlockDict
 from tests.support.builders import manifest
 from tests.support.model_folders import config_of_family, make_folder
 
@@ -43,19 +43,14 @@ CHATML = (
 )
 
 
-class Store(dict[bytes, bytes]):
-    def put(self, data: bytes) -> Digest:
-        digest = digest_of(data)
-        self[digest] = data
-        return digest
-
-
 def lines_of(number: int, seed: int = 1) -> list[str]:
     draw = random.Random(seed)
     return [f"line {n} of {seed} " + "w" * draw.randrange(400) for n in range(number)]
 
 
-def prepared(draft: Draft, paths: list[Path], store: Store, skip_bad: bool = False) -> PreparedData:
+def prepared(
+    draft: Draft, paths: list[Path], store: BlockDict, skip_bad: bool = False
+) -> PreparedData:
     return prepare_data(draft, paths, put=store.put, start_bytes=START_BYTES, skip_bad=skip_bad)
 
 
@@ -64,7 +59,7 @@ def run_of(draft: Draft, data: PreparedData) -> Manifest:
 
 
 def parts_of(
-    draft: Draft, data: PreparedData, store: Store, scratch: Path
+    draft: Draft, data: PreparedData, store: BlockDict, scratch: Path
 ) -> Iterator[tuple[tuple[ShardInfo, ...], list[str]]]:
     assert data.rest is not None
     run = run_of(draft, data)
@@ -73,7 +68,9 @@ def parts_of(
         yield cut_rest(data.rest, number, run, file, put=store.put, scratch=scratch)
 
 
-def tokens_of(shards: tuple[ShardInfo, ...], store: Store, token_bytes: int) -> NDArray[np.uint32]:
+def tokens_of(
+    shards: tuple[ShardInfo, ...], store: BlockDict, token_bytes: int
+) -> NDArray[np.uint32]:
     packed = (store[shard.digest] for shard in shards)
     data = b"".join(zstandard.ZstdDecompressor().decompress(each) for each in packed)
     return np.frombuffer(data, dtype=f"<u{token_bytes}").astype(np.uint32)
@@ -82,7 +79,7 @@ def tokens_of(shards: tuple[ShardInfo, ...], store: Store, token_bytes: int) -> 
 def test_parts_have_the_vocabulary_of_the_first_one(tmp_path: Path) -> None:
     text = "\n".join(lines_of(4_000))
     (tmp_path / "a.txt").write_text(text)
-    store = Store()
+    store = BlockDict()
     data = prepared(BPE, [tmp_path / "a.txt"], store)
     tokenizer = load_tokenizer("bpe", store[data.config.tokenizer_digest])
     there = [data.index.shards, data.index.heldout]
@@ -98,7 +95,7 @@ def test_parts_have_the_vocabulary_of_the_first_one(tmp_path: Path) -> None:
 
 def test_all_is_expected_from_the_first_part(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines_of(8_000)))
-    store = Store()
+    store = BlockDict()
     data = prepared(BYTES, [tmp_path / "a.txt"], store)
     assert data.rest is not None
     assert data.config.grows
@@ -119,7 +116,7 @@ def test_conversations_come_in_parts_and_only_answers_are_learnt(tmp_path: Path)
         for n in range(6_000)
     ]
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in talks))
-    store = Store()
+    store = BlockDict()
     data = prepared(draft, [tmp_path / "c.jsonl"], store)
     there = [data.index.shards, data.index.heldout]
     there += [shards for shards, _ in parts_of(draft, data, store, tmp_path)]
@@ -132,7 +129,7 @@ def test_a_packed_file_comes_in_parts(tmp_path: Path) -> None:
     text = "\n".join(lines_of(12_000))
     path = tmp_path / "all.txt.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    store = Store()
+    store = BlockDict()
     data = prepared(BYTES, [path], store)
     assert data.rest is not None
     assert data.rest.plan.num_parts > 2
@@ -147,7 +144,7 @@ def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path:
     rows = [json.dumps({"text": line}) for line in lines_of(6_000)]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(rows))
-    good = prepared(BYTES, [path], Store())
+    good = prepared(BYTES, [path], BlockDict())
     assert good.rest is not None
     plan = good.rest.plan
     start = plan.part(plan.num_parts - 1)[0].start
@@ -156,7 +153,7 @@ def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path:
     text[bad : bad + 2] = b"!!"
     path.write_bytes(text)
 
-    store = Store()
+    store = BlockDict()
     strict = prepared(BYTES, [path], store)
     with pytest.raises(BadFilesError, match=r"a\.jsonl"):
         list(parts_of(BYTES, strict, store, tmp_path))
@@ -168,10 +165,10 @@ def test_bad_lines_of_a_later_part_are_left_out_if_the_founder_said_so(tmp_path:
 def test_own_text_is_cut_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines_of(4_000)))
     own = replace(BYTES, data="own", corpus=CorpusDraft(heldout=(str(tmp_path / "a.txt"),)))
-    assert prepared(own, [], Store()).rest is None
+    assert prepared(own, [], BlockDict()).rest is None
 
 
-def counts_of(shards: tuple[ShardInfo, ...], store: Store) -> tuple[int, int]:
+def counts_of(shards: tuple[ShardInfo, ...], store: BlockDict) -> tuple[int, int]:
     tokens = tokens_of(shards, store, 2)
     return int(np.count_nonzero(tokens == ord("a"))), int(np.count_nonzero(tokens == ord("b")))
 
@@ -192,7 +189,7 @@ def test_sources_with_shares_come_in_parts_that_have_them(tmp_path: Path, packed
         SourceDraft(path=str(tmp_path / "a.jsonl"), weight=3.0),
         SourceDraft(path=str(tmp_path / name), weight=1.0),
     )
-    draft, store = replace(BYTES, corpus=CorpusDraft(sources=sources)), Store()
+    draft, store = replace(BYTES, corpus=CorpusDraft(sources=sources)), BlockDict()
     data = prepared(draft, [], store)
     assert data.config.grows
     assert not any("its weight wants" in sentence for sentence in data.warnings)
@@ -212,7 +209,7 @@ def test_a_source_too_short_for_its_share_of_a_limit_is_named(tmp_path: Path) ->
         (tmp_path / f"{name}.txt").write_text("\n".join(lines_of(4_000 if number else 12_000)))
     sources = tuple(SourceDraft(path=str(tmp_path / f"{n}.txt"), weight=1.0) for n in "ab")
     draft = replace(BYTES, corpus=CorpusDraft(sources=sources, max_bytes=12 * START_BYTES))
-    data = prepared(draft, [], Store())
+    data = prepared(draft, [], BlockDict())
     assert data.rest is not None
     assert "b.txt" in data.warnings[-1]
     assert "it has no more of it" in data.warnings[-1]
@@ -222,7 +219,7 @@ def test_a_part_without_text_has_no_shards(tmp_path: Path) -> None:
     """A packed file has less text than it was planned with."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress("\n".join(lines_of(8_000)).encode()))
-    store = Store()
+    store = BlockDict()
     data = prepared(BYTES, [path], store)
     assert data.rest is not None
     *_, last = range(data.rest.plan.num_parts)
@@ -234,7 +231,7 @@ def test_a_part_without_text_has_no_shards(tmp_path: Path) -> None:
 def test_a_limit_of_bytes_holds_for_all_parts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines_of(12_000)))
     limited = replace(BYTES, corpus=CorpusDraft(max_bytes=3 * START_BYTES))
-    store = Store()
+    store = BlockDict()
     data = prepared(limited, [tmp_path / "a.txt"], store)
     there = [data.index.shards, data.index.heldout]
     there += [shards for shards, _ in parts_of(limited, data, store, tmp_path)]
@@ -245,10 +242,10 @@ def test_a_limit_of_bytes_holds_for_all_parts(tmp_path: Path) -> None:
 def test_a_corpus_of_one_long_line_is_cut_as_a_whole(tmp_path: Path) -> None:
     """Sections begin at lines, so nearly all of its sections have no text."""
     (tmp_path / "a.txt").write_text(" ".join(lines_of(12_000)))
-    data = prepared(BYTES, [tmp_path / "a.txt"], Store())
+    data = prepared(BYTES, [tmp_path / "a.txt"], BlockDict())
     assert data.rest is None
     assert not data.config.grows
-    assert data.config == prepare_data(BYTES, [tmp_path / "a.txt"], put=Store().put).config
+    assert data.config == prepare_data(BYTES, [tmp_path / "a.txt"], put=BlockDict().put).config
 
 
 def test_a_first_part_of_lines_that_cannot_be_used_is_the_end(tmp_path: Path) -> None:
@@ -261,7 +258,7 @@ def test_a_first_part_of_lines_that_cannot_be_used_is_the_end(tmp_path: Path) ->
         prepare_data(
             wrong,
             [tmp_path / "a.jsonl"],
-            put=Store().put,
+            put=BlockDict().put,
             start_bytes=START_BYTES,
             skip_bad=True,
             progress=lambda _stage, _done, total: read.append(total),

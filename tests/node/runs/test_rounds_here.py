@@ -70,6 +70,22 @@ def test_a_gap_in_what_the_disk_holds_is_not_named(tmp_path: Path, rounds: list[
     assert possible == [6, 7, 12, 13, 14]
 
 
+def test_rounds_after_a_record_that_the_disk_lost_can_be_read(
+    tmp_path: Path, rounds: list[MadeRound]
+) -> None:
+    """The newest round was said to be the run's first state, and no other one could be read."""
+    (record,) = StateDir(tmp_path).chain_path.glob("0000000010-*")
+    record.unlink()
+    state = read_state(Settings(state_dir=tmp_path), 13)
+    assert state.entry.head == rounds[13 - 1].header.digest
+    with pytest.raises(StateDirError, match="name a round from 12 on, or leave the round out"):
+        read_state(Settings(state_dir=tmp_path), 11)
+    with pytest.raises(
+        StateDirError, match="no round 10 here: the newest one is 15, the oldest 11"
+    ):
+        read_state(Settings(state_dir=tmp_path), 10)
+
+
 def test_many_gaps_are_told_in_one_short_sentence() -> None:
     text = spans_text(range(0, 100, 3), 99)
     assert text.count(",") == SPANS_MAX - 1

@@ -17,9 +17,8 @@ from gossamer.protocol.policy.chain_summary import NO_SUMMARY, extended
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from tests.node.storage.test_chain_store import PEER
-from tests.support.long_chains import rounds_after
+from tests.support.long_chains import CHAIN_RUN, open_chain, rounds_after, write_chain
 
-RUN_ID = digest_of(b"run")
 START_ROUND = 256
 NUM_ROUNDS = 300
 
@@ -30,26 +29,20 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def rounds() -> list[tuple[Commit, Header]]:
-    return list(rounds_after([PEER], NUM_ROUNDS, RUN_ID))
+    return list(rounds_after([PEER], NUM_ROUNDS, CHAIN_RUN))
 
 
 @pytest.fixture(scope="module")
 def whole(rounds: list[tuple[Commit, Header]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all rounds."""
     directory = tmp_path_factory.mktemp("whole") / "chain"
-    store = opened(directory)
-    for commit, header in rounds:
-        store.add(commit, header)
+    write_chain(directory, rounds)
     return directory
 
 
 @pytest.fixture
 def directory(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "chain"))
-
-
-def opened(directory: Path, *, read_only: bool = False) -> ChainStore:
-    return ChainStore(directory, RUN_ID, Digest(bytes(32)), read_only=read_only)
 
 
 def start_of(rounds: list[tuple[Commit, Header]], number: int = START_ROUND) -> ChainStart:
@@ -71,7 +64,7 @@ def assert_begins_at_start(store: ChainStore, rounds: list[tuple[Commit, Header]
     assert store.heads_by_weight() == [head]
     path = store.path_between(store.root, head)
     assert path == [header.digest for _, header in rounds[START_ROUND - STANDING_ROUNDS :]]
-    assert store.path_between(RUN_ID, head) is None
+    assert store.path_between(CHAIN_RUN, head) is None
     assert store.rounds_beside(head) == store.bytes_beside(head) == 0
     assert store.ancestors(head, 1000)[-1] == store.root
     assert rounds[START_ROUND - STANDING_ROUNDS - 2][1].digest not in store
@@ -79,7 +72,7 @@ def assert_begins_at_start(store: ChainStore, rounds: list[tuple[Commit, Header]
 
 def begin_at_start(directory: Path, rounds: list[tuple[Commit, Header]]) -> None:
     """Lets the rounds before the start go, on disk too."""
-    store, start = opened(directory), start_of(rounds)
+    store, start = open_chain(directory), start_of(rounds)
     store.write_start(start)
     store.begin_at(start)
     store.remove_leftover()
@@ -88,7 +81,7 @@ def begin_at_start(directory: Path, rounds: list[tuple[Commit, Header]]) -> None
 def test_old_rounds_go_and_the_rest_is_as_before(
     directory: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
-    store = opened(directory)
+    store = open_chain(directory)
     start = start_of(rounds)
     store.write_start(start)
     store.begin_at(start)
@@ -96,11 +89,11 @@ def test_old_rounds_go_and_the_rest_is_as_before(
     assert store.remove_leftover() == START_ROUND - STANDING_ROUNDS
     first = START_ROUND - STANDING_ROUNDS + 1
     assert kept_rounds(directory) == list(range(first, NUM_ROUNDS + 1))
-    assert_begins_at_start(opened(directory), rounds)
+    assert_begins_at_start(open_chain(directory), rounds)
     head = rounds[-1][1].digest
     assert len(store.records_after(head, first - 1)) > 0
     assert store.records_after(head, first - 2) == [], "those before are gone"
-    for commit, header in rounds_after([PEER], 3, head, round_number=NUM_ROUNDS, run_id=RUN_ID):
+    for commit, header in rounds_after([PEER], 3, head, round_number=NUM_ROUNDS, run_id=CHAIN_RUN):
         assert store.may_follow(Digest(header.parent))
         head = store.add(commit, header)
     assert store.is_whole(head)
@@ -111,27 +104,27 @@ def test_no_branch_parts_before_the_start(
 ) -> None:
     """Of those rounds a node knows no stakes any more, and the founder's of the beginning are no
     measure: a chain that really was the run's, and is out of date, would win with them."""
-    store = opened(directory)
+    store = open_chain(directory)
     branches = []
     for number in (0, 200, START_ROUND - 1, START_ROUND + 5):
-        parent = RUN_ID if number == 0 else rounds[number - 1][1].digest
+        parent = CHAIN_RUN if number == 0 else rounds[number - 1][1].digest
         commit, header = next(
             iter(rounds_after([PEER], 1, parent, round_number=number, run_id=digest_of(b"other")))
         )
         branches.append(store.add(commit, header))
     store.begin_at(start_of(rounds))
     assert [branch in store for branch in branches] == [False, False, False, True]
-    assert not store.may_follow(RUN_ID)
+    assert not store.may_follow(CHAIN_RUN)
     assert not store.may_follow(store.root)
     assert not store.may_follow(rounds[START_ROUND - 2][1].digest)
     assert store.may_follow(rounds[START_ROUND - 1][1].digest)
-    assert not store.is_whole(RUN_ID)
+    assert not store.is_whole(CHAIN_RUN)
 
 
 def test_a_head_that_is_left_stays_until_the_next_start(
     directory: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
-    store = opened(directory)
+    store = open_chain(directory)
     parent = rounds[99][1].digest
     left = [
         store.add(commit, header)
@@ -153,7 +146,7 @@ def test_a_head_that_is_left_stays_until_the_next_start(
 
 
 def steps_of_a_prune(directory: Path, rounds: list[tuple[Commit, Header]]) -> Iterator[None]:
-    store, start = opened(directory), start_of(rounds)
+    store, start = open_chain(directory), start_of(rounds)
     yield
     store.write_start(start)
     yield
@@ -171,10 +164,10 @@ def test_a_crash_at_any_step_leaves_a_whole_chain(
     steps = steps_of_a_prune(directory, rounds)
     for _ in range(num_steps + 1):
         next(steps)
-    again = opened(directory)
+    again = open_chain(directory)
     if num_steps == 0:
         assert again.start is None
-        assert again.path_between(RUN_ID, rounds[-1][1].digest) is not None
+        assert again.path_between(CHAIN_RUN, rounds[-1][1].digest) is not None
         return
     assert_begins_at_start(again, rounds)
     again.remove_leftover()
@@ -184,7 +177,7 @@ def test_a_crash_at_any_step_leaves_a_whole_chain(
 def test_a_crash_while_the_start_is_written_leaves_the_old_one(
     directory: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened(directory)
+    store = open_chain(directory)
 
     def killed(*_args: object) -> None:
         raise Killed
@@ -193,9 +186,9 @@ def test_a_crash_while_the_start_is_written_leaves_the_old_one(
         patch.setattr(os, "replace", killed)
         with pytest.raises(Killed):
             store.write_start(start_of(rounds))
-    again = opened(directory)
+    again = open_chain(directory)
     assert again.start is None
-    assert again.path_between(RUN_ID, rounds[-1][1].digest) is not None
+    assert again.path_between(CHAIN_RUN, rounds[-1][1].digest) is not None
 
 
 def test_a_damaged_start_or_first_round_is_no_start(
@@ -207,13 +200,13 @@ def test_a_damaged_start_or_first_round_is_no_start(
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert read_start(directory) is None
-    assert opened(directory).heads_by_weight() == [RUN_ID]
+    assert open_chain(directory).heads_by_weight() == [CHAIN_RUN]
     path.write_bytes(data)
-    assert_begins_at_start(opened(directory), rounds)
+    assert_begins_at_start(open_chain(directory), rounds)
     (directory / sorted(p.name for p in directory.iterdir() if "-" in p.name)[3]).unlink()
-    again = opened(directory)
+    again = open_chain(directory)
     assert again.start is None
-    assert again.heads_by_weight() == [RUN_ID]
+    assert again.heads_by_weight() == [CHAIN_RUN]
 
 
 def test_a_damaged_record_after_the_start_takes_no_later_round_with_it(
@@ -224,7 +217,7 @@ def test_a_damaged_record_after_the_start_takes_no_later_round_with_it(
     number = START_ROUND + 3
     (damaged,) = directory.glob(f"{number:010d}-*")
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    again = opened(directory)
+    again = open_chain(directory)
     head = rounds[-1][1].digest
     assert again.header(head).round == NUM_ROUNDS
     assert not again.is_linked(head)
@@ -236,14 +229,14 @@ def test_a_damaged_record_after_the_start_takes_no_later_round_with_it(
     again.add(*rounds[number - 1])
     assert_begins_at_start(again, rounds)
     assert again.may_follow(head)
-    assert_begins_at_start(opened(directory), rounds)
+    assert_begins_at_start(open_chain(directory), rounds)
 
 
 def test_a_reader_beside_a_daemon_finds_a_whole_chain(
     directory: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon removes the old rounds while the reader is among them."""
-    store, load = opened(directory), ChainStore._load
+    store, load = open_chain(directory), ChainStore._load
     is_pruned = False
 
     def prune_before(self: ChainStore, path: Path) -> None:
@@ -256,7 +249,7 @@ def test_a_reader_beside_a_daemon_finds_a_whole_chain(
         load(self, path)
 
     monkeypatch.setattr(ChainStore, "_load", prune_before)
-    reader = opened(directory, read_only=True)
+    reader = open_chain(directory, read_only=True)
     assert_begins_at_start(reader, rounds)
     reader.remove_leftover()
     assert len(kept_rounds(directory)) == NUM_ROUNDS - START_ROUND + STANDING_ROUNDS

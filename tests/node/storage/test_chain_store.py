@@ -2,9 +2,8 @@ import errno
 import itertools
 import os
 import random
-import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -46,15 +45,7 @@ def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
     return chain
 
 
-@pytest.fixture
-def _eager_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_eager_switching")
+@pytest.mark.usefixtures("eager_switching")
 def test_two_threads_may_add_the_same_round_at_once(tmp_path: Path) -> None:
     chain = chain_of(PEER, 50)
     store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))

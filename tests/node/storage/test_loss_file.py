@@ -1,7 +1,8 @@
 from pathlib import Path
 
 from gossamer.node.storage.owner_files import LossFile
-from gossamer.node.telemetry.status import LossHistory, LossPoint
+from gossamer.node.telemetry.loss_history import LossHistory
+from gossamer.node.telemetry.status import LossPoint
 
 RUN = b"r" * 32
 

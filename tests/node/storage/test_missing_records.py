@@ -10,8 +10,14 @@ import pytest
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.storage import chain_store
-from gossamer.node.storage.chain_start import KeptCheckpoints, read_start, write_checkpoints
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain_start import (
+    ChainStart,
+    KeptCheckpoints,
+    read_start,
+    start_after,
+    write_checkpoints,
+    write_start,
+)
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy.chain_checkpoint import checkpoint_of, encode_checkpoint
@@ -21,25 +27,22 @@ from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.checkpoint_messages import SignedCheckpoint
 from tests.node.storage.test_chain_store import PEER
 from tests.support.committed_rounds import Holder, small_manifest
-from tests.support.long_chains import TOKENS, rounds_after
+from tests.support.long_chains import CHAIN_RUN, TOKENS, open_chain, rounds_after, write_chain
 
-RUN_ID = digest_of(b"run")
 CHECKPOINT_ROUND = 512
 NUM_ROUNDS = 600
 
 
 @pytest.fixture(scope="module")
 def rounds() -> list[tuple[Commit, Header]]:
-    return list(rounds_after([PEER], NUM_ROUNDS, RUN_ID))
+    return list(rounds_after([PEER], NUM_ROUNDS, CHAIN_RUN))
 
 
 @pytest.fixture(scope="module")
 def whole(rounds: list[tuple[Commit, Header]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all rounds and a signed checkpoint of the chain."""
     directory = tmp_path_factory.mktemp("whole") / "chain"
-    store = opened(directory)
-    for commit, header in rounds:
-        store.add(commit, header)
+    write_chain(directory, rounds)
     summary = extended(NO_SUMMARY, [header for _, header in rounds[:CHECKPOINT_ROUND]])
     checkpoint = checkpoint_of(rounds[CHECKPOINT_ROUND - 1][1], {PEER: 1}, summary)
     signed = SignedCheckpoint(encode_checkpoint(checkpoint), ())
@@ -52,10 +55,6 @@ def directory(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "chain"))
 
 
-def opened(directory: Path, *, read_only: bool = False) -> ChainStore:
-    return ChainStore(directory, RUN_ID, Digest(bytes(32)), read_only=read_only)
-
-
 def lose(directory: Path, *numbers: int) -> None:
     for number in numbers:
         (record,) = directory.glob(f"{number:010d}-*")
@@ -63,7 +62,7 @@ def lose(directory: Path, *numbers: int) -> None:
 
 
 def test_a_whole_chain_has_no_gap(directory: Path, rounds: list[tuple[Commit, Header]]) -> None:
-    store, head = opened(directory), rounds[-1][1].digest
+    store, head = open_chain(directory), rounds[-1][1].digest
     assert store.start is None
     assert store.gap_before(head) is None
     assert store.follows_start(head)
@@ -80,7 +79,7 @@ def test_a_chain_begins_at_its_signed_checkpoint_when_a_record_before_it_is_lost
     lose(directory, *numbers)
     head = rounds[-1][1].digest
     for read_only in (True, False, False):
-        store = opened(directory, read_only=read_only)
+        store = open_chain(directory, read_only=read_only)
         assert store.start is not None
         assert store.start.round == CHECKPOINT_ROUND
         assert store.start.before_tokens == TOKENS * (CHECKPOINT_ROUND - STANDING_ROUNDS)
@@ -99,7 +98,7 @@ def test_a_record_that_the_checkpoint_needs_or_that_follows_it_is_waited_for(
     directory: Path, rounds: list[tuple[Commit, Header]], number: int
 ) -> None:
     lose(directory, number)
-    store, head = opened(directory), rounds[-1][1].digest
+    store, head = open_chain(directory), rounds[-1][1].digest
     assert store.start is None
     assert store.gap_before(head) == number
     assert store.follows_start(head)
@@ -108,6 +107,50 @@ def test_a_record_that_the_checkpoint_needs_or_that_follows_it_is_waited_for(
     store.add(*rounds[number - 1])  # a peer brings it
     assert store.is_whole(head)
     assert store.gap_before(head) is None
+
+
+@pytest.mark.parametrize("pinned_round", [100, 300, 350])
+def test_the_head_of_the_link_is_remembered_when_the_chain_begins_at_its_checkpoint(
+    directory: Path, rounds: list[tuple[Commit, Header]], pinned_round: int
+) -> None:
+    """A head that no summary names. Without it no round of the chain would be allowed again."""
+    lose(directory, 300)
+    pin = rounds[pinned_round - 1][1].digest
+    for _life in range(2):
+        store = open_chain(directory, pinned_head=pin)
+        assert pin in store.passed
+        assert pin not in store
+        store.remove_leftover()
+
+
+def test_the_head_of_the_link_is_remembered_over_a_second_checkpoint(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    earlier = rounds[255][1]
+    summary = extended(NO_SUMMARY, [header for _, header in rounds[:256]])
+    pin, before = rounds[99][1].digest, rounds[255 - STANDING_ROUNDS][1]
+    start = start_after(256, earlier.digest, before.digest, before.tokens_total, summary)
+    passed = (pin,)
+    write_start(
+        directory,
+        ChainStart(
+            start.round, start.head, start.before, start.before_tokens, start.summary, passed
+        ),
+    )
+    lose(directory, 300)
+    store = open_chain(directory, pinned_head=pin)
+    assert store.start is not None
+    assert store.start.round == CHECKPOINT_ROUND
+    assert pin in store.passed
+
+
+def test_a_head_of_another_branch_is_not_remembered(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    lose(directory, 300)
+    store = open_chain(directory, pinned_head=Digest(b"x" * 32))
+    assert store.start is not None
+    assert store.start.passed == ()
 
 
 def test_a_disk_that_takes_no_start_keeps_all_rounds(
@@ -119,7 +162,7 @@ def test_a_disk_that_takes_no_start_keeps_all_rounds(
         raise DiskError("the disk is full")
 
     monkeypatch.setattr(chain_store, "write_start", full)
-    store = opened(directory)
+    store = open_chain(directory)
     assert store.start is None
     assert store.gap_before(rounds[-1][1].digest) == 300
     assert store.remove_leftover() == 0
@@ -129,7 +172,7 @@ def test_a_side_branch_is_behind_no_gap(
     directory: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:
     lose(directory, 300)
-    store = opened(directory)
+    store = open_chain(directory)
     branch = next(
         rounds_after([PEER], 1, rounds[19][1].digest, round_number=20, run_id=digest_of(b"other"))
     )

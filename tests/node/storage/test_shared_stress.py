@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,19 +28,13 @@ from gossamer.protocol.wire.statements import Span
 from tests.support.balance import is_balanced
 from tests.support.committed_rounds import Holder, MadeRound, small_manifest
 
+pytestmark = pytest.mark.usefixtures("eager_switching")
+
 ROUNDS = 60
 REPLAYED = 4
 """One round in so many is replayed, and the others are committed here."""
 
 PEERS = [peer_id_from_public_key(number.to_bytes(32)) for number in range(200)]
-
-
-@pytest.fixture(autouse=True)
-def _eager_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 class Threads:

@@ -12,7 +12,7 @@ import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
 from gossamer.node.storage import known_peers as known_peers_module
-from gossamer.node.storage import state_dir as state_dir_module
+from gossamer.node.storage.address_files import SEEDS_MAX
 from gossamer.node.storage.daemon_files import TOKEN_BYTES, DaemonFiles
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import (
@@ -363,36 +363,37 @@ def test_a_peer_seen_while_known_peers_are_written_is_written_next(
 
 def test_the_port_outlives_the_process_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
-    assert state_dir.read_port() == 0
-    state_dir.write_port(4610)
-    assert StateDir(tmp_path).read_port() == 4610
-    state_dir.port_path.write_text("99999\n")
-    assert state_dir.read_port() == 0
-    state_dir.port_path.write_text("x" * 10_000)
-    assert state_dir.read_port() == 0
+    assert state_dir.addresses.read_port() == 0
+    state_dir.addresses.write_port(4610)
+    assert StateDir(tmp_path).addresses.read_port() == 4610
+    state_dir.addresses.port_path.write_text("99999\n")
+    assert state_dir.addresses.read_port() == 0
+    state_dir.addresses.port_path.write_text("x" * 10_000)
+    assert state_dir.addresses.read_port() == 0
 
 
 def test_addresses_of_a_run_that_was_not_joined_go_when_another_one_is(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     seeds = [f"/ip4/10.0.0.{number}/tcp/4610/p2p/{peer(number)}" for number in range(1, 4)]
-    state_dir.write_seeds(seeds[:1])
-    state_dir.write_seeds(seeds[1:2])
-    state_dir.write_seeds(seeds[1:2], has_joined=True)
-    state_dir.write_seeds(seeds[2:])
-    assert state_dir.read_seeds() == (seeds[2], seeds[1])
+    state_dir.addresses.write_seeds(seeds[:1])
+    state_dir.addresses.write_seeds(seeds[1:2])
+    state_dir.addresses.write_seeds(seeds[1:2], has_joined=True)
+    state_dir.addresses.write_seeds(seeds[2:])
+    assert state_dir.addresses.read_seeds() == (seeds[2], seeds[1])
 
 
 def test_addresses_of_the_owner_outlive_the_process(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
-    assert state_dir.read_seeds() == ()
+    assert state_dir.addresses.read_seeds() == ()
     seeds = [f"/ip4/10.0.0.{number}/tcp/4610/p2p/{peer(number)}" for number in range(1, 4)]
-    state_dir.write_seeds(seeds[:1])
-    state_dir.write_seeds(seeds[1:])
-    state_dir.write_seeds(())
-    assert StateDir(tmp_path).read_seeds() == (*seeds[1:], seeds[0])
-    state_dir.write_seeds([f"/ip4/10.0.1.1/tcp/{port}/p2p/{peer(1)}" for port in range(1, 100)])
-    assert len(state_dir.read_seeds()) == state_dir_module.SEEDS_MAX
-    state_dir.seeds_path.write_bytes(f"\xff\n{seeds[0]}\nnonsense\n".encode("latin-1"))
-    assert state_dir.read_seeds() == (seeds[0],)
-    state_dir.seeds_path.write_bytes(b"x" * 100_000)
-    assert state_dir.read_seeds() == ()
+    state_dir.addresses.write_seeds(seeds[:1])
+    state_dir.addresses.write_seeds(seeds[1:])
+    state_dir.addresses.write_seeds(())
+    assert StateDir(tmp_path).addresses.read_seeds() == (*seeds[1:], seeds[0])
+    many = [f"/ip4/10.0.1.1/tcp/{port}/p2p/{peer(1)}" for port in range(1, 100)]
+    state_dir.addresses.write_seeds(many)
+    assert len(state_dir.addresses.read_seeds()) == SEEDS_MAX
+    state_dir.addresses.seeds_path.write_bytes(f"\xff\n{seeds[0]}\nnonsense\n".encode("latin-1"))
+    assert state_dir.addresses.read_seeds() == (seeds[0],)
+    state_dir.addresses.seeds_path.write_bytes(b"x" * 100_000)
+    assert state_dir.addresses.read_seeds() == ()

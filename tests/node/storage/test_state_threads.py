@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,15 +21,9 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.outer_step import nesterov
 from tests.support.committed_rounds import Holder, small_manifest
 
+pytestmark = pytest.mark.usefixtures("eager_switching")
+
 ROUNDS = 8
-
-
-@pytest.fixture(autouse=True)
-def _eager_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 JOIN_SECONDS = 30.0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +29,6 @@ ALL = 0b1111
 
 def head_of(number: int) -> Digest:
     return digest_of(number.to_bytes(4))
-
-
-@pytest.fixture
-def _eager_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 class Life:
@@ -67,7 +57,7 @@ class Life:
         self.work.moved_to(new)
 
 
-@pytest.mark.usefixtures("_eager_switching")
+@pytest.mark.usefixtures("eager_switching")
 def test_no_write_of_the_journal_fails_and_each_is_a_whole_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,11 @@ import pytest
 
 from gossamer.node.base.text_table import Look
 from gossamer.node.commands.views.status_view import status_lines
+from gossamer.node.telemetry.loss_history import LOSS_POINTS_MAX, LossHistory
 from gossamer.node.telemetry.status import (
-    LOSS_POINTS_MAX,
     CapacityStatus,
     DataStatus,
     LastRound,
-    LossHistory,
     LossPoint,
     PeerStatus,
     Status,

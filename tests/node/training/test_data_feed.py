@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
@@ -26,6 +27,11 @@ class AllShards:
 
     quota_bytes = 2**40
 
+    def __init__(self) -> None:
+        self.is_slow = False
+        """Whether shards come with `come` alone."""
+        self.come = trio.Event()
+
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
         return []
 
@@ -37,6 +43,8 @@ class AllShards:
 
     async def fetch_checked(self, *_arguments: object, **_options: object) -> None:
         await trio.lowlevel.checkpoint()
+        if self.is_slow:
+            await self.come.wait()
 
 
 class World:
@@ -51,7 +59,8 @@ class World:
         """Shards in the order in which they were queued, and from which offset."""
         self.num_announced = 0
         infos = [ShardInfo(digest_of(n.to_bytes(2)), SHARD_TOKENS, 1) for n in range(num_shards)]
-        shards: Any = AllShards()
+        self.shards = AllShards()
+        shards: Any = self.shards
         index = ShardIndex(shards=tuple(infos), heldout=())
         self.data = RunData(index, shards_per_partition)
         self.feed = DataFeed(self.data, shards, shards, self, self)
@@ -323,3 +332,53 @@ def test_where_the_chain_stands() -> None:
     progress = world.feed.epoch_progress()
     assert (progress.epoch, progress.shards_consumed, progress.num_shards) == (1, 1, 2)
     assert (progress.tokens_consumed, progress.num_tokens) == (SHARD_TOKENS + 30, 2 * SHARD_TOKENS)
+
+
+def rival(partition: int, *, is_before: bool) -> PeerId:
+    """A peer that keeps a partition against this node, or does not."""
+    mine = claim_rank(partition, World.me)
+    peers = (PeerId(f"rival {number}") for number in range(100))
+    return next(peer for peer in peers if (claim_rank(partition, peer) < mine) is is_before)
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_of_two_newcomers_that_claim_the_same_at_one_moment_one_gives_it_up_at_once(
+    *, is_before: bool
+) -> None:
+    """Both go for the partition that somebody left half done. Until the next round began both
+    trained on it, and it counts once."""
+    world = World(4)
+    world.ledger = Ledger(((2, SHARD_TOKENS // 2),))
+    begun, shards = 2, world.shards
+
+    async def story() -> None:
+        shards.is_slow = True
+        world.feed.want(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.feed.claims == (begun,)
+        world.others = {rival(begun, is_before=is_before): (begun,)}
+        shards.come.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (begun in world.feed.claims) is not is_before
+        assert world.feed.claims, "there are others"
+        assert [shard == begun for shard, _ in world.queued] == [not is_before]
+
+    world.run(story)
+
+
+def test_data_that_are_queued_already_are_not_given_up_between_rounds() -> None:
+    """The trainer has their tokens: `give_up_lost_claims` is for these."""
+    world = World(4)
+
+    async def story() -> None:
+        shard, _ = await world.next_shard()
+        world.others = {rival(shard, is_before=True): (shard,)}
+        world.train(shard, 0, 10)
+        world.feed.want(2 * SHARD_TOKENS)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(world.queued) > 1
+        assert shard in world.feed.claims
+        assert world.feed.give_up_lost_claims()
+        assert shard not in world.feed.claims
+
+    world.run(story)

@@ -13,8 +13,8 @@ from prometheus_client import generate_latest
 from gossamer.node.peers import comparison_pace
 from gossamer.node.peers.announcer import QUIET_SECONDS
 from gossamer.node.peers.comparison_pace import QUIET_RECONCILE_SECONDS
+from gossamer.node.peers.connection_watch import WATCH_SECONDS
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.peers.swarm import WATCH_SECONDS
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import GossipQuota
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
@@ -129,7 +129,7 @@ def test_a_node_says_something_new_to_a_peer_that_connects_again(tmp_path: Path)
         a, b = (world.participant(name).context.swarm for name in "ab")
         b.membership.disconnected(a.me)
         assert a.me not in b.living_anywhere()
-        a._connections_changed()
+        a._connections.changed()
         until = trio.current_time() + ANNOUNCE_SECONDS + 2 * QUIET_RECONCILE_SECONDS
         await world.until(lambda: a.me in b.living_anywhere(), until - trio.current_time())
 
@@ -150,7 +150,7 @@ def test_nodes_without_a_connection_to_each_other_go_on_announcing_themselves(
         await trio.sleep(STARTED_SECONDS + QUIET_SECONDS)
         apart.begin()
         for swarm in (world.participant(name).context.swarm for name in "bc"):
-            swarm._wake()  # the connection "broke"
+            swarm._connections.wake()  # the connection "broke"
         await trio.sleep(2 * QUIET_SECONDS)
         began = trio.current_time()
         while trio.current_time() < began + watched_seconds:
@@ -181,7 +181,7 @@ def test_nodes_without_a_connection_live_by_what_is_published_to_the_others(
         for swarm in (world.participant(name).context.swarm for name in "bc"):
             swarm.announce()  # it ends the wait for a comparison that began before
             await trio.sleep(1)
-            swarm._connections_changed()  # the connection "broke"
+            swarm._connections.changed()  # the connection "broke"
         await trio.sleep(2 * ANNOUNCE_SECONDS)
         for _ in range(6 * round(QUIET_SECONDS)):
             for name in "abcd":

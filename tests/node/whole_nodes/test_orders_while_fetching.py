@@ -11,6 +11,7 @@ import trio
 
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.limits import BLOCK_BYTES_MAX
 from tests.node.whole_nodes.test_pauses import StoppableTrainer, phase_of, until_paused
 from tests.support.node_world import World, simulate
 
@@ -33,12 +34,14 @@ async def newcomer_that_fetches(
         sources: Callable[[], Sequence[PeerId]],
         *,
         passes: int | None = None,
+        bytes_max: int = BLOCK_BYTES_MAX,
     ) -> None:
         wanted = [*digests]
-        is_of_b = world.participant_or_none("b") is not None and self is world.nodes["b"]._blocks
+        is_there = world.participant_or_none("b") is not None
+        is_of_b = is_there and self is world.nodes["b"].first.blocks
         if is_of_b and self._store.missing(wanted):
             await trio.sleep(FETCH_SECONDS)
-        await real(self, wanted, sources, passes=passes)
+        await real(self, wanted, sources, passes=passes, bytes_max=bytes_max)
 
     patch.setattr(BlockService, "fetch", fetch)
     left = trio.Event()

@@ -63,7 +63,7 @@ def test_strangers_get_at_most_half_of_a_limited_upload(tmp_path: Path) -> None:
             await node.set_limits({"upload": upload})
             await trio.sleep(2 * UPLOAD_SECONDS)  # virtual: what went before has left the line
             num_bytes = round(mbit * MBIT * UPLOAD_SECONDS)
-            seconds = await seconds_to_a_stranger(node._blocks.uploads, num_bytes)
+            seconds = await seconds_to_a_stranger(node.first.blocks.uploads, num_bytes)
             assert UPLOAD_SECONDS < seconds < 1.1 * UPLOAD_SECONDS, upload  # headers take 5 %
 
     simulate(world, story)

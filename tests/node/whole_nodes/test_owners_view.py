@@ -23,7 +23,7 @@ def test_texts_of_the_model_come_every_few_rounds_and_stay(tmp_path: Path) -> No
         assert reporter is not None
         assert reporter.status().sampled_round == 6
         node = world.nodes["a"]
-        path = node._state_dir.samples_path
+        path = node.inputs.state_dir.samples_path
         assert SamplesFile(path, node.run_id).load() == kept
 
     simulate(world, story)
@@ -38,12 +38,12 @@ def test_a_member_that_is_away_keeps_its_name_here(tmp_path: Path) -> None:
         await nursery.start(world.run, "b", ("a",), SlowTrainer)
         await world.reach(4, "a", "b")
         await trio.sleep(60)  # virtual: longer than between two looks
-        node, peer = world.nodes["a"], world.nodes["b"]._identity.peer_id
+        node, peer = world.nodes["a"], world.nodes["b"].inputs.identity.peer_id
         world.crash("b")
         await trio.sleep(60)
         assert node.reporter is not None
         assert peer not in [each.peer_id for each in node.reporter.status().peers]
-        names = NamesFile(node._state_dir.names_path, node.run_id).load()
+        names = NamesFile(node.inputs.state_dir.names_path, node.run_id).load()
         assert names[peer] == MemberName("Ada", "us")
 
     simulate(world, story)

@@ -580,8 +580,9 @@ def test_a_metered_line_moves_no_block_and_carries_no_connection(tmp_path: Path)
             with pytest.raises(FetchError, match="none of them sent these"):
                 await service.fetch(wanted, lambda: [peer], passes=1)
             assert store.missing(wanted) == wanted
+            blocks = world.nodes["b"].first.blocks
             with pytest.raises(FetchError, match="this node's line is metered"):
-                await world.nodes["b"]._blocks.fetch([digest_of(b"any block")], lambda: [member])
+                await blocks.fetch([digest_of(b"any block")], lambda: [member])
             assert transport.traffic().get(BLOCKS_PROTOCOL) == moved
             assert "metered" in transport.relay_terms.may_relay(member, member)
             machine.is_metered = False

@@ -55,3 +55,27 @@ def test_held_out_sequences() -> None:
     found = heldout_excerpts(HEAD, peer(0), [512, 16, 512], LENGTH)
     assert len(set(found)) == SEQUENCES
     assert all(shard in (0, 2) and start + LENGTH <= 512 for shard, start in found)
+
+
+def test_most_sequences_are_of_the_longest_pieces() -> None:
+    """A member could name one span that it never trained on, and many single sequences of which it
+    knows that they are drawn."""
+    data = Partitions([100 * LENGTH] * 64, 1)
+    spans = (Span(0, 0, 100 * LENGTH), *(Span(number, 0, LENGTH) for number in range(1, 64)))
+    drawn = [declared_excerpts(HEAD, peer(each), spans, data, LENGTH) for each in range(20)]
+    long = sum(excerpt.shard == 0 for found in drawn for excerpt in found)
+    assert long > 0.6 * sum(map(len, drawn))
+
+
+def test_all_of_few_sequences_are_drawn() -> None:
+    data = Partitions([100 * LENGTH] * 4, 1)
+    spans = (*(Span(number, 0, LENGTH) for number in range(3)), Span(3, 0, 4 * LENGTH))
+    found = declared_excerpts(HEAD, peer(0), spans, data, LENGTH)
+    assert sorted(found) == [(0, 0), (1, 0), (2, 0), *((3, LENGTH * n) for n in range(4))]
+
+
+def test_pieces_of_one_length_are_drawn_alike() -> None:
+    data = Partitions([100 * LENGTH] * 4, 1)
+    spans = tuple(Span(number, 0, 50 * LENGTH) for number in range(4))
+    found = declared_excerpts(HEAD, peer(0), spans, data, LENGTH)
+    assert sorted(shard for shard, _ in found) == sorted([0, 1, 2, 3] * (SEQUENCES // 4))

@@ -8,11 +8,19 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.codecs.payloads import (
+    SPARSE,
+    Payloads,
+    SetPayloads,
+    SumPayloads,
+    payloads_named,
+)
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
 
 NUM_ELEMENTS = 5000
@@ -48,6 +56,31 @@ def test_lengths_are_what_is_sent(name: str) -> None:
         assert not payloads.is_length(length - 1, NUM_ELEMENTS, 0b101, is_average=is_average)
     if is_set:
         assert part == len(set_of([0]))
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        *(payloads_named(name) for name in ("fp32", "fp16", "int8", "int4", SPARSE)),
+        SetPayloads(CODER, codec("int4"), 2),
+        RecordPayloads("int8", codec("int8")),
+        SignPayloads(StepCodec([SignCodec([(2, 64), (1, 3)], 2)])),
+        SignPayloads(StepCodec([SignCodec([(2, 64), (1, 3)], 2)]), are_signed=True),
+    ],
+    ids=lambda payloads: payloads.name,
+)
+@pytest.mark.parametrize("num_members", [1, 2, 3, 7])
+def test_no_average_is_longer_than_the_longest(payloads: Payloads, num_members: int) -> None:
+    longest = payloads.average_bytes_max(NUM_ELEMENTS, num_members)
+    masks = [(1 << members) - 1 for members in range(1, num_members + 1)]
+
+    def may_be(num_bytes: int) -> bool:
+        return any(
+            payloads.is_length(num_bytes, NUM_ELEMENTS, mask, is_average=True) for mask in masks
+        )
+
+    assert may_be(longest)
+    assert not any(map(may_be, range(longest + 1, 4 * longest)))
 
 
 def test_an_unknown_name() -> None:

@@ -14,8 +14,6 @@ from gossamer.protocol.policy.audits import (
     CONTRADICTIONS_MAX,
     MEMORY_ROUNDS,
     Audit,
-    Finding,
-    Verdicts,
     audit_after,
     can_judge,
     falls_short,
@@ -25,6 +23,7 @@ from gossamer.protocol.policy.audits import (
     rounds_between,
     share_of,
 )
+from gossamer.protocol.policy.verdicts import Finding, Verdicts
 from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
 from gossamer.protocol.wire.statements import Span
 from tests.support import builders
@@ -38,7 +37,7 @@ def head_of(number: int) -> Digest:
 
 
 def audit_of(number: int = 1, round_number: int = 1) -> Audit:
-    audit = audit_after(head_of(number), round_number, CREDITS, PEERS, PEERS, 1)
+    audit = audit_after(head_of(number), round_number, CREDITS, (PEERS,), PEERS, 1)
     assert audit is not None
     return audit
 
@@ -63,17 +62,17 @@ def test_nobody_audits_itself_and_all_have_their_turn() -> None:
 
 def test_the_order_of_the_members_does_not_matter() -> None:
     backwards = dict(reversed(CREDITS.items()))
-    assert audit_after(head_of(1), 1, backwards, PEERS, PEERS[::-1], 1) == audit_of(1)
+    assert audit_after(head_of(1), 1, backwards, (PEERS[::-1],), PEERS[::-1], 1) == audit_of(1)
 
 
 def test_one_round_in_so_many_has_an_audit() -> None:
-    num = sum(audit_after(head_of(n), 1, CREDITS, PEERS, PEERS, 8) is not None for n in range(800))
-    assert 70 < num < 130
+    audits = [audit_after(head_of(n), 1, CREDITS, (PEERS,), PEERS, 8) for n in range(800)]
+    assert 70 < sum(audit is not None for audit in audits) < 130
 
 
 def test_newcomers_are_audited_and_audit_nobody() -> None:
     old, new = PEERS[:4], PEERS[4:]
-    audits = [audit_after(head_of(number), 1, CREDITS, PEERS, old, 1) for number in range(100)]
+    audits = [audit_after(head_of(number), 1, CREDITS, (PEERS,), old, 1) for number in range(100)]
     made = [audit for audit in audits if audit is not None]
     assert all(set(audit.auditors) <= set(old) for audit in made)
     assert any(audit.member in new for audit in made)
@@ -82,23 +81,32 @@ def test_newcomers_are_audited_and_audit_nobody() -> None:
 def test_members_without_tokens_have_no_part() -> None:
     credits = {**CREDITS, PEERS[0]: 0, PEERS[1]: 0}
     for number in range(50):
-        audit = audit_after(head_of(number), 1, credits, PEERS, PEERS, 1)
+        audit = audit_after(head_of(number), 1, credits, (PEERS,), PEERS, 1)
         assert audit is not None
         assert not {*PEERS[:2]} & {audit.member, *audit.auditors}
 
 
-def test_members_that_were_not_in_the_round_before_are_not_audited() -> None:
-    for number in range(50):
-        audit = audit_after(head_of(number), 1, CREDITS, PEERS[:2], PEERS, 1)
+def test_members_that_missed_rounds_are_audited_like_all_others() -> None:
+    before = (PEERS[:4], PEERS[2:6], PEERS[:6])
+    found = Counter[tuple[PeerId, int]]()
+    for number in range(600):
+        audit = audit_after(head_of(number), 1, CREDITS, before, PEERS, 1)
         assert audit is not None
-        assert audit.member in PEERS[:2]
+        found[audit.member, audit.missed] += 1
+    assert found.keys() == {*((peer, 0) for peer in PEERS[:4]), *((peer, 1) for peer in PEERS[4:6])}
+    assert min(found.values()) > 60
+
+
+def test_members_of_no_round_before_are_not_audited() -> None:
+    """It is not known where their work began."""
     assert audit_after(head_of(1), 1, CREDITS, (), PEERS, 1) is None
+    assert audit_after(head_of(1), 1, CREDITS, ((), ()), PEERS, 1) is None
 
 
 @pytest.mark.parametrize("num_members", [0, 1, 2, 3])
 def test_too_few_members_for_an_audit(num_members: int) -> None:
     credits = dict.fromkeys(PEERS[:num_members], 1000)
-    assert audit_after(head_of(1), 1, credits, PEERS, PEERS, 1) is None
+    assert audit_after(head_of(1), 1, credits, (PEERS,), PEERS, 1) is None
 
 
 def test_no_two_of_one_branch_have_a_part() -> None:
@@ -106,7 +114,7 @@ def test_no_two_of_one_branch_have_a_part() -> None:
         return PeerId("abcdddd"["abcdefg".index(peer)]) if peer in "abcdefg" else peer
 
     for number in range(50):
-        audit = audit_after(head_of(number), 1, CREDITS, PEERS, PEERS, 1, branch_of)
+        audit = audit_after(head_of(number), 1, CREDITS, (PEERS,), PEERS, 1, branch_of)
         assert audit is not None
         assert sum(peer in "defg" for peer in (audit.member, *audit.auditors)) <= 1
 
@@ -146,6 +154,15 @@ def test_a_member_that_trained_on_less_may_help_less() -> None:
     assert share_of([0, 0, 0, 5], 3) == share_of([5, 5, 5, 5], 0)
 
 
+def test_less_is_asked_of_work_that_was_carried_for_long() -> None:
+    tokens = [1000, 1000, 1000]
+    share = share_of(tokens, 0, missed=2)
+    assert 0 < share < share_of(tokens, 0) == share_of(tokens, 0, missed=1)
+    eighth = [b - 0.125 * (b - c) for b, c in zip(BEFORE, CONTROL, strict=True)]
+    assert not falls_short(BEFORE, CONTROL, eighth, share)
+    assert falls_short(BEFORE, CONTROL, BEFORE, share), "it has done nothing"
+
+
 def test_less_is_asked_of_work_on_text_that_it_was_not_trained_on() -> None:
     """Members have text of different kinds. What has done nothing falls short all the same."""
     tokens = [1000, 1000, 1000]
@@ -161,7 +178,13 @@ def test_a_member_names_its_data_if_it_names_those_of_half_of_its_tokens(
     named: int, does: bool
 ) -> None:
     spans = [Span(0, 0, 100), Span(1, 100, named)] if named else []
-    assert names_its_data(1000, spans) is does
+    assert names_its_data(1000, spans, 1) is does
+
+
+def test_pieces_without_a_whole_sequence_name_nothing() -> None:
+    assert names_its_data(1000, [Span(0, 0, 510)], 17)
+    assert not names_its_data(1000, [Span(0, 0, 509)], 17), "29 sequences, and a rest"
+    assert not names_its_data(1000, [Span(n, 0, 16) for n in range(64)], 17)
 
 
 def test_what_does_not_help_falls_short() -> None:

@@ -222,9 +222,9 @@ def test_a_peer_that_was_away_follows_from_its_own_head_and_only_to_newer_rounds
 def test_a_path_is_as_short_as_its_signers_allow() -> None:
     first = opened(made([0, 1, 2]), [0, 1, 2])
     second = opened(made([1, 2, 3], 2), [1, 2])
-    assert shortened([first], second, FOUNDER) == 1
+    assert shortened([first], second, FOUNDER) == [0]
     with_founder = opened(made([0, 1, 2, 3], 3), [0, 1, 2])
-    assert shortened([first, second], with_founder, FOUNDER) == 0
+    assert shortened([first, second], with_founder, FOUNDER) == []
     of_strangers = opened(made([4, 5, 6], 3), [4, 5, 6])
     assert shortened([first, second], of_strangers, FOUNDER) is None
 
@@ -238,7 +238,21 @@ def test_a_path_whose_signers_are_one_branch_by_now_proves_nothing_new() -> None
     assert is_proven(first.checkpoint.by_peer, second, branches.__getitem__)
     assert shortened([first], second, FOUNDER, branches.__getitem__) is None
     with_founder = opened(made([0, 4, 5, 6], 2), [0, 4, 5, 6])
-    assert shortened([first], with_founder, FOUNDER, branches.__getitem__) == 0
+    assert shortened([first], with_founder, FOUNDER, branches.__getitem__) == []
+
+
+def test_what_a_path_does_not_prove_any_more_is_left_out_of_a_new_one() -> None:
+    """A newcomer proves each checkpoint by the one before it, and went no further than this one."""
+    branches = {PEERS[place]: PEERS[place] for place in range(8)}
+    first = opened(made(range(7)), [0, 1, 2, 3])
+    second = opened(made([0, 4, 5], 2), [0, 4, 5])
+    branches.update(dict.fromkeys(PEERS[1:4], PEERS[1]))
+    branch_of = branches.__getitem__
+    new = opened(made([4, 5], 3), [4, 5])
+    assert not is_proven({FOUNDER: 1}, first, branch_of)
+    assert shortened([first, second], new, FOUNDER, branch_of) == [1]
+    assert is_proven({FOUNDER: 1}, second, branch_of)
+    assert is_proven(second.checkpoint.by_peer, new, branch_of)
 
 
 def test_a_path_has_an_end() -> None:

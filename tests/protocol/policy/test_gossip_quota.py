@@ -11,10 +11,10 @@ from gossamer.protocol.policy.gossip_quota import (
     FORWARDER_STRANGERS_RATE,
     STRANGE_ASKERS_RATE,
     STRANGERS_RATE,
-    THROTTLES_MAX,
     AnswerQuota,
     GossipQuota,
 )
+from gossamer.protocol.policy.throttle import THROTTLES_MAX
 
 FORWARDER = PeerId("forwarder")
 

@@ -23,6 +23,10 @@ class Rounds:
 
     def __init__(self) -> None:
         self._rounds: dict[Digest, tuple[Digest, dict[PeerId, int]]] = {}
+        self.unheard: dict[Digest, set[PeerId]] = {}
+        """Signers of rounds whose votes are not here yet."""
+        self.asked: list[Digest] = []
+        """The rounds whose signers were asked for."""
 
     def parent_of(self, head: Digest, /) -> Digest:
         return GENESIS if head == GENESIS else self._rounds[head][0]
@@ -39,7 +43,8 @@ class Rounds:
         return self._rounds[head][1]
 
     def signers_of(self, head: Digest, /) -> frozenset[PeerId]:
-        return frozenset(self._rounds[head][1])
+        self.asked.append(head)
+        return frozenset(self._rounds[head][1]) - self.unheard.get(head, set())
 
     def add(self, parent: Digest, credits: dict[PeerId, int], count: int = 1) -> Digest:
         for _ in range(count):
@@ -113,6 +118,24 @@ def test_a_fork_from_the_beginning_undoes_nothing() -> None:
     forged = rounds.add(GENESIS, each(E, *INVENTED, tokens=10**12), 40)
     assert not wins(choice, forged, honest)
     assert wins(choice, honest, forged)
+
+
+def test_votes_that_come_later_count_and_other_chains_are_not_read_again() -> None:
+    rounds, choice = world()
+    fork = rounds.add(GENESIS, each(FOUNDER, B, C, D))
+    late = rounds.add(fork, each(FOUNDER, B, C, D))
+    rounds.unheard[late] = {FOUNDER, C, D}
+    honest = rounds.add(late, each(B))
+    lone = rounds.add(fork, each(E, B, tokens=10**6), 30)
+    assert choice.best([honest, lone]) == lone, "one signer each, and more tokens"
+    rounds.unheard.clear()
+    assert choice.best([honest, lone]) == lone, "nobody has said so"
+    choice.forget_signers([late])
+    rounds.asked.clear()
+    assert choice.best([honest, lone]) == honest
+    assert {*rounds.asked} == {late, honest}
+    choice.forget_signers([digest_of(b"forgotten")])
+    assert choice.best([honest, lone]) == honest
 
 
 def test_a_member_counts_once_however_many_rounds_it_makes() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.policy.audits import AUDITORS, MEMORY_ROUNDS, Verdicts, audit_after
+from gossamer.protocol.policy.audits import AUDITORS, MEMORY_ROUNDS, audit_after
 from gossamer.protocol.policy.poor_work import MARKS_MAX, PoorWork
 from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SITS_OUT_ROUNDS, SITS_OUT_ROUNDS_MAX
+from gossamer.protocol.policy.verdicts import Verdicts
 from gossamer.protocol.wire.audit_messages import Verdict
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")
@@ -102,7 +103,7 @@ def lived(rounds: int, *, false_blame: float = 0.0) -> dict[PeerId, dict[PeerId,
     for number in range(1, rounds + 1):
         head = digest_of(b"round", str(number).encode())
         credits = dict.fromkeys(PEERS, 1000)
-        audit = audit_after(head, number, credits, PEERS, PEERS, 1)
+        audit = audit_after(head, number, credits, (PEERS,), PEERS, 1)
         assert audit is not None
         assert len(audit.auditors) == AUDITORS
         for auditor in audit.auditors:
@@ -137,7 +138,7 @@ def test_honest_members_hardly_ever_sit_out_where_one_verdict_of_a_hundred_is_wr
 
 def test_a_verdict_of_this_peer_alone_confirms_nothing() -> None:
     head = digest_of(b"head")
-    audit = audit_after(head, 1, dict.fromkeys(PEERS, 1000), PEERS, PEERS, 1)
+    audit = audit_after(head, 1, dict.fromkeys(PEERS, 1000), (PEERS,), PEERS, 1)
     assert audit is not None
     me, other, last = audit.auditors
     poor, good = (Verdict(1, head, is_poor, 0.0, 0.0) for is_poor in (True, False))

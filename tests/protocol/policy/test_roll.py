@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
 from gossamer.protocol.policy.roll import (
     NO_PAGE,
-    REVOCATIONS_MAX,
     STRANGERS,
     NotWelcomeError,
     Roll,

@@ -17,8 +17,15 @@ from gossamer.protocol.rounds.commit import (
     Commitment,
 )
 from gossamer.protocol.rounds.commit_proof import check_contributors, open_commit
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header, quorum_reached
-from gossamer.protocol.state.commit_records import decode_commit, encode_commit
+from gossamer.protocol.state.chain import (
+    Commit,
+    Header,
+    Member,
+    encode_header,
+    quorum_reached,
+    signers_of,
+)
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit, with_votes_of
 from gossamer.protocol.wire.statements import Signed, Span, Vote
 from tests.support.builders import (
     RING_RULES,
@@ -227,6 +234,59 @@ def hear(
 ) -> bool:
     say = vote(digest_of(content), sequence)
     return state.vote_received(now, author, say, sealed(author, say))
+
+
+def test_a_vote_that_calls_living_members_removed_lowers_no_quorum() -> None:
+    """With it a member would commit on the word of one that may go on elsewhere, and its record
+    would have two signers."""
+    state = commitment()
+    propose(state, A, HEADER)
+    lie = vote(digest_of(HEADER), removed=[C, D])
+    assert state.vote_received(0.0, B, lie, sealed(B, lie))
+    assert state.result() is None
+    again = state.propose(1.0, HEADER, frozenset({C, D}))  # they are out for this peer as well
+    assert state.vote_received(1.0, A, again, sealed(A, again))
+    commit = state.result()
+    assert commit is not None
+    assert open_record(commit).digest == digest_of(HEADER)
+
+
+def test_the_record_of_another_member_counts_with_the_votes_that_are_here() -> None:
+    state = commitment()
+    alone = commit_of(RING, [B], removed=[A, C, D])
+    assert open_record(alone).digest == digest_of(HEADER)
+    assert state.joined(alone) is None, "this peer has computed nothing yet"
+    propose(state, A, HEADER)
+    assert state.joined(alone) is None, "two of four members that live"
+    hear(state, C, HEADER)
+    commit = state.joined(alone)
+    assert commit is not None
+    assert open_record(commit).digest == digest_of(HEADER)
+    assert signers_of(commit) == {A, B, C}
+
+
+def test_a_record_takes_the_votes_of_another_one_as_long_as_it_has_room() -> None:
+    alone, more = commit_of(RING, [A], removed=[B, C, D]), commit_of(RING, [A, B, D])
+    joined = with_votes_of(alone, more)
+    assert joined is not None
+    assert open_record(joined) == header_of(RING)
+    assert signers_of(joined) == {A, B, D}
+    assert with_votes_of(joined, alone) is None
+    large = ring_of(peers(100))
+    one, other = large.members[:60], large.members[60:]
+    halves = [
+        commit_of(large, signers, removed=sorted({*large.members} - {*signers}) + [*signers][1:])
+        for signers in (one, other)
+    ]
+    assert all(decode_commit(encode_commit(each)) == each for each in halves)
+    assert with_votes_of(*halves) is None
+
+
+def test_the_record_of_another_header_is_not_joined() -> None:
+    state = commitment()
+    propose(state, A, HEADER)
+    other = commit_of(RING, [B, C, D], header_of(RING, state_digest=digest_of(b"other state")))
+    assert state.joined(other) is None
 
 
 def test_the_votes_for_my_header_commit_it() -> None:

@@ -8,10 +8,9 @@ import pytest
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.equivocation import open_equivocation
-from gossamer.protocol.rounds import member_signatures
+from gossamer.protocol.rounds import ring_signatures
 from gossamer.protocol.rounds.actions import Self
-from gossamer.protocol.rounds.member_signatures import MemberSignatures, SignedSteps
-from gossamer.protocol.rounds.signed_averages import SignedAverages
+from gossamer.protocol.rounds.ring_signatures import MemberSignatures, SignedAverages, SignedSteps
 from tests.protocol.codecs.test_step_payloads import SIGNED
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
 
@@ -107,7 +106,7 @@ def test_one_step_of_two_rings_is_no_contradiction() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_signatures, "ROOTS_KEPT", 4)
+    monkeypatch.setattr(ring_signatures, "ROOTS_KEPT", 4)
     counting = Counting()
     for step in range(20):
         counting.members.check_step(0, step, ROOT, signature_of(0, step))

@@ -20,6 +20,7 @@ from gossamer.protocol.rounds.mending import (
     MEND_STEP_SECONDS,
     waited_in_vain,
 )
+from gossamer.protocol.rounds.replacing import REPLACE_SECONDS
 from gossamer.protocol.rounds.ring_order import encode_links, rank_order
 from gossamer.protocol.rounds.roster import (
     RoundHints,
@@ -29,7 +30,8 @@ from gossamer.protocol.rounds.roster import (
     preference,
 )
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.wire.statements import Ready, Roster, Signed
+from gossamer.protocol.wire.envelopes import ring_id_of
+from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed
 from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
 ORGANISER, FIRST, SECOND, VICTIM = MEMBERS = rank_order(HEAD, 0, peers(4))
@@ -295,3 +297,28 @@ def test_a_late_roster_of_a_dead_organiser_takes_no_member_out_of_the_ring_that_
     victim.statement(LATE, sealed(SECOND, made), made)
     victim.statement(LATE + 0.4, machine.ring.envelope, roster)
     assert num_members(victim) == 4
+
+
+def test_a_ring_that_was_followed_for_long_is_left_for_no_mended_one() -> None:
+    """The others refuse that ring by then (`replacing`), so this member would be alone in it."""
+    machine = at_work(SECOND, RoundHints(), [ORGANISER, FIRST, VICTIM])
+    machine.expect(LATE, [FIRST, VICTIM])
+    envelopes = {peer: said(peer)[0] for peer in (FIRST, SECOND, VICTIM)}
+    made = make_roster(HEAD, 5, 0, envelopes, "fp32", 1024)
+    machine.statement(LATE, sealed(FIRST, made), made)
+    ring = machine.ring
+    assert ring is not None
+    signed, roster = without_victim()
+    heard = LATE + REPLACE_SECONDS - MEND_STEP_SECONDS / 2
+    actions = machine.statement(heard, signed, roster)
+    for tick in range(1, 10):
+        actions += machine.tick(heard + tick * 0.1)
+    assert rosters(actions) == []
+    assert machine.ring is ring
+    assert SECOND in machine.members_at_work
+    out = [
+        action.statement.ring_id
+        for action in actions
+        if isinstance(action, Publish) and isinstance(action.statement, Accusation)
+    ]
+    assert out == [ring_id_of(signed)], "nobody waits for this member in the late ring"

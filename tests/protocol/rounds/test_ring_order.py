@@ -194,6 +194,25 @@ def test_very_many_peers_without_a_link_are_left_out_at_once(
     assert num_orders <= 4
 
 
+def test_very_many_peers_with_the_same_few_neighbours_are_left_out_in_few_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look for an order takes tens of milliseconds, and nothing else is done meanwhile."""
+    hubs, num_peers = 3, 60
+    pairs = {(one, other) for one in range(hubs) for other in range(one + 1, num_peers)}
+    said = said_by(num_peers, pairs)
+    looks: list[int] = []
+
+    def counting(head: bytes, attempt: int, said: dict[PeerId, bytes]) -> list[PeerId]:
+        looks.append(len(said))
+        return ring_order(head, attempt, said)
+
+    monkeypatch.setattr(ring_order_module, "ring_order", counting)
+    kept = linked_members(HEAD, 0, said, Standpoint(peers(1)[0], peers(num_peers)))
+    assert len(kept) == 2 * hubs, "a peer between each two of those that all are connected to"
+    assert len(looks) <= 20
+
+
 def test_the_first_links_of_very_many_are_listed() -> None:
     listed = encode_links(peers(limits.RING_MEMBERS_MAX + 5))
     assert len(listed) == limits.LINKS_BYTES_MAX

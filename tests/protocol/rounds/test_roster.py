@@ -11,7 +11,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
+from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, WAITS_MAX, Gatherer
 from gossamer.protocol.rounds.ring_order import Standpoint, rank_order
 from gossamer.protocol.rounds.roster import (
     Decision,
@@ -372,6 +372,35 @@ def test_members_that_come_back_while_their_commit_is_awaited_are_waited_for() -
     assert again.reason == "a ring without this peer is at work on this head"
     assert state.decision(2.9 + GATHER).attempt is None
     assert state.decision(3.0 + GATHER).attempt is not None
+
+
+def come_and_go(state: Gatherer, away_seconds: float) -> float:
+    """The others make ring after ring without this peer, and are away for a while before each wait
+    for one ends. Returns the time at which this peer organises a ring, in seconds."""
+    now = 1.0
+    while now < 100 * GATHER:
+        state.elsewhere.note(ring_of(OTHERS, attempt=int(now)))
+        state.expect(now, OTHERS)
+        for tick in range(int(0.9 * GATHER)):
+            if state.decision(now + tick).attempt is not None:
+                return now + tick
+        now += 0.9 * GATHER
+        state.expect(now, [])
+        if state.decision(now).attempt is not None:
+            return now
+        now += away_seconds
+    return now
+
+
+@pytest.mark.parametrize("away_seconds", [0.5, ATTEMPT, 2 * ATTEMPT])
+def test_rings_that_come_and_go_are_waited_for_twice_as_long_as_one(away_seconds: float) -> None:
+    state = gatherer()
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    organises = come_and_go(state, away_seconds)
+    assert organises > 1.0 + GATHER
+    assert organises <= 1.0 + WAITS_MAX * (GATHER + away_seconds)
 
 
 def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:

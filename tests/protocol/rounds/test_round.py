@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.rounds import round as round_module
 from gossamer.protocol.rounds.accusations import ANSWER_SECONDS, BASELESS
 from gossamer.protocol.rounds.actions import (
     Action,
@@ -42,6 +44,7 @@ from gossamer.protocol.rounds.patience import (
     SUSPECT_SECONDS,
     kept_seconds,
 )
+from gossamer.protocol.rounds.replacing import OPENED_OF_ONE_MAX
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -53,6 +56,7 @@ from gossamer.protocol.rounds.roster import (
 )
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_view import LATER_FACTOR
+from gossamer.protocol.state.chain import Commit, encode_header, signers_of
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
 from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
@@ -560,9 +564,11 @@ def test_leaving_for_another_head_is_said() -> None:
 
 
 def voting(round_: Round, ring_id: Digest) -> Vote:
-    """Brings the machine to its vote for an average of all three."""
-    average = Average(0b111, digest_of(b"f"), 2, b"f")
-    (compute,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, average))
+    """Brings the machine to its vote for an average of all."""
+    assert round_.ring is not None
+    *others, last = round_.ring.members
+    average = Average((2 << len(others)) - 1, digest_of(b"f"), len(others), b"f")
+    (compute,) = of(Compute, round_.average_received(1.0, ring_id, last, 0, average))
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
     actions = round_.computed(2.0, ring_id, compute.generation, digest_of(b"state"))
@@ -643,3 +649,47 @@ def test_the_commit_of_my_header_ends_the_round() -> None:
     assert round_.commit_received(committed.commit) == []
     fresh, _ = in_ring()
     assert fresh.commit_received(committed.commit) == []  # it has not computed it
+
+
+def test_a_record_that_one_member_signed_alone_does_not_end_the_round() -> None:
+    """It proves the header, because it calls all others removed. But its one signer may have signed
+    another round in its place, and these two would weigh the same."""
+    round_, ring_id = in_ring(members=rank_order(HEAD, 0, peers(5)))
+    vote = voting(round_, ring_id)
+    assert round_.ring is not None
+    liar, *others = (peer for peer in round_.ring.members if peer != ME)
+    alone = Vote(ring_id, 1, vote.header_digest, tuple(sorted([ME, *others])))
+    proposal = round_._attempt._proposal  # type: ignore[union-attr]
+    assert proposal is not None
+    record = Commit(encode_header(proposal.header), round_.ring.envelope, (sealed(liar, alone),))
+    open_commit(record, RUN_ID, verify, RING_RULES)
+    assert round_.commit_received(record) == []
+    honest = Vote(ring_id, 1, vote.header_digest, ())
+    assert round_.statement(3.0, sealed(others[0], honest), honest) == []
+    (committed,) = of(Committed, round_.commit_received(record))
+    assert isinstance(committed, Committed)
+    assert signers_of(committed.commit) == {ME, liar, others[0]}
+
+
+def test_few_rosters_of_one_organiser_are_opened_for_one_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To check one takes tens of milliseconds with many members that list their links."""
+    opened: list[PeerId] = []
+
+    def counting(signed: Signed, *rest: Any) -> Ring:
+        opened.append(PeerId(signed.author))
+        return open_roster(signed, *rest)
+
+    monkeypatch.setattr(round_module, "open_roster", counting)
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    for number in range(2 * OPENED_OF_ONE_MAX):
+        flooded = make_roster(
+            HEAD, 5, 0, {NEXT: sealed(NEXT, ready(sequence=number))}, "fp32", 1024
+        )
+        round_.statement(0.0, sealed(NEXT, flooded), flooded)
+    assert opened == [NEXT] * OPENED_OF_ONE_MAX
+    round_.ready(1.0, ready())
+    round_.statement(1.0, *roster([LAST, ME]))
+    assert round_.ring is not None

@@ -11,8 +11,8 @@ from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Contradicted, Self
 from gossamer.protocol.rounds.inventory import Average, SignedDigest
+from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.signed_averages import SignedAverages
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
 
 RING = ring_of(peers(3))

@@ -31,8 +31,8 @@ from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingActi
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, SumStep, worth
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.ring_parts import RingPart, SumPart
+from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.set_parts import SetPart
-from gossamer.protocol.rounds.signed_averages import SignedAverages
 from gossamer.protocol.rounds.sum_way import (
     AddedAgain,
     ReplacedSum,

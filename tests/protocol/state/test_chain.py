@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
@@ -22,6 +23,7 @@ from gossamer.protocol.state.chain import (
     encode_update_index,
     lost_members,
     mask_bytes,
+    removed_in,
     spans_taken,
     tokens_taken,
 )
@@ -132,3 +134,16 @@ def test_a_record_tells_whether_a_member_was_out_of_the_ring() -> None:
     ring = ring_of(MEMBERS)
     assert not lost_members(commit_of(ring, MEMBERS))
     assert lost_members(commit_of(ring, MEMBERS[:2], removed=MEMBERS[2:]))
+
+
+def test_a_member_is_out_by_the_word_of_more_than_half_of_the_signers() -> None:
+    ring = ring_of(peers(5))
+    *signers, out = ring.members
+    for num_accusers, is_out in ((0, False), (1, False), (2, False), (3, True), (4, True)):
+        votes = [
+            *commit_of(ring, signers[:num_accusers], removed=[out]).votes,
+            *commit_of(ring, signers[num_accusers:]).votes,
+        ]
+        commit = replace(commit_of(ring, ()), votes=tuple(votes))
+        assert removed_in(commit) == ({out} if is_out else set())
+        assert lost_members(commit) == (num_accusers > 0)

@@ -56,6 +56,7 @@ from tests.sim.simulator.audits import Audits
 from tests.sim.simulator.modes import State
 from tests.sim.simulator.scenario import HOLD_SECONDS
 from tests.sim.simulator.signatures import verify
+from tests.support.balance import committed_of
 
 if TYPE_CHECKING:
     from tests.sim.simulator.peer import Peer
@@ -328,9 +329,9 @@ class Checks:
         for peer in living:
             peer.work.check_at_end(self.work_of(peer.peer_id, head))
             tokens = self.tokens_in_chain(peer.peer_id, head)
-            assert peer.work.account.committed == tokens, (
-                f"{peer.name} counts {peer.work.account.committed} tokens as committed, "
-                f"its chain {tokens}"
+            committed = committed_of(peer.work.account)
+            assert committed == tokens, (
+                f"{peer.name} counts {committed} tokens as committed, its chain {tokens}"
             )
 
     def _check_members(self) -> None:

@@ -1,4 +1,4 @@
-"""What can be wrong with the text of a run."""
+"""The errors in the text of a run."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _ZSTD_HEADER_BYTES = 18
 
 
 class Form(NamedTuple):
-    """What a file holds, by its name."""
+    """The form of a file, by its name."""
 
     packing: Packing
     content: Content

@@ -56,7 +56,7 @@ _SPLITS = {_split(digits): _cased(digits) for digits in ("{1,3}", "")}
 
 
 class WordCut(NamedTuple):
-    """What one tokenizer does to a text before its merges."""
+    """The steps of one tokenizer before its merges."""
 
     words: Callable[[str], list[str]]
     """Cuts a text of ASCII into words, which together are the text."""

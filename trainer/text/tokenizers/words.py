@@ -55,7 +55,7 @@ Tokens = npt.NDArray[np.uint32]
 
 
 class EncoderFile(msgspec.Struct, frozen=True):
-    """What a process needs to turn text into tokens."""
+    """The file that a process needs to turn text into tokens."""
 
     tokenizer_json: bytes
     specials_are_text: bool

@@ -16,7 +16,7 @@ ROUNDING_SECONDS = 1e-6
 
 
 class SignsOfLife:
-    """What is heard of one peer, and the questions whose answers are waited for."""
+    """The signs of life of one peer, and the questions whose answers are waited for."""
 
     def __init__(
         self,

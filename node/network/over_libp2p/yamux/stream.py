@@ -37,6 +37,8 @@ FRAME_BYTES_MAX = PLAINTEXT_BYTES_MAX - HEADER.size
 # A piece is a view into the message that it came in, which it keeps in memory. One that is a
 # smaller part of its message is copied, together with others.
 _PIECE_PARTS_MAX = 2
+# So is a smaller one: a view and its message take some 350 bytes besides the content.
+_PIECE_BYTES_MIN = 4096
 # A peer that would empty its window in so many round trips is held up by it.
 _WINDOW_ROUND_TRIPS = 8
 
@@ -301,7 +303,8 @@ class YamuxStream(IMuxedStream):
         if self.discarded_at is not None:
             self.abort()  # no task will read this: the peer should stop sending
             return
-        if _PIECE_PARTS_MAX * size >= len(piece.obj):  # type: ignore[arg-type]  # bytes
+        message_bytes = len(piece.obj)  # type: ignore[arg-type]  # bytes
+        if size >= _PIECE_BYTES_MIN and _PIECE_PARTS_MAX * size >= message_bytes:
             self._pieces.append(piece)
         elif (
             self._pieces

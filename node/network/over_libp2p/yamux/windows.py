@@ -24,7 +24,7 @@ LARGE_WINDOWS_MAX = 16
 
 
 class Windows:
-    """What the streams of one connection have shown, and the sum of what they were granted."""
+    """The windows of the streams of one connection, and the sum of what they were granted."""
 
     def __init__(self) -> None:
         self.widest_bytes = FIRST_WINDOW_BYTES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -43,6 +44,7 @@ from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.over_libp2p.yamux.windows import FIRST_WINDOW_BYTES
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
 from gossamer.protocol.ids import PeerId
+from tests.support.bounded_run import run
 
 ECHO = "/gossamer-test/echo/1"
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -159,16 +161,6 @@ async def read_all(stream: Any, num_bytes: int) -> bytes:
     while len(got) < num_bytes:
         got += await stream.read(65536)
     return bytes(got)
-
-
-def run(case: Callable[[], Any], seconds: float = 30) -> None:
-    """`trio.run` with an end."""
-
-    async def bounded() -> None:
-        with trio.fail_after(seconds):
-            await case()
-
-    trio.run(bounded)
 
 
 # -- the wire is libp2p's
@@ -619,6 +611,29 @@ def test_frames_of_any_size_hold_at_most_twice_their_bytes(num_bytes: int) -> No
             await stream.reset()
 
     run(case)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 12, 500])
+def test_small_messages_hold_little_more_than_their_bytes(num_bytes: int) -> None:
+    """A frame may come in many messages, each of which is whole the piece of one: a view and an
+    object for each took up to 355 bytes a byte."""
+
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            stream = await ours.open_stream()
+            accepted = await theirs.accept_stream()
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20_000 // num_bytes):
+                accepted.feed(memoryview(bytes(num_bytes)))
+            held = tracemalloc.get_traced_memory()[0] - before
+            assert held <= 2 * accepted._buffered + 10_000
+            await stream.reset()
+
+    tracemalloc.start()
+    try:
+        run(case)
+    finally:
+        tracemalloc.stop()
 
 
 async def _served_identify(client: Libp2pTransport, server: Libp2pTransport) -> tuple[Any, Any]:

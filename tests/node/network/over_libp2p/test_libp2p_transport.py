@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -22,6 +21,7 @@ from gossamer.node.network.over_libp2p import transport as libp2p_transport
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
+from tests.support.bounded_run import run
 from tests.support.preloaded import CODE
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -43,16 +43,6 @@ async def main():
         await trio.sleep_forever()
 trio.run(main)
 """
-
-
-def run(case: Callable[[], Any], seconds: float = 30) -> None:
-    """`trio.run` with an end."""
-
-    async def bounded() -> None:
-        with trio.fail_after(seconds):
-            await case()
-
-    trio.run(bounded)
 
 
 def start_peer(listen: str, *prefix: str) -> tuple[subprocess.Popen[str], str]:

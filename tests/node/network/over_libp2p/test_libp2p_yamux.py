@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -372,13 +372,12 @@ def test_a_look_that_fails_ends_one_connection() -> None:
     assert len(looks) >= 2
 
 
-@pytest.mark.parametrize("was_dialled", [True, False])
-def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
-    was_dialled: bool,
-) -> None:
-    num_pings: dict[bool, int] = {}
+def pings_during(was_dialled: bool, story: Callable[[Channel], Awaitable[None]]) -> int:
+    """Returns how often a connection asks its peer for a sign of life during a story."""
+    num_pings = 0
 
-    async def main(is_asked: bool) -> None:
+    async def main() -> None:
+        nonlocal num_pings
         channel = Channel()
         liveness = Liveness(AwakeClock())
         connection = connection_over(channel, liveness)
@@ -387,48 +386,51 @@ def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
             nursery.start_soon(liveness.run)
             nursery.start_soon(connection.start)
             await trio.sleep(0.01)
-            num_answered = 0
-            for _ in range(40):
-                await trio.sleep(ASK_SECONDS / 2)
-                if is_asked:
-                    channel.ask()
-                elif len(channel.pings) > num_answered:
-                    num_answered = len(channel.pings)
-                    channel.answer_ping()
-            num_pings[is_asked] = len(channel.pings)
+            await story(channel)
+            num_pings = len(channel.pings)
             nursery.cancel_scope.cancel()
 
-    for is_asked in (True, False):
-        trio.run(main, is_asked, clock=trio.testing.MockClock(autojump_threshold=0))
-    seconds = 40 * ASK_SECONDS / 2
-    assert num_pings[True] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
-    assert num_pings[False] >= seconds / (2 * PING_SECONDS)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return num_pings
+
+
+@pytest.mark.parametrize("was_dialled", [True, False])
+def test_the_end_that_dialled_asks_and_the_other_one_only_where_nobody_does(
+    was_dialled: bool,
+) -> None:
+    num_looks = 40
+
+    async def other_end_asks(channel: Channel) -> None:
+        for _ in range(num_looks):
+            await trio.sleep(ASK_SECONDS / 2)
+            channel.ask()
+
+    async def other_end_answers(channel: Channel) -> None:
+        num_answered = 0
+        for _ in range(num_looks):
+            await trio.sleep(ASK_SECONDS / 2)
+            if len(channel.pings) > num_answered:
+                num_answered = len(channel.pings)
+                channel.answer_ping()
+
+    seconds = num_looks * ASK_SECONDS / 2
+    most = seconds / RTT_SECONDS + 1
+    assert pings_during(was_dialled, other_end_asks) <= most, "only to know the round trip"
+    assert pings_during(was_dialled, other_end_answers) >= seconds / (2 * PING_SECONDS)
 
 
 def test_the_end_that_was_dialled_leaves_the_question_to_the_other_one() -> None:
     """That one asks as soon as its time has come, and the question gets here a moment later."""
     num_questions = 40
 
-    async def pings_of(was_dialled: bool) -> None:
-        channel = Channel()
-        liveness = Liveness(AwakeClock())
-        connection = connection_over(channel, liveness)
-        connection.was_dialled = was_dialled
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(liveness.run)
-            nursery.start_soon(connection.start)
-            for _ in range(num_questions):
-                await trio.sleep(ASK_SECONDS + 0.1)
-                channel.ask()
-            num_pings[was_dialled] = len(channel.pings)
-            nursery.cancel_scope.cancel()
+    async def other_end_asks(channel: Channel) -> None:
+        for _ in range(num_questions):
+            await trio.sleep(ASK_SECONDS + 0.1)
+            channel.ask()
 
-    num_pings: dict[bool, int] = {}
-    for was_dialled in (True, False):
-        trio.run(pings_of, was_dialled, clock=trio.testing.MockClock(autojump_threshold=0))
-    seconds = num_questions * (ASK_SECONDS + 0.1)
-    assert num_pings[False] <= seconds / RTT_SECONDS + 1, "only to know the round trip"
-    assert num_pings[True] > num_questions // 4, "it asks itself"
+    most = num_questions * (ASK_SECONDS + 0.1) / RTT_SECONDS + 1
+    assert pings_during(False, other_end_asks) <= most, "only to know the round trip"
+    assert pings_during(True, other_end_asks) > num_questions // 4, "it asks itself"
 
 
 @pytest.mark.parametrize("was_dialled", [True, False])

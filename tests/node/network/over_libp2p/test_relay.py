@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,16 @@ from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.transport import ConnectError, Path, Stream, StreamClosed
+from gossamer.node.network.over_libp2p.yamux import connection
+from gossamer.node.network.transport import (
+    ConnectError,
+    Path,
+    Stream,
+    StreamClosed,
+    TransportError,
+)
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.throttle import Rate
 from gossamer.protocol.wire.relay_messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
@@ -460,6 +468,41 @@ def test_a_few_identities_keep_nobody_from_a_relay(
             await _until(lambda: asked == 8)
             await three.caller.connect_through(middle.peer_id, three.target.peer_id)
             assert await _sends_back(three.caller, three.target, b"here")
+
+    _run(story)
+
+
+def test_callers_without_end_leave_the_relay_streams_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each circuit makes the relay open a stream to the target, which lets it open so many: one
+    that opens none is a ring neighbour that is dead."""
+    monkeypatch.setattr(connection, "OPEN_RATE", Rate(per_second=20, burst=96))
+
+    async def call(end: Libp2pTransport, middle: PeerId, target: PeerId) -> None:
+        while True:
+            with suppress(TransportError):
+                stream = await _ask_for_circuit(end, middle, target)
+                await relay._hear(stream)
+                await stream.reset()
+            await trio.sleep(0.005)
+
+    async def story(three: Three) -> None:
+        middle, target = three.relay, three.target
+        async with (
+            open_libp2p_transport(Identity.generate(), []) as second,
+            trio.open_nursery() as nursery,
+        ):
+            await second.connect(middle.addresses()[0])
+            for end in (three.caller, second):
+                for _ in range(relay.CIRCUITS_PER_PEER_MAX // 2):
+                    nursery.start_soon(call, end, middle.peer_id, target.peer_id)
+            await trio.sleep(1.0)
+            for _ in range(20):
+                stream = await middle.open_stream(target.peer_id, ECHO)
+                await stream.reset()
+                await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
 
     _run(story)
 

@@ -23,8 +23,9 @@ from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import HEADER, YamuxStream
 from gossamer.node.network.over_libp2p.yamux.windows import SPEC_WINDOW_BYTES
 from gossamer.node.network.over_libp2p.yamux.writer import MESSAGE_SECONDS_MIN
-from tests.node.network.over_libp2p.test_libp2p_guards import run, running, secured_pair
+from tests.node.network.over_libp2p.test_libp2p_guards import running, secured_pair
 from tests.node.network.over_libp2p.test_libp2p_yamux import Channel, connection_over
+from tests.support.bounded_run import run
 
 PACKET_BYTES = 1448
 """Payload of one TCP segment on Ethernet with timestamps (RFC 7323)."""

@@ -10,6 +10,7 @@ import trio
 
 from gossamer.node.runs.rolling_back import RollbackDesk
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
+from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from tests.support.node_world import World, simulate
@@ -147,3 +148,34 @@ def test_work_of_rounds_before_the_record_is_not_carried_again(
     told = capsys.readouterr().out
     assert "what the rounds since took is not known" in told
     assert "work of a lost round is carried again" not in told
+
+
+def test_rounds_of_which_too_little_is_known_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An account of work that is damaged is put together from all rounds of the chain. There was a
+    line for each whose averages are gone, and there are hundreds."""
+    world = World(tmp_path, seed=344)
+    state = StateDir(world.root / "a")
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(ROUNDS, "a")
+        committed = world.participant("a").context.committed
+        way = committed.chain.ancestors(committed.head, ROUNDS)[::-1][1:]
+        headers = [committed.header(head) for head in way[:LOST]]
+        world.crash("a")
+        await trio.sleep(1.0)
+        for header in headers:
+            path_of(state.blocks_path, Digest(header.update_digest)).unlink()
+        for file in (state.root / "work").rglob("*"):
+            if file.is_file():
+                file.write_bytes(b"x")
+        await restart_without(world, nursery, "a")
+        await world.reach(ROUNDS + 2, "a")
+
+    capsys.readouterr()
+    simulate(world, story)
+    told = [line for line in capsys.readouterr().out.splitlines() if "took is not known" in line]
+    assert len(told) == 1, told
+    assert f"newest_round={LOST} num_rounds={LOST} oldest_round=1" in told[0]

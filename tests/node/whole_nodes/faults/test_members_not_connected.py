@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from gossamer.node.peers.announcer import QUIET_SECONDS
-from gossamer.node.peers.swarm import WATCH_SECONDS
+from gossamer.node.peers.connection_watch import WATCH_SECONDS
 from tests.support.apart import Apart
 from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, start
 
@@ -37,7 +37,8 @@ def test_an_organiser_waits_for_a_member_to_which_it_has_no_connection(
         apart.begin()
         b, c = (world.participant(name).context.swarm for name in "bc")
         for swarm in (b, c):
-            swarm._wake()  # the connection "broke": each counts the other as gone for a moment
+            # The connection "broke": each counts the other as gone for a moment.
+            swarm._connections.wake()
         await trio.sleep(2 * WATCH_SECONDS)
         await world.until(
             lambda: b.me in c.living_anywhere() and c.me in b.living_anywhere(), QUIET_SECONDS

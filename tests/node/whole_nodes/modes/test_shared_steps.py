@@ -12,6 +12,8 @@ import pytest
 import trio
 
 from gossamer.node.machine.trainer import TrainerListener
+from gossamer.node.machine.trainer_process import STUCK_SECONDS_MAX
+from gossamer.node.modes.shared_steps import StepTiming
 from gossamer.protocol.accounting.partitions import named_tokens_max
 from gossamer.protocol.accounting.spans import num_tokens
 from gossamer.protocol.manifest import decode_manifest
@@ -437,6 +439,50 @@ def test_a_trainer_that_dies_in_its_rounds(tmp_path: Path, step_chunks: int) -> 
                 assert tokens_of(world, header, "b") == wanted
         for name in "ab":
             assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+class HangingTrainer(NumbersTrainer):
+    """From its third round on it answers nothing, until it is found to hang and ends."""
+
+    async def _share(self, round_number: int, deadline: float) -> None:
+        await super()._share(round_number, deadline)
+        if round_number >= 3:
+            await trio.sleep(STUCK_SECONDS_MAX)
+            self._stop = True
+
+
+def test_a_trainer_that_hangs_holds_up_one_step(tmp_path: Path, step_chunks: int) -> None:
+    """Each step waited for it, for half of a step and a quarter of a second, in the minutes until
+    it was found to hang."""
+    steps = 30
+    world = World(
+        tmp_path,
+        seed=61,
+        codec="distro",
+        step_chunks=step_chunks,
+        wait_for_peers=2,
+        inner_steps=steps,
+    )
+
+    async def story(nursery: trio.Nursery) -> None:
+        for name in "ab":
+            await nursery.start(world.run, name, ["a"] if name > "a" else ())
+        await nursery.start(world.run, "c", ["a"], HangingTrainer)
+        seconds = []
+        for number in (1, 2, 3):
+            began = trio.current_time()
+            await world.reach(number, *"ab")
+            seconds.append(trio.current_time() - began)
+        print(f"rounds of {seconds} s")
+        patience = StepTiming()
+        patience.took(STEP_SECONDS)
+        assert steps * patience.partial_sum_patience > 2 * seconds[1]
+        assert seconds[2] < 1.5 * seconds[1]
+        (header,) = (each for each in headers_of(world, "a") if each.round == 3)
+        assert tokens_of(world, header, "c") == STEP_TOKENS
+        assert tokens_of(world, header, "a") == steps * STEP_TOKENS
 
     simulate(world, story)
 

@@ -60,7 +60,7 @@ def test_data_that_are_added_are_trained_on_by_all_and_outlive_the_founder(tmp_p
         assert add_part(world, "a")
         grown += PART_SHARDS
         await world.until(lambda: num_shards(world, "b") == grown, PATIENCE_SECONDS)
-        copied = world.nodes["b"]._store
+        copied = world.nodes["b"].inputs.store
         await world.until(
             lambda: not copied.missing(Digest(shard.digest) for shard in all_shards(world, "b")),
             PATIENCE_SECONDS,

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from gossamer.node.network.transport import ProtocolRefused
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.run_exchange import NotAdmittedError
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.node.runs.inviting import InviteOnlyRun
 from gossamer.node.runs.voting import OpenVote, VotingDesk
 from gossamer.node.storage.expulsion_file import ExpulsionFile

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import ProtocolRefused
 from gossamer.node.peers.entrance import roll_of
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.introductions import ask_to_come_in, claim_of
 from gossamer.node.peers.run_exchange import NotAdmittedError
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.node.runs.inviting import InviteOnlyRun
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.node.storage.state_dir import StateDir
@@ -88,8 +88,8 @@ def test_a_newcomer_comes_in_while_its_sponsor_is_away(tmp_path: Path) -> None:
         settled = world.path("b")[0]
         await nursery.start(world.run, "c", ["b"], NumbersTrainer, for_c, settled)
         await world.until(lambda: in_round_of(world, "c", "b", "c"))
-        assert world.nodes["c"].pinned_head == settled
-        assert world.nodes["b"].pinned_head is None
+        assert world.nodes["c"].first.pinned_head == settled
+        assert world.nodes["b"].first.pinned_head is None
         roll = world.nodes["c"].entrance.roll
         entry = roll.entry(world.identity("c").peer_id) if roll is not None else None
         assert entry is not None
@@ -310,9 +310,9 @@ def test_a_ban_holds_for_those_that_a_peer_has_let_in(tmp_path: Path) -> None:
         await world.until(lambda: in_round_of(world, "a", *"abcd"))
         founder = world.nodes["a"]
         c, d = (world.identity(name).peer_id for name in "cd")
-        while not founder._offences.is_banned(c):
-            founder._offences.note(c, ForgedError("a test"))
-        assert founder._offences.is_banned(d)
+        while not founder.first.offences.is_banned(c):
+            founder.first.offences.note(c, ForgedError("a test"))
+        assert founder.first.offences.is_banned(d)
         await trio.sleep(0.5)
         transport = world.network.get(world.identity("a").peer_id)
         assert transport is not None
@@ -345,16 +345,16 @@ def test_a_new_key_of_a_banned_members_invitation_is_banned_though_another_lets_
         await world.until(lambda: in_round_of(world, "a", *"abc"))
         founder = world.nodes["a"]
         b, c, new = (world.identity(name).peer_id for name in ("b", "c", "new"))
-        while not founder._offences.is_banned(c):
-            founder._offences.note(c, ForgedError("a test"))
+        while not founder.first.offences.is_banned(c):
+            founder.first.offences.note(c, ForgedError("a test"))
         await nursery.start(world.run, "new", ["b"], NumbersTrainer, text)
         await world.until(lambda: run_of(world, "a").roll.is_member(new))
-        assert founder._offences.is_banned(new)
+        assert founder.first.offences.is_banned(new)
         transport = world.network.get(world.identity("a").peer_id)
         assert transport is not None
         assert transport.peers() == [b]
         # The ban ends with that of the first one, and then both are members like all others.
-        await world.until(lambda: not founder._offences.is_banned(c))
+        await world.until(lambda: not founder.first.offences.is_banned(c))
         await world.until(lambda: in_round_of(world, "a", "a", "b", "c", "new"))
 
     simulate(world, story)
@@ -379,7 +379,7 @@ def test_a_claim_that_is_forged_gets_no_answer_and_is_an_offence(tmp_path: Path)
             for message in (encode(claim), encode(own), b"nonsense"):
                 said = frame(message)
                 assert await rogue.say(said, victim=victim, protocol=ADMIT_PROTOCOL) == b""
-            assert world.nodes["a"]._offences.is_banned(thief.peer_id)
+            assert world.nodes["a"].first.offences.is_banned(thief.peer_id)
         # One that shows nothing of this run is told nothing.
         stranger = world.identity("stranger")
         manifest = decode_manifest(world.signed.manifest)

@@ -10,7 +10,7 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Stream
-from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
+from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.node.peers.watching import Watcher, mean_of
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.state.commit_records import encode_commit
@@ -67,7 +67,7 @@ def test_a_peer_cannot_invent_rounds(tmp_path: Path) -> None:
             await receive_frame(stream)
             await send_frame(stream, encode_chain_reply([forged]))
 
-        world.nodes["a"]._transport.handle(CHAIN_PROTOCOL, lie)
+        world.nodes["a"].inputs.transport.handle(CHAIN_PROTOCOL, lie)
         async with world.network.transport(world.identity("watcher")) as transport:
             (address, *_) = world.network.addresses_of(world.identity("a").peer_id)
             peer = await transport.connect(address)

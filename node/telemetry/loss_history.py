@@ -1,0 +1,57 @@
+"""The curve of losses over a run of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gossamer.node.telemetry.status import LossPoint
+
+LOSS_POINTS_MAX = 240
+"""Points of the curve in one answer: a page shows no more, and a status stays small."""
+
+
+class LossHistory:
+    """Keeps the curve of a run of any length in at most `LOSS_POINTS_MAX` points.
+
+    A full history drops every second point, and from then on keeps half as many rounds. So the
+    points stay evenly spaced from the beginning. The newest point is always there.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[LossPoint] = []
+        self._newest: LossPoint | None = None
+        self._stride = 1
+
+    @classmethod
+    def restored(cls, points: Sequence[LossPoint], stride: int) -> LossHistory:
+        """Returns the history that had these `points` and this `stride`."""
+        history = cls()
+        history._stride = max(1, stride)
+        for point in points[:LOSS_POINTS_MAX]:
+            history.add(point)
+        return history
+
+    @property
+    def stride(self) -> int:
+        """The least number of rounds between two points that are kept."""
+        return self._stride
+
+    def add(self, point: LossPoint) -> None:
+        """Adds a round. A round that is not newer than the newest one replaces all from it on."""
+        if self._newest is not None and point.round < self._newest.round:
+            self._points = [kept for kept in self._points if kept.round < point.round]
+        self._newest = point
+        if self._points and self._points[-1].round == point.round:
+            self._points[-1] = point
+        elif not self._points or point.round - self._points[-1].round >= self._stride:
+            self._points.append(point)
+        # One place stays free for the newest point.
+        if len(self._points) >= LOSS_POINTS_MAX:
+            self._points = self._points[::2]
+            self._stride *= 2
+
+    def points(self) -> tuple[LossPoint, ...]:
+        """Returns the points that are kept, oldest first, and the newest one."""
+        if self._newest is None or (self._points and self._points[-1].round == self._newest.round):
+            return tuple(self._points)
+        return (*self._points, self._newest)

@@ -1,0 +1,59 @@
+"""Which peers without a connection to this node count as ready, and may be in a ring with it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gossamer.node.peers.admission import FAR_MAX, Admission
+from gossamer.protocol.ids import PeerId
+from tests.support.builders import manifest, peers, ready, ring_of
+
+ME, CONNECTED, *OTHERS = peers(3 * FAR_MAX)
+MEMBERS, STRANGERS = OTHERS[:4], OTHERS[4:]
+
+
+def admission() -> Admission:
+    """That of a node with one connection. `MEMBERS` have standing."""
+    run = manifest()
+    parts = (
+        SimpleNamespace(peer_id=ME, peers=lambda: [CONNECTED]),
+        None,
+        None,
+        SimpleNamespace(is_banned=lambda _peer: False),
+        SimpleNamespace(admits=lambda _peer: True),
+        None,
+    )
+    made = Admission(run, *cast(Any, parts))
+    made.has_standing = {CONNECTED, *MEMBERS}.__contains__
+    return made
+
+
+def is_ready(node: Admission, peer: PeerId) -> bool:
+    return node.admits(peer, ready(root=bytes(32), spans=()))
+
+
+def is_ring(node: Admission, members: list[PeerId]) -> bool:
+    roots = dict.fromkeys(members, bytes(32))
+    ring = ring_of(members, roots=roots, spans=dict.fromkeys(members, ()))
+    return node.admits_ring(ring.organiser, ring.roster)
+
+
+def test_few_strangers_without_a_connection_count_as_ready() -> None:
+    node = admission()
+    assert is_ready(node, CONNECTED)
+    assert [is_ready(node, peer) for peer in STRANGERS].count(True) == FAR_MAX
+
+
+def test_strangers_keep_no_member_without_a_connection_from_being_ready() -> None:
+    """Identities cost nothing, and these say that they are ready before any member can be."""
+    node = admission()
+    for peer in STRANGERS:
+        is_ready(node, peer)
+    assert all(is_ready(node, peer) for peer in MEMBERS)
+
+
+def test_a_ring_has_few_strangers_without_a_connection_beside_its_members() -> None:
+    node = admission()
+    assert is_ring(node, [ME, CONNECTED, *MEMBERS, *STRANGERS[:FAR_MAX]])
+    assert not is_ring(node, [ME, CONNECTED, *MEMBERS, *STRANGERS[: FAR_MAX + 1]])
