@@ -33,7 +33,8 @@ Rules
 - A `Ready` names data until the ledger counts it. Data of steps that were skipped have no tokens in
   any lot and are named with the next work: the ledger counts nothing behind a gap.
 - Tokens that a header says it took from me and that I know nothing of were trained by an earlier
-  life whose records are gone: they count as trained and committed.
+  life whose records are gone: they count as trained and committed. If this account has the life
+  that offered them, they were counted when they were trained, and the offer was forgotten since.
 
 `pending` is the caller's: the answers say which chunks of it change, as bit masks (bit c stands for
 chunk c). The vector behind an offer is the caller's too, under the offer's number: `pending` as it
@@ -160,6 +161,7 @@ class WorkAccount:
         )
         state.offers.append(offer)
         del state.offers[:-OFFERS_MAX]
+        state.first_life = state.first_life or life
         return offer
 
     def withdraw(self, number: int) -> None:
@@ -199,7 +201,8 @@ class WorkAccount:
             exchanged = self._all_chunks
         offer = state.offer_taken_by(parent, tokens, chunks, exchanged.bit_count(), offered)
         if offer is None:
-            state.trained += tokens
+            is_own = offered is not None and 0 < state.first_life <= offered.life
+            state.trained += tokens - (state.take_forgotten(tokens) if is_own else 0)
             state.committed_late += tokens
             return Settlement(None, 0, 0, 0, tokens)
 

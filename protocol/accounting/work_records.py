@@ -152,6 +152,8 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     lost: int = 0
     under_way: int = 0
     """Tokens of the local round that runs: not yet `trained`."""
+    first_life: int = 0
+    """Number of the first life whose offers are all in this account; 0: not known yet."""
     lots: dict[int, Lot] = msgspec.field(default_factory=dict)
     """Lots by number, the oldest first."""
     offers: list[Offer] = msgspec.field(default_factory=list)
@@ -238,12 +240,24 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         lot = self.lots[number]
         carried, dropped, lost = lot.take(amount)
         self.lost -= lost
-        left = dropped
+        self._undo_dropped(dropped)
+        return Share(number, carried, dropped, lost, lot.head == parent)
+
+    def take_forgotten(self, tokens: int) -> int:
+        """Takes tokens of an offer that is no longer remembered. Its work was lost or dropped long
+        ago. Returns how many tokens were found among these."""
+        lost = min(tokens, self.lost)
+        self.lost -= lost
+        return lost + self._undo_dropped(tokens - lost)
+
+    def _undo_dropped(self, tokens: int) -> int:
+        """So many tokens were not dropped after all. Returns how many of them were dropped."""
+        left = tokens
         for reason in sorted(self.dropped):  # which of them it had is not remembered
             undone = min(left, self.dropped[reason])
             self.dropped[reason] -= undone
             left -= undone
-        return Share(number, carried, dropped, lost, lot.head == parent)
+        return tokens - left
 
     def give_back(self, share: Share, carried: int, dropped: int, reason: str) -> None:
         """A share goes to its lot again: so much is carried, so much dropped, the rest is lost."""

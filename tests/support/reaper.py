@@ -69,12 +69,14 @@ def _has(process: psutil.Process, mark: str) -> bool:
 
 def main(mark: str) -> None:
     """Waits for the end of the process of tests, and tidies up after it."""
+    has_namespaces = sys.platform == "linux" and os.geteuid() == 0
+    if has_namespaces:
+        # Here, because it looks for libraries and programs that only Linux has; and before the
+        # wait, because the tree may be gone after it.
+        from tests.support.netns import remove_leftovers
     sys.stdin.buffer.read()
     reap(mark)
-    if sys.platform == "linux" and os.geteuid() == 0:
-        # Here, because it looks for libraries and programs that only Linux has.
-        from tests.support.netns import remove_leftovers
-
+    if has_namespaces:
         remove_leftovers()
 
 

@@ -1,5 +1,7 @@
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -41,3 +43,21 @@ def test_a_reaper_ends_with_a_run_that_left_nothing(monkeypatch: pytest.MonkeyPa
     assert reaper.stdin is not None
     reaper.stdin.close()
     assert reaper.wait(timeout=PATIENCE_SECONDS) == 0
+
+
+def test_a_reaper_needs_no_tree_when_the_tests_are_over(tmp_path: Path) -> None:
+    support = tmp_path / "tests" / "support"
+    support.mkdir(parents=True)
+    for name in ("reaper.py", "netns.py"):
+        shutil.copy(ROOT / "tests" / "support" / name, support)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.reaper", "a mark that no process has"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    ) as reaper:
+        assert reaper.stdin is not None
+        reaper.stdin.write(bytes(1024 * 1024))  # more than a pipe holds: it waits for the end now
+        shutil.rmtree(tmp_path / "tests")
+        _, errors = reaper.communicate(timeout=PATIENCE_SECONDS)
+    assert (reaper.returncode, errors) == (0, b"")

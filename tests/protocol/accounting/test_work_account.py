@@ -585,3 +585,26 @@ def test_what_waited_for_its_turn_is_taken_with_an_offer_of_a_killed_process() -
     settled = new.committed_by(H2, H1, 50, HIGH, counts_spans=True, exchanged=HIGH)
     assert (settled.offer, settled.taken, settled.zeroed) == (offer.number, HIGH, 0)
     assert fates(new) == (150, 0, 0, 30, 0)
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_what_a_round_takes_of_a_forgotten_offer_was_trained_once(life: int) -> None:
+    """A peer goes on alone for so long that it forgets its first offer, a part of which counts on
+    the branch that wins. Only an earlier life, whose records are gone, trained more than this."""
+    one, num_rounds = account(), OFFERS_MAX + 1
+    heads = [digest_of(b"alone", bytes([number])) for number in range(num_rounds + 1)]
+    for number in range(num_rounds):
+        one.trained(heads[number], number + 1, 100, [])
+        offered(one, heads[number], number + 1, life=2)
+        one.committed_by(heads[number + 1], heads[number], 100, ALL, counts_spans=False)
+    one.branch_left(num_rounds, 1)
+    for number in reversed(range(num_rounds)):
+        one.abandoned(heads[number + 1], heads[number], 100, 1, has_vector=False)
+    one.drop_stale(STALE_ROUNDS + 2)
+    gone = one.dropped + one.state.lost
+    assert gone == one.state.trained == 100 * num_rounds
+    one.committed_by(H1, heads[0], 25, 0b1, counts_spans=False, offered=Offered(life, 100))
+    num_more = 25 if life == 1 else 0
+    assert one.state.trained == 100 * num_rounds + num_more
+    assert fates(one)[:2] == (0, 25)
+    assert one.dropped + one.state.lost == gone - 25 + num_more
