@@ -253,10 +253,12 @@ def test_a_member_that_takes_part_in_every_other_round_is_audited(tmp_path: Path
     world = lived(tmp_path, NoiseInEveryOtherRound, is_over=is_over)
     rounds = rounds_of(world, "e")
     assert len(rounds) >= 4
-    assert all(later > earlier + 1 for earlier, later in pairwise(rounds))
+    # The others may wait in the round in which it joins, which can be one of those it is late for.
+    assert all(later > earlier + 1 for earlier, later in pairwise(rounds[1:]))
     num_good, num_poor = verdicts_on(world, "e")
     assert num_poor >= 2
     assert num_good == 0
+    assert any(times_out(world, name) for name in "abcd")
     assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
 
 
