@@ -163,6 +163,11 @@ class Swarm:
         living = self.living_anywhere()
         return {peer: announce for peer, announce in living.items() if peer in connected}
 
+    def unheard(self) -> list[PeerId]:
+        """Connected peers that have not announced themselves in this run (yet)."""
+        known = self.membership.known()
+        return [peer for peer in self._transport.peers() if peer not in known]
+
     def living_anywhere(self) -> dict[PeerId, Announce]:
         """Living others, connected to this node or not, sorted by peer id."""
         return self.membership.living(self._awake.awake_seconds())

@@ -287,8 +287,9 @@ class Joiner:
         phases.set("syncing")
         if self._has_bootstrap:
             # In a swarm that has rounds behind it, no peer should begin again with the first one.
+            # The peer that is heard first may be a newcomer as well.
             with trio.move_on_after(FIRST_CONTACT_SECONDS):
-                while not self._swarm.living():
+                while not self._swarm.living() or self._swarm.unheard():
                     await self._trainings.orders.wait()
         self._proven_until = trio.current_time() + PROOF_SECONDS
         while not self._committed.is_loaded:
