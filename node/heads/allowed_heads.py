@@ -41,10 +41,7 @@ class AllowedHeads:
             return True
         if pin not in chain:
             return pin in chain.ancestors(head, len(chain))  # its own record may be lost
-        # The rounds on both sides of a record that the disk lost were proven before it did.
-        gap = chain.gap_before(head)
-        is_before_gap = gap is not None and chain.is_whole(pin) and chain.entry(pin).round < gap
-        return is_before_gap or self._choice.fork_of(pin, head) == pin
+        return chain.is_before_gap(pin, head) or self._choice.fork_of(pin, head) == pin
 
     def is_void(self, head: Digest) -> bool:
         """Returns whether a round on the way to a known head was taken back."""

@@ -87,16 +87,22 @@ class ChainTree:
         record."""
         return self.is_linked(head) or self.gap_before(head) is not None
 
+    def is_before_gap(self, earlier: Digest, head: Digest) -> bool:
+        """Returns whether a whole head is older than the record that is missing on the way to a
+        known head. The rounds on both sides of a record that the disk lost were proven before it
+        did."""
+        gap = self.gap_before(head)
+        is_older = gap is not None and earlier in self and self.entry(earlier).round < gap
+        return is_older and self.is_whole(earlier)
+
     def passed_on_way(self, head: Digest) -> tuple[bytes, ...]:
         """Returns what a start at a known head says of the head of the link (`ChainStart.passed`).
         Without it no head would be allowed any more where the summary does not name that one."""
-        pin, gap = self.pinned_head, self.gap_before(head)
-        if pin is not None:
-            known = self._entries.get(pin)
-            # The rounds on both sides of a record that the disk lost were proven before it did.
-            is_before_gap = gap is not None and known is not None and known.round < gap
-            if (is_before_gap and self.is_whole(pin)) or pin in self.ancestors(head, len(self)):
-                return (pin,)
+        pin = self.pinned_head
+        if pin is not None and (
+            self.is_before_gap(pin, head) or pin in self.ancestors(head, len(self))
+        ):
+            return (pin,)
         return () if self.start is None else self.start.passed
 
     def pieces_to(self, head: Digest) -> list[list[Digest]]:

@@ -277,23 +277,31 @@ def test_a_peer_that_bans_this_node_is_not_dialled_at_every_look(
     assert 2 <= len(dials) <= 4
 
 
+@asynccontextmanager
+async def beside_a_member() -> AsyncIterator[
+    tuple[Libp2pTransport, Libp2pTransport, Libp2pTransport, Membership]
+]:
+    """A node, a member that it is connected to and has heard of, another peer, and the node's
+    membership."""
+    async with AsyncExitStack() as stack:
+        node, member, old = [
+            await stack.enter_async_context(open_libp2p_transport(Identity.generate(), LOOPBACK))
+            for _ in range(3)
+        ]
+        await node.connect(member.addresses()[0])
+        membership = Membership(node.peer_id)
+        said = announce(addresses=tuple(member.addresses()))
+        membership.announced(0.0, member.peer_id, said, (member.peer_id,))
+        yield node, member, old, membership
+
+
 def test_a_node_that_is_connected_to_a_member_dials_no_peer_that_is_not_heard_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery_module, "LOOK_SECONDS", 0.1)
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            node, member, old = [
-                await stack.enter_async_context(
-                    open_libp2p_transport(Identity.generate(), LOOPBACK)
-                )
-                for _ in range(3)
-            ]
-            await node.connect(member.addresses()[0])
-            membership = Membership(node.peer_id)
-            said = announce(addresses=tuple(member.addresses()))
-            membership.announced(0.0, member.peer_id, said, (member.peer_id,))
+        async with beside_a_member() as (node, member, old, membership):
             discovery = discovery_of(node, tmp_path, membership, old.addresses()[:1])
             with trio.move_on_after(1.0):
                 await discovery.run()
@@ -312,17 +320,7 @@ def test_a_peer_that_nobody_speaks_of_is_dialled_now_and_then(
     monkeypatch.setattr("gossamer.protocol.policy.redial.RELAYED_BACK_OFF_SECONDS_MIN", 0.2)
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            node, member, old = [
-                await stack.enter_async_context(
-                    open_libp2p_transport(Identity.generate(), LOOPBACK)
-                )
-                for _ in range(3)
-            ]
-            await node.connect(member.addresses()[0])
-            membership = Membership(node.peer_id)
-            said = announce(addresses=tuple(member.addresses()))
-            membership.announced(0.0, member.peer_id, said, (member.peer_id,))
+        async with beside_a_member() as (node, member, old, membership):
             addresses = tuple(old.addresses()[:1])
             discovery = discovery_of(node, tmp_path, membership, () if is_in_file else addresses)
             if is_in_file:
