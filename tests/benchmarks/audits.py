@@ -402,20 +402,25 @@ def table_of(gains: Losses, share: float, *, overlap: bool) -> Table:
     return table
 
 
-def main() -> None:
-    """Trains all seeds and prints a table."""
-    parser = argparse.ArgumentParser("tests.benchmarks.audits", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=80)
+def add_trial_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which runs are trained (`Trial`)."""
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--uneven", action="store_true", help="peers of different speed")
-    parser.add_argument("--early", action="store_true", help="states come in mid-round")
     parser.add_argument("--small", action="store_true", help="a very small model")
     parser.add_argument("--epochs", action="store_true", help="each peer has little text")
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
     parser.add_argument("--words", action="store_true", help="ten words and a very small model")
-    parser.add_argument("--heldout", action="store_true", help="judge all work on held-out text")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
+
+
+def main() -> None:
+    """Trains all seeds and prints a table."""
+    parser = argparse.ArgumentParser("tests.benchmarks.audits", description=__doc__.split("\n")[0])
+    add_trial_options(parser)
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--early", action="store_true", help="states come in mid-round")
+    parser.add_argument("--heldout", action="store_true", help="judge all work on held-out text")
     parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
     parser.add_argument("--keep", type=Path, help="a file for all gains, as npy")
     parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")

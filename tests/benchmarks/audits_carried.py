@@ -47,7 +47,13 @@ from gossamer.protocol.wire.audit_messages import SEQUENCES
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
-from tests.benchmarks.audits import WORDS_SHAPE, Losses, Trial, write_words
+from tests.benchmarks.audits import (
+    WORDS_SHAPE,
+    Losses,
+    Trial,
+    add_trial_options,
+    write_words,
+)
 
 PERIODS = (1, 1, 1, 2, 3, 3)
 """Each peer is in one of so many rounds."""
@@ -233,15 +239,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         "tests.benchmarks.audits_carried", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    add_trial_options(parser)
     parser.add_argument("--fresh", action="store_true", help="go on from the newest state")
-    parser.add_argument("--no-overlap", action="store_true")
-    parser.add_argument("--uneven", action="store_true", help="peers of different speed")
-    parser.add_argument("--small", action="store_true", help="a very small model")
-    parser.add_argument("--epochs", action="store_true", help="each peer has little text")
-    parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
-    parser.add_argument("--words", action="store_true", help="ten words and a very small model")
-    parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.set_defaults(early=False, heldout=False)
     options = parser.parse_args()
     if not (options.words or options.small):
