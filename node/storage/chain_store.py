@@ -353,6 +353,7 @@ class ChainStore(ChainTree):
         for head, entry in entries.items():
             if head not in (self.genesis, root):
                 self._link(entry)
+        self.num_reshaped += 1
 
     def remove_leftover(self) -> int:
         """Removes the files of the rounds before the start. Returns their number."""

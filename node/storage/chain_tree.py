@@ -52,6 +52,9 @@ class ChainTree:
         """Bytes of the records on the way to a head, of those that have all of them."""
         self._num_bytes = 0
         """Bytes of all records."""
+        self.num_reshaped = 0
+        """How often known heads got another way to the root: a missing record between has come, or
+        the root is another one."""
 
     def __contains__(self, head: bytes) -> bool:
         return head in self._entries
@@ -210,7 +213,9 @@ class ChainTree:
         head, parent = entry.head, entry.parent
         self._children.setdefault(parent, []).append(head)
         self._tips.pop(parent, None)
-        if head not in self._children:
+        if head in self._children:
+            self.num_reshaped += 1
+        else:
             self._tips[head] = None
         self._num_bytes += entry.num_bytes
         new = [head] if parent in self._path_bytes else []

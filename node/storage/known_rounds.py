@@ -48,6 +48,11 @@ class KnownRounds:
         self.vote_of: Callable[[PeerId, bytes], Vote | None] = lambda _author, _ring_id: None
         """Returns the newest checked vote of a peer in a ring that this node has heard."""
 
+    @property
+    def num_reshaped(self) -> int:
+        """See `Rounds`."""
+        return self._chain.num_reshaped
+
     def parent_of(self, head: Digest) -> Digest:
         """See `Rounds`. A round before a gap in the records counts as the run's beginning."""
         parent = self._chain.entry(head).parent

@@ -60,6 +60,11 @@ MEMORY = 4 * STANDING_ROUNDS
 class Rounds(Protocol):
     """The committed rounds that a peer knows."""
 
+    @property
+    def num_reshaped(self) -> int:
+        """How often known heads got another way to the beginning: a missing round between has
+        come, or the rounds before a start have gone."""
+
     def parent_of(self, head: Digest, /) -> Digest:
         """Returns the head before a known head; the run's beginning is its own parent."""
 
@@ -100,6 +105,20 @@ class HeadChoice:
         self._best: OrderedDict[tuple[Digest, ...], Digest] = OrderedDict()
         """The head that wins among some, by these in order; not in invite-only runs, whose branches
         change."""
+        self._num_reshaped = rounds.num_reshaped
+        """The shape of the rounds that all of this is remembered of."""
+
+    def _forget_other_shape(self) -> None:
+        """Ways to the beginning have changed: two forks of before and after do not fit together,
+        and a search from fork to fork would have no end."""
+        if self._num_reshaped == self._rounds.num_reshaped:
+            return
+        self._num_reshaped = self._rounds.num_reshaped
+        self._stakes.clear()
+        self._signers.clear()
+        self._forks.clear()
+        self._anchors.clear()
+        self._best.clear()
 
     def forget_signers(self, rounds: Iterable[Digest]) -> None:
         """Some rounds have got further signers: what follows from them is found anew.
@@ -120,6 +139,7 @@ class HeadChoice:
 
     def stakes_at(self, head: Digest) -> Mapping[PeerId, int]:
         """Returns the stake of each peer that has one at a known head."""
+        self._forget_other_shape()
         found = self._stakes.get(head)
         if found is None:
             found = self._stakes[head] = self._count_stakes(head)
@@ -166,6 +186,7 @@ class HeadChoice:
 
     def signers_since(self, fork: Digest, head: Digest) -> frozenset[PeerId]:
         """The peers that signed a round after `fork` on the way to `head`."""
+        self._forget_other_shape()
         way: list[Digest] = []
         signers: frozenset[PeerId] = frozenset()
         while head != fork:
@@ -185,6 +206,7 @@ class HeadChoice:
 
     def fork_of(self, one: Digest, other: Digest) -> Digest:
         """The newest round that two known heads have in common."""
+        self._forget_other_shape()
         key = (one, other)
         found = self._forks.get(key)
         if found is not None:
@@ -211,6 +233,7 @@ class HeadChoice:
         What follows the anchor are rounds of strangers. They are another question, for a peer that
         has reached the anchor: nobody gets there the sooner for being told of them.
         """
+        self._forget_other_shape()
         key = (head, mine)
         if key not in self._anchors:
             self._anchors[key] = self._find_anchor(head, mine)
@@ -245,6 +268,7 @@ class HeadChoice:
         pairs would not do: the stake differs from fork to fork, and three heads could each win over
         the next one.
         """
+        self._forget_other_shape()
         left = tuple(sorted(set(heads)))
         if len(left) == 1:
             return left[0]

@@ -12,8 +12,10 @@ import pytest
 from gossamer.node.storage import chain_start
 from gossamer.node.storage.chain_start import ChainStart, read_start, start_after
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy.chain_summary import NO_SUMMARY, extended
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from tests.node.storage.test_chain_store import PEER
@@ -97,6 +99,20 @@ def test_old_rounds_go_and_the_rest_is_as_before(
         assert store.may_follow(Digest(header.parent))
         head = store.add(commit, header)
     assert store.is_whole(head)
+
+
+def test_the_choice_of_a_head_forgets_forks_before_the_start(
+    directory: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    """The head on which a node stands stays known, also if it is no round of the chain kept."""
+    store, parent = open_chain(directory), rounds[9][1].digest
+    branch = rounds_after([PEER], 3, parent, round_number=10, run_id=CHAIN_RUN)
+    mine = [store.add(commit, header) for commit, header in branch][-1]
+    newest, choice = rounds[-1][1].digest, HeadChoice(KnownRounds(store), PEER)
+    assert choice.fork_of(mine, newest) == parent
+    store.begin_at(start_of(rounds), [mine])
+    assert choice.fork_of(mine, newest) == CHAIN_RUN
+    assert choice.fork_of(mine, rounds[-2][1].digest) == CHAIN_RUN
 
 
 def test_no_branch_parts_before_the_start(

@@ -18,10 +18,12 @@ from gossamer.node.storage.chain_start import (
     write_checkpoints,
     write_start,
 )
+from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.policy.chain_checkpoint import checkpoint_of, encode_checkpoint
 from gossamer.protocol.policy.chain_summary import NO_SUMMARY, encode_summary, extended
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.checkpoint_messages import SignedCheckpoint
@@ -236,3 +238,25 @@ def test_a_power_cut_takes_no_record_that_the_head_names(
     again = Holder(small_manifest(), tmp_path)
     assert again.state.entry.round == 5
     assert again.chain.is_whole(again.state.head)
+
+
+def test_the_choice_of_a_head_forgets_the_gap_that_a_record_has_filled(
+    tmp_path: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    """What was remembered of forks before does not fit what is found after: the search from fork
+    to fork had no end."""
+    lost = 3
+    early, late, newest = (rounds[number - 1][1].digest for number in (lost, 20, 30))
+    store = write_chain(tmp_path / "chain", rounds[: lost - 1] + rounds[lost:20])
+    choice = HeadChoice(KnownRounds(store), PEER)
+    assert choice.fork_of(rounds[1][1].digest, late) == CHAIN_RUN
+    assert not choice.stakes_at(late).keys() - {PEER}
+    before = choice.tokens_at(late)[PEER]
+    store.add(*rounds[lost - 1])
+    assert choice.best([early, late]) == late
+    for each in rounds[20:30]:
+        store.add(*each)
+    assert choice.best([rounds[1][1].digest, late, newest]) == newest
+    assert choice.fork_of(rounds[1][1].digest, late) == rounds[1][1].digest
+    assert choice.stakes_at(late)[PEER] > before, "the rounds before the record count again"
+    assert choice.signers_since(early, late) == {PEER}

@@ -27,6 +27,7 @@ class Rounds:
         """Signers of rounds whose votes are not here yet."""
         self.asked: list[Digest] = []
         """The rounds whose signers were asked for."""
+        self.num_reshaped = 0
 
     def parent_of(self, head: Digest, /) -> Digest:
         return GENESIS if head == GENESIS else self._rounds[head][0]

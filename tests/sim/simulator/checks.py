@@ -92,6 +92,8 @@ class Checks:
 
     # The chain, as everybody could fetch it
 
+    num_reshaped = 0
+
     def tokens_of(self, head: Digest) -> int:
         return self.headers[head].tokens_total if head in self.headers else 0
 
