@@ -18,6 +18,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+MANIFEST_NAMES = ("manifest.msgpack", "manifest.copy")
+"""The node goes on with its run as long as one of them is there."""
+
 ATTEMPTS_MAX = 150
 RETRY_SECONDS = 2.0
 ANSWER_SECONDS_MAX = 5.0
@@ -46,13 +49,14 @@ def main() -> None:
     if len(sys.argv) < 2:
         sys.exit("usage: gossamer-join-seed http://HOST:PORT [OPTIONS OF gossamer join]")
     endpoint, options = sys.argv[1].rstrip("/"), sys.argv[2:]
-    manifest = Path(os.environ.get("GOSSAMER_STATE_DIR", "/var/lib/gossamer"), "manifest.msgpack")
+    state_dir = Path(os.environ.get("GOSSAMER_STATE_DIR", "/var/lib/gossamer"))
+    has_run = any((state_dir / name).exists() for name in MANIFEST_NAMES)
     links: list[str] = []
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             links = links_of(endpoint)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if manifest.exists():
+            if has_run:
                 print(f"{endpoint} does not answer ({error}); going on without it", flush=True)
             elif attempt < ATTEMPTS_MAX:
                 if attempt == 1:

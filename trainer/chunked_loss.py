@@ -21,14 +21,28 @@ from torch import Tensor
 NO_TARGET = -100
 """Stands for a target that does not count, as in torch."""
 
-# The gradient of the head is a sum over the tokens of a chunk, which a frequent word could bring
-# out of fp16's range of 65,504. Divided by this it has room, and a power of two costs no bits.
-_FP16_ROOM = 16.0
+_FP16_ROWS = 11
+"""Logarithm of 2,048: as many rows of values up to 32 may all pull one way in fp16, whose range is
+65,504."""
+
+_FP16_ROOM_MIN = -4
+"""Logarithm of the least room: a gradient is then at most 16."""
+
+
+def fp16_room(num_rows: int) -> float:
+    """Returns by how much gradients of a chunk are divided in fp16; below 1 they are multiplied.
+
+    The gradient of the head is a sum over the rows of a chunk, which a frequent word could bring
+    out of the range. A word that is no target has its probability as its gradient, which in a large
+    vocabulary is near the smallest number (6e-8). The larger the vocabulary, the fewer rows has a
+    chunk: so there is room for both. A power of two costs no bits.
+    """
+    return 2.0 ** max((num_rows - 1).bit_length() - _FP16_ROWS, _FP16_ROOM_MIN)
 
 
 LossOfProducts = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(products (n, V), targets (n,)) -> (loss in nats, summed: (); its gradient by the products, in
-their type: (n, V); in fp16 a 16th of it)."""
+their type: (n, V); in fp16 divided by `fp16_room(n)`)."""
 
 
 def chunked_loss_sum(
@@ -71,7 +85,7 @@ def _loss_in_place(products: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     ones = counts.to(log_sum.dtype)
     probabilities.scatter_add_(1, targets[:, None].clamp(min=0), ones.neg_())
     if products.dtype == torch.float16:
-        probabilities /= _FP16_ROOM
+        probabilities /= fp16_room(len(products))
     return loss, probabilities.to(products.dtype)
 
 
@@ -86,7 +100,7 @@ def fused_loss(products: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     loss = ((log_sum - of_targets) * counts).sum()
     gradient = torch.where(counts, (logits - log_sum).exp(), 0.0) - is_wanted.float()
     if products.dtype == torch.float16:
-        gradient = gradient / _FP16_ROOM
+        gradient = gradient / fp16_room(products.shape[0])
     return loss, gradient.to(products.dtype)
 
 
@@ -105,12 +119,11 @@ class _ChunkedLoss(torch.autograd.Function):
         row_gradient = torch.empty_like(rows) if wants_gradient else None
         # A frozen head has none.
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        is_fp16 = False
         for start in range(0, len(rows), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             products = F.linear(rows[chunk], weight)
             weight = weight.to(products.dtype)  # once, if autocast would do it for each chunk
-            is_fp16 = products.dtype == torch.float16
+            room = fp16_room(len(products)) if products.dtype == torch.float16 else 1.0
             if row_gradient is None:
                 loss += _loss_and_logits(products, targets[chunk])[0]
                 continue
@@ -120,11 +133,10 @@ class _ChunkedLoss(torch.autograd.Function):
             del products
             loss += chunk_loss
             row_gradient[chunk] = gradient @ weight
+            if room != 1.0:
+                row_gradient[chunk] *= room
             if weight_gradient is not None:
-                weight_gradient += gradient.T @ rows[chunk].to(gradient.dtype)
-        for total in (row_gradient, weight_gradient):
-            if total is not None and is_fp16:
-                total *= _FP16_ROOM
+                weight_gradient.add_(gradient.T @ rows[chunk].to(gradient.dtype), alpha=room)
         ctx.gradients = row_gradient, weight_gradient
         return loss
 

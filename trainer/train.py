@@ -52,7 +52,7 @@ from gossamer.trainer.inner_step.muon import optimizer_for
 from gossamer.trainer.inner_step.optimizer import clip, gradient_norm
 from gossamer.trainer.inner_step.schedule import learning_rate_of
 from gossamer.trainer.ipc.choices import MomentFormat
-from gossamer.trainer.model import Decoder
+from gossamer.trainer.model import Decoder, decoder_on
 from gossamer.trainer.presets.modes import adapted, default_optimizer
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
@@ -75,7 +75,7 @@ class Worker:
         self._device = take_device(device, run.model.width)
         if self._device.needs_loss_scale:
             self._device = dataclasses.replace(self._device, precision="fp32")
-        self._decoder = Decoder(run.model, self._device.torch_device)
+        self._decoder = decoder_on(run.model, self._device)
         self._optimizer = optimizer_for(
             self._decoder, run.inner, self._device.coarse_dtype, moment_format
         )

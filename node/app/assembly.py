@@ -29,7 +29,7 @@ from gossamer.node.app.run_logs import RunLogs
 from gossamer.node.app.runtime import NodeInputs, Runtime
 from gossamer.node.app.taking_part import TakingPart
 from gossamer.node.base.orders import Orders
-from gossamer.node.base.pausing import Hold
+from gossamer.node.base.pausing import Hold, LeavingError
 from gossamer.node.base.printable import printable
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
@@ -148,12 +148,21 @@ class Node:
         Args:
             seconds: when the pause ends by itself; None: when the owner resumes.
             after_round: whether the present round is finished first.
+
+        Raises:
+            LeavingError: the order comes too late.
         """
+        self._require_staying()
         self.first.pause_orders.pause(seconds, after_round=after_round)
 
     def resume(self) -> None:
-        """Ends the owner's pause, or goes on after a failure of the trainer."""
+        """Ends the owner's pause, or goes on after a failure of the trainer. LeavingError."""
+        self._require_staying()
         self.first.pause_orders.resume()
+
+    def _require_staying(self) -> None:
+        if self._leaving.is_set() or self.first.orders.leave:
+            raise LeavingError
 
     async def order_kept(self) -> str:
         """See `PauseOrders.kept`."""

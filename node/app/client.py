@@ -12,6 +12,7 @@ import msgspec
 
 from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.base.local_http import AnswerError, ask
+from gossamer.node.base.pausing import LEAVING_CODE
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.daemon_files import DaemonFiles
@@ -191,10 +192,7 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
             body_bytes_max=_ANSWER_BYTES_MAX,
         )
     except ConnectionRefusedError as error:
-        raise NotRunningError(
-            f"no node runs on {state_dir.root}: nothing listens on {where} any more, and "
-            f"{_NOT_IN_ORDER}"
-        ) from error
+        raise NotRunningError(_why_nothing_listens(state_dir, where)) from error
     except TimeoutError as error:
         raise ClientError(
             f"the daemon at {where} did not answer within {TIMEOUT_SECONDS:g} s: it hangs, or the "
@@ -207,6 +205,11 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
     if code == 400 and path.startswith("/api/limits"):
         text = data[:_REASON_BYTES_MAX].decode("utf-8", errors="replace").strip()
         raise RefusedError(text.splitlines() or ["the daemon refuses it"])
+    if code == LEAVING_CODE:
+        raise ClientError(
+            f"the node on {state_dir.root} is leaving, and nothing takes that back. Start it again "
+            "when it has ended"
+        )
     if code >= 300:
         reason = data[:300].decode("utf-8", errors="replace").strip()
         what = path.partition("?")[0]
@@ -214,6 +217,18 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
     if len(data) > _ANSWER_BYTES_MAX:
         raise ClientError(f"the program at {where} sent more than {_ANSWER_BYTES_MAX:,} bytes")
     return data
+
+
+def _why_nothing_listens(state_dir: StateDir, where: HostPort) -> str:
+    """Returns the sentence on a daemon whose port is closed although it left its address."""
+    if state_dir.is_in_use():  # it closes its port before it lets the directory go
+        return f"the node on {state_dir.root} is ending, and takes no more orders"
+    if DaemonFiles(state_dir).read_api() is None:
+        return f"no node runs on {state_dir.root}: it has just ended in order"
+    return (
+        f"no node runs on {state_dir.root}: nothing listens on {where} any more, and "
+        f"{_NOT_IN_ORDER}"
+    )
 
 
 def _reachable(where: HostPort) -> HostPort:

@@ -30,6 +30,7 @@ from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http_server import IDLE_SECONDS_MAX, Guard, bind_address, serve_app
 from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
+from gossamer.node.base.pausing import LEAVING_CODE, LeavingError
 from gossamer.node.base.printable import printable_json
 from gossamer.node.storage.owner_files import RoundSamples
 from gossamer.node.telemetry.logs import newest_lines
@@ -73,7 +74,8 @@ Samples = Callable[[], Sequence[RoundSamples]]
 
 
 class Controls(Protocol):
-    """The node, as the orders see it. The status shows their effect."""
+    """The node, as the orders see it. The status shows their effect. A node that leaves refuses to
+    pause and to resume (LeavingError)."""
 
     def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None: ...
 
@@ -262,6 +264,8 @@ def _order(
             problem = await act(request)
         except ValueError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
+        except LeavingError as error:
+            return PlainTextResponse(f"{error}\n", status_code=LEAVING_CODE)
         answer = {"accepted": True, "problem": problem} if problem else {"accepted": True}
         return JSONResponse(answer, status_code=202)
 

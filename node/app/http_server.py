@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of
-from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.node.base.address_text import HostPort, bind_remedy, parse_host_port
 from gossamer.node.base.settings import ConfigError
 from gossamer.protocol.limits import MIB
 
@@ -158,8 +158,7 @@ def bind_address(option: str, address_text: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ApiBindError(
-            f"{option} {where}: {error.strerror}. Give another port (0 picks a free one), "
-            "or stop the program that listens there"
+            f"{option} {where}: {error.strerror}. {bind_remedy(error, option)}"
         ) from error
     return listener
 

@@ -239,6 +239,8 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
     text = "each peer's own text" if data.own else f"{data.num_tokens:,} tokens"
     if data.grows:
         text += " to begin with"
+    if manifest.last_round is not None:
+        text += f", {manifest.last_round:,} rounds"
     log.info(
         f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, {text}",
         run=manifest.run_id.hex()[:16],

@@ -14,6 +14,7 @@ the run of the peer at that address.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 from typing import NamedTuple
@@ -36,6 +37,21 @@ class HostPort(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+def bind_remedy(error: OSError, option: str) -> str:
+    """Returns a sentence on what to do where an address cannot be listened on.
+
+    Args:
+        option: that names the address, such as `--listen`.
+    """
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"This machine has no such address: give {option} one of its own"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"The system keeps this port for root: give {option} one from 1024 on"
+    return (
+        f"Give {option} another port (0 picks a free one), or stop the program that listens there"
+    )
 
 
 class Link(NamedTuple):

@@ -24,6 +24,9 @@ the first one here is shown."""
 
 PAUSE_REASONS: tuple[PauseReason, ...] = get_args(PauseReason)
 
+LEAVING_CODE = 409
+"""The HTTP status of the answer to an order that a node cannot obey any more, because it leaves."""
+
 PAUSE_SECONDS_MAX = 30 * 24 * 3600
 """A pause that ends by itself: a longer one is better ended by the owner."""
 
@@ -42,6 +45,13 @@ PROGRAMS_MAX = 32
 
 PROGRAM_CHARACTERS_MAX = 64
 """Longer than a file's name that a person types."""
+
+
+class LeavingError(Exception):
+    """The node is leaving, and an order to stay comes too late; the message is for people."""
+
+    def __init__(self) -> None:
+        super().__init__("the node is leaving, and nothing takes that back")
 
 
 class UserPause(msgspec.Struct, frozen=True):

@@ -108,8 +108,13 @@ class ChainRecords:
             if chain.is_whole(head):
                 return
             first_round = 0 if chain.start is None else chain.start.round
+            # Where a record is missing, that one is asked for: the disk of the peer may have lost
+            # another one behind it, and then the peer knows no way to the head either.
+            wanted = chain.missing_before(head) or head
+            if (gap := chain.gap_before(head)) is not None:
+                after_round = min(after_round, gap - 1)
             after_round = max(after_round, first_round)
-            records = await self.request(peer, ChainRequest(head, after_round))
+            records = await self.request(peer, ChainRequest(wanted, after_round))
             if not records and after_round == first_round:
                 if has_asked or not await self.adopt(peer):
                     raise UnknownHeadError(f"{short(peer)} does not know the way to {short(head)}")
@@ -140,7 +145,7 @@ class ChainRecords:
             if headers[0].round != after_round + 1:
                 # A page that was asked for before would come again without an end.
                 raise MalformedError("a page of the chain that begins at another round")
-            self._take(peer, commits, headers, head)
+            self._take(peer, commits, headers, wanted)
             after_round = headers[-1].round
         raise BehindError("the chain is too long")
 

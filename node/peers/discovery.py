@@ -9,7 +9,6 @@ other addresses, which may lead to members that these have not heard of.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Container, Iterator, Sequence
@@ -46,7 +45,12 @@ transport refuses inbound connections above its own limit."""
 
 UNHEARD_MAX = 8
 """Peers of earlier lives, and addresses of the owner, that are dialled while a member is connected
-and has not heard of them. Most are gone, and each is dialled once in ten minutes in the end."""
+and has not heard of them. Most are gone. The first half are always the same: the owner's, and the
+newest. Each of these is dialled once in ten minutes in the end. The others take turns."""
+
+UNHEARD_LOOKS = 600
+"""Looks of one turn, ten minutes: each peer of it is dialled five times. A hundred peers of earlier
+lives have their turns within five hours, for two dials a minute."""
 
 DIRECT_SECONDS = 1.5
 """Time for an answer at a peer's own addresses, after which it is tried through another peer: one
@@ -192,8 +196,8 @@ class Discovery:
                 patience = 0.0 if me < peer else BACK_OFF_SECONDS_MIN
                 self._redial.want(now, peer, patience, is_relayed=is_relayed)
         is_alone, here = connected.isdisjoint(members), {me, *connected}
-        others = self._others(here if is_alone else here.union(members))
-        for key, target in others if is_alone else itertools.islice(others, UNHEARD_MAX):
+        others = list(self._others(here if is_alone else here.union(members)))
+        for key, target in others if is_alone else self._in_turn(others):
             if key not in targets:
                 targets[key] = target
                 self._redial.want(now, key, 0.0, is_relayed=not is_alone)
@@ -209,6 +213,16 @@ class Discovery:
         for peer, addresses in self._known.newest_first():
             if peer not in known and not self._is_left(peer):
                 yield peer, _Target(peer, addresses)
+
+    def _in_turn(self, others: list[tuple[str, _Target]]) -> list[tuple[str, _Target]]:
+        """Returns the `UNHEARD_MAX` of these whose turn it is. Where the first ones are gone for
+        good, a later one may still lead to a part of the swarm that was cut off."""
+        half = UNHEARD_MAX // 2
+        first, rest = others[:half], others[half:]
+        if len(rest) > half:
+            turn = self._num_looks // UNHEARD_LOOKS * half % len(rest)
+            rest = [*rest[turn:], *rest[:turn]][:half]
+        return first + rest
 
     def _is_left(self, peer: PeerId) -> bool:
         """Returns whether a peer is not in this run, or not any more."""

@@ -24,7 +24,7 @@ from gossamer.node.network.transport import (
 from gossamer.node.peers.introductions import Applicant
 from gossamer.node.peers.uploads import Uploads
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, SignedManifest
 from gossamer.protocol.wire.run_messages import (
     ADMIT_PROTOCOL,
@@ -156,8 +156,8 @@ async def request_manifest(
     found = open_signed_manifest(signed).run_id
     if run_id is not None and found != run_id:
         raise WrongRunError(
-            f"{address} is in run {short(found)}..., and the link says "
-            f"{short(run_id)}...: ask for a new link, or leave out what follows the #"
+            f"{address} is in run {found.hex()}, and the link says {run_id.hex()}: ask for a new "
+            "link, or leave out what follows the #"
         )
     return signed
 

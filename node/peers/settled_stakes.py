@@ -25,7 +25,8 @@ class SettledStakes:
         self._chain = chain
         self._choice = choice
         self._own_head = own_head
-        self._seen: Digest | None = None
+        self._seen: tuple[Digest, int] | None = None
+        """The own head, and the shape of the chain, that the rest was found for."""
         self._heads: dict[int, Digest] = {}
         self._stakes: dict[Digest, Mapping[PeerId, int]] = {}
         """At the heads that votes have named: the choice of a head forgets old ones."""
@@ -51,9 +52,9 @@ class SettledStakes:
     def _look(self) -> None:
         """Finds the heads that votes may name on the way to the own head, if that has changed."""
         own, chain = self._own_head(), self._chain
-        if own == self._seen:
+        if (own, chain.num_reshaped) == self._seen:
             return
-        self._seen = own
+        self._seen = own, chain.num_reshaped
         newest = chain.entry(own).round - UNDO_ROUNDS_MAX
         # Before the start of the kept chain there are too few rounds to say who has stake.
         oldest = max(newest - VOTE_ROUNDS, 1 if chain.start is None else chain.start.round)

@@ -351,9 +351,12 @@ class Joiner:
 
     async def _hear_claims(self) -> None:
         """Hears all claims on data from one peer, before this node claims any: otherwise it would
-        take what others have claimed."""
+        take what others have claimed. Peers that take part come first: these have done so. Another
+        newcomer may have heard as little as this node."""
+        living = self._swarm.living()
+        at_work = {peer for peer in living if living[peer].phase in ("training", "averaging")}
         with trio.move_on_after(CLAIMS_SECONDS):
-            for peer in sorted(self._swarm.sources()):
+            for peer in sorted(self._swarm.sources(), key=lambda peer: (peer not in at_work, peer)):
                 with trio.move_on_after(FIRST_CONTACT_SECONDS):
                     try:
                         await self._swarm.gossip.reconcile(peer)
@@ -376,7 +379,14 @@ class Joiner:
         """Draws the initial weights of the run's seed. Returns False where they are to be fetched,
         because this machine draws others."""
         committed, trainer = self._committed, self._trainings.trainer
-        if not await trainer.genesis():
+        is_drawn: bool | None = None
+        with self._trainings.orders.unless_ordered():
+            is_drawn = await trainer.genesis()
+        if is_drawn is None:  # an order came while the trainer drew them, or could not start
+            self._follower.check_leave()
+            await self._follower.while_paused()
+            return True
+        if not is_drawn:
             await self._follower.until_trainer_is_up()
             return True
         try:

@@ -204,7 +204,7 @@ class NodeHost:
             removed.accuser,
             removed.peer,
             removed.order,
-            is_voting=removed.is_voting,
+            removed.votes,
             is_slow=SLOW in (removed.reason, removed.answers),
             is_gone=not swarm.is_connected(removed.peer),
             is_answer=removed.answers is not None,

@@ -287,7 +287,7 @@ class SumAuditing:
             return own
         is_due = False
         for number in count():
-            is_in_time = not self._is_long_ago(job, peer)
+            is_in_time = not self._is_long_ago(job)
             is_due = is_due or is_in_time
             try:
                 return await self._ask(job, peer, with_part=with_part)
@@ -307,14 +307,22 @@ class SumAuditing:
         log.debug("a chunk was not opened", peer=peer, problem=problem, round=job.round)
         raise self._not_opened(job, position)
 
-    def _is_long_ago(self, job: _Job, peer: PeerId) -> bool:
-        """Returns whether a member may have forgotten the round by now. Where this node was cut
-        off, or its machine asleep, the member may be ahead of it, and says so. It has to prove a
-        head that this node does not know; a false number of another one counts for nothing."""
-        newest, said = self._committed.entry.round, self._swarm.membership.known().get(peer)
-        if said is not None and Digest(said.head) not in self._committed.chain:
-            newest = max(newest, said.round)
-        return newest >= job.round + ASKED_ROUNDS
+    def _is_long_ago(self, job: _Job) -> bool:
+        """Returns whether the members may have forgotten the round by now. Where this node was cut
+        off, or its machine asleep, they are ahead of it, and say so. More than half of the others
+        have to say it, with heads that this node does not know: one alone would say so whenever it
+        is asked."""
+        forgotten_from = job.round + ASKED_ROUNDS
+        if self._committed.entry.round >= forgotten_from:
+            return True
+        swarm, chain = self._swarm, self._committed.chain
+        known = swarm.membership.known()
+        here = [each for each in job.ring.members if each != swarm.me and swarm.is_connected(each)]
+        ahead = [
+            said is not None and said.round >= forgotten_from and Digest(said.head) not in chain
+            for said in map(known.get, here)
+        ]
+        return 2 * sum(ahead) > len(ahead)
 
     def _require_present(self, job: _Job, position: int) -> None:
         """Raises _CannotTell if a member is not connected to this node any more, lives anew, or was

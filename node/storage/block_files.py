@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import structlog
 from blake3 import blake3
 
 from gossamer.protocol import limits
@@ -15,6 +16,8 @@ from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
 _READ_BYTES = 256 * limits.KIB
 """Bytes read from a file at once."""
+
+log = structlog.get_logger("state")
 
 
 class BlockError(Exception):
@@ -36,12 +39,20 @@ def path_of(root: Path, digest: Digest) -> Path:
 
 
 def files_under(root: Path) -> Iterator[tuple[Path, Digest, os.stat_result]]:
-    """Yields the files in the folder of a store that have the name of a block in its place."""
+    """Yields the files in the folder of a store that have the name of a block in its place.
+
+    What the disk does not tell of is left out, with a warning: its blocks can be fetched again.
+    """
     for folder in root.iterdir() if root.exists() else ():
         # The root of a disk has folders that only root may read.
         if not _is_folder_of_blocks(folder.name) or not folder.is_dir():
             continue
-        for entry in os.scandir(folder):
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            log.warning("a folder of blocks cannot be read", error=str(error))
+            continue
+        for entry in entries:
             digest = _digest_from_name(entry.name)
             if digest is None or path_of(root, digest) != Path(entry.path):
                 continue  # not a block's
@@ -49,6 +60,9 @@ def files_under(root: Path) -> Iterator[tuple[Path, Digest, os.stat_result]]:
                 status = entry.stat()
             except FileNotFoundError:
                 continue  # a reader beside a running node, which has just evicted it
+            except OSError as error:
+                log.warning("a block cannot be read", error=str(error))
+                continue
             yield Path(entry.path), digest, status
 
 

@@ -24,7 +24,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -195,7 +195,7 @@ class BlockStore:
             MissingBlockError: it is not here.
             CorruptBlockError: it was damaged on disk. The file is removed; fetch the block again.
         """
-        with self._open(digest) as file:
+        with self._open(digest) as file, self._reading(digest):
             data = b"".join(pieces_of(file))
             if digest_of(data) != digest:
                 self._raise_damaged(digest, file)
@@ -212,9 +212,10 @@ class BlockStore:
         """
         file = self._open(digest)
         try:
-            if digest_of_file(file) != digest:
-                self._raise_damaged(digest, file)
-            file.seek(0)
+            with self._reading(digest):
+                if digest_of_file(file) != digest:
+                    self._raise_damaged(digest, file)
+                file.seek(0)
         except BaseException:
             file.close()
             raise
@@ -246,9 +247,12 @@ class BlockStore:
     def forget_lost(self) -> int:
         """Looks for the file of every block and forgets those without one; returns their number.
 
-        It is called after an error of the disk, when folders may have been deleted or restored.
+        It is called after an error of the disk, when folders may have been deleted or restored, or
+        the disk may tell nothing of a file.
         """
-        missed = [digest for digest in self._index.digests() if not self.path(digest).exists()]
+        # `Path.exists` raises where the disk fails.
+        digests = self._index.digests()
+        missed = [digest for digest in digests if not os.path.exists(self.path(digest))]
         return sum(self._forget_if_gone(digest) for digest in missed)
 
     def evict(self) -> int:
@@ -263,13 +267,13 @@ class BlockStore:
         if not self._read_only:
             self._tmp.mkdir(parents=True, exist_ok=True)
             for leftover in self._tmp.iterdir():
-                leftover.unlink()
+                remove_quietly(leftover)
         found: list[tuple[int, Digest, int]] = []
         for path, digest, status in files_under(self.root):
             if 0 < status.st_size <= limits.BLOCK_BYTES_MAX:
                 found.append((status.st_mtime_ns, digest, status.st_size))
             elif not self._read_only:  # a power cut can leave an empty file
-                path.unlink()
+                remove_quietly(path)
         for _, digest, num_bytes in sorted(found):
             self._index.add(digest, num_bytes)
 
@@ -361,11 +365,20 @@ class BlockStore:
         """Opens the file, which is not checked yet."""
         if not self.has(digest):
             raise MissingBlockError(f"block {short(digest)} is not in {self.root}")
+        with self._reading(digest):
+            try:
+                file = open(self.path(digest), "rb", buffering=0)  # noqa: SIM115 - returned
+            except FileNotFoundError:  # evicted since, or deleted by another program
+                self._forget_if_gone(digest)
+                raise MissingBlockError(f"block {short(digest)} is gone from {self.root}") from None
+        return file
+
+    @contextlib.contextmanager
+    def _reading(self, digest: Digest) -> Iterator[None]:
+        """Makes MissingBlockError of an error of the disk, and the block counts as missing. The
+        file stays: it may be good when the disk is back."""
         try:
-            return open(self.path(digest), "rb", buffering=0)
-        except FileNotFoundError:  # evicted since, or deleted by another program
-            self._forget_if_gone(digest)
-            raise MissingBlockError(f"block {short(digest)} is gone from {self.root}") from None
+            yield
         except OSError as error:
             self._index.forget(digest)
             raise MissingBlockError(f"block {self.path(digest)}: {error.strerror}") from error

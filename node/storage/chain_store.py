@@ -397,12 +397,14 @@ class ChainStore(ChainTree):
         """Encoded commit records on the way to `head` after a round, at most one reply's worth."""
         entry = self._entries.get(head)
         wanted: list[Digest] = []
+        oldest_round = 0
         while entry is not None and entry.round > after_round:
             if entry.head == self.root:
                 return []  # the rounds before are gone: `chain_checkpoint` leads here
             wanted.append(entry.head)
+            oldest_round = entry.round
             entry = self._entries.get(entry.parent)
-        if entry is None:
+        if entry is None and oldest_round != after_round + 1:
             return []  # a file on the way was damaged: what is left does not follow from anything
         records: list[bytes] = []
         num_bytes = 0

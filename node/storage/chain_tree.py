@@ -78,11 +78,20 @@ class ChainTree:
     def gap_before(self, head: Digest) -> int | None:
         """Returns the newest round on the way to a known head whose record is missing, as when the
         disk damaged it; None if the way is whole, or is none from the start."""
+        oldest = self._oldest_behind_gap(head)
+        return None if oldest is None else oldest.round - 1
+
+    def missing_before(self, head: Digest) -> Digest | None:
+        """Returns the head of the round that `gap_before` tells the number of."""
+        oldest = self._oldest_behind_gap(head)
+        return None if oldest is None else oldest.parent
+
+    def _oldest_behind_gap(self, head: Digest) -> Entry | None:
         oldest = entry = None if self.is_whole(head) else self._entries.get(head)
         first = 0 if self.start is None else self.start.round
         while entry is not None and entry.round > first:
             oldest, entry = entry, self._entries.get(entry.parent)
-        return None if oldest is None or entry is not None else oldest.round - 1
+        return oldest if entry is None else None
 
     def follows_start(self, head: Digest) -> bool:
         """Returns whether a known head is one of the kept chain, also where a record on the way to

@@ -45,13 +45,19 @@ class KnownRounds:
         """Further votes of records, of which what is remembered knows."""
         self._more_signers: set[Digest] = set()
         """Rounds that have got further signers since `take_more_signers` was called."""
+        self._unread: OrderedDict[Digest, None] = OrderedDict()
+        """Rounds whose records could not be read when they were asked for, the newest
+        `RECORDS_KEPT`: those who asked remember no more of their answers."""
+        self._num_read = 0
+        """How often such a record was read later."""
         self.vote_of: Callable[[PeerId, bytes], Vote | None] = lambda _author, _ring_id: None
         """Returns the newest checked vote of a peer in a ring that this node has heard."""
 
     @property
     def num_reshaped(self) -> int:
-        """See `Rounds`."""
-        return self._chain.num_reshaped
+        """See `Rounds`. What follows from a record that could not be read changes as well when it
+        is read again."""
+        return self._chain.num_reshaped + self._num_read
 
     def parent_of(self, head: Digest) -> Digest:
         """See `Rounds`. A round before a gap in the records counts as the run's beginning."""
@@ -144,6 +150,9 @@ class KnownRounds:
                 commit = self._chain.commit(head)
                 header = decode_header(commit.header)
             except (KeyError, OSError, RemoteProtocolError):
+                self._unread[head] = None
+                if len(self._unread) > RECORDS_KEPT:
+                    self._unread.popitem(last=False)
                 return _NOTHING
             found = self._keep(head, commit, header)
         return found
@@ -161,4 +170,7 @@ class KnownRounds:
         self._records[head] = record
         if len(self._records) > RECORDS_KEPT:
             self._records.popitem(last=False)
+        if head in self._unread:
+            self._unread.pop(head, None)
+            self._num_read += 1
         return record

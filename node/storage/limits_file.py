@@ -34,7 +34,12 @@ def read_limits(path: Path) -> dict[str, str]:
     try:
         data = read_bounded(path, _FILE_BYTES_MAX)
         return {} if data is None else msgspec.json.decode(data, type=dict[str, str])
-    except (OSError, OversizedError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise StateDirError(
+            f"{path} cannot be read: {error.strerror}. Give --state-dir the directory of a node "
+            "that is yours"
+        ) from error
+    except (OversizedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateDirError(
             f"{path} with the limits and the schedule of this node cannot be used ({error}): "
             "remove it, and set them again"

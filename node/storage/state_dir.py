@@ -243,7 +243,11 @@ class StateDir:
         try:
             data = read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
-            raise StateDirError(f"{self.format_path} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise StateDirError(
+                f"{self.format_path} cannot be read: {reason}. Give --state-dir the directory of a "
+                "node that is yours"
+            ) from error
         text = b"0" if data is None else data.strip()
         if not text.isdigit():
             return 0

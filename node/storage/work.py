@@ -173,6 +173,7 @@ class Work:
 
         See `WorkAccount.committed_by` for the others.
         """
+        dropped = dict(self.account.state.dropped)
         settled = self.account.committed_by(
             head,
             parent,
@@ -189,6 +190,7 @@ class Work:
         elif settled.taken or settled.zeroed:
             self.close_offer()
             self._take_old(settled)
+        self._count_dropped(dropped)
 
     def _take_open(self, offer: Offer, settled: Settlement, ring_id: bytes) -> None:
         """Removes work that was taken while `pending` is the vector that was offered. The own
@@ -204,6 +206,7 @@ class Work:
         """Removes work that was taken of an older offer: `pending` has changed since."""
         vector = self._files.read_offer(settled.offer) if settled.taken else None
         if vector is None:  # a loss is better than work that counts twice
+            self.account.vector_missing(settled.taken)
             self._pending.clear(settled.taken)
         else:
             self._pending.subtract(vector, settled.taken)

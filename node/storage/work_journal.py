@@ -32,6 +32,14 @@ JOURNAL_SECONDS = 0.5
 The event loop waits for it: 2 ms on a slow file system, and as long again if a thread is just
 writing. So a kill makes unknown at most the work of half a second."""
 
+WAIT_SHARE = 0.05
+"""Part of the time that the event loop may wait for the journal. On a disk that takes half a second
+for a file, peers and the owner would wait for this node all the time. There the journal is written
+less often, and a kill makes more unknown."""
+
+JOURNAL_SECONDS_MAX = 60.0
+"""Upper bound on that interval. A disk that hung once may be quick again."""
+
 _HASH_THREADS_MAX = 8
 """Threads that look after one vector: they hash it faster than memory takes it."""
 
@@ -64,8 +72,8 @@ class Journal:
         self._pending, self._event = 0, 0
         self._state = AccountState()
         """A copy of the account as of the newest event, with the inner steps since."""
-        self._seconds = -math.inf
-        """Time at which the journal was last written for an inner step."""
+        self._next_seconds = -math.inf
+        """Time from which on the journal is written for an inner step."""
 
     def note(self, pending: int, event: int, state: AccountState) -> None:
         """An event of the account is over. Other threads change no more than `under_way` of
@@ -76,13 +84,15 @@ class Journal:
 
     def stepped(self, under_way: int) -> None:
         """An inner step was done, and so many tokens of the round have been trained."""
-        now = self._clock()
-        if now < self._seconds + JOURNAL_SECONDS:
+        began = self._clock()
+        if began < self._next_seconds:
             return
-        self._seconds = now
         with self._writing:
             self._state.under_way = under_way
             self._write()
+        ended = self._clock()
+        seconds = min((ended - began) / WAIT_SHARE, JOURNAL_SECONDS_MAX)
+        self._next_seconds = max(began + JOURNAL_SECONDS, ended + seconds)
 
     def _write(self) -> None:
         header = FileHeader(VERSION, self._pending, self._event, self._state)

@@ -42,6 +42,11 @@ NEXT_SECONDS = 0.2
 UNAVAILABLE_SECONDS = 60.0
 """A partition of which no peer had a shard is tried again after this time: peers may be back."""
 
+LOST_MIN = 8
+"""Partitions of which no peer had a shard, from which on a node without queued tokens goes first to
+those on its disk. Of a corpus that is mostly lost each partition would be tried before a later
+epoch of these, and after `UNAVAILABLE_SECONDS` the first ones again before the last."""
+
 _PIN = "claimed shards"
 
 log = structlog.get_logger("data")
@@ -270,7 +275,10 @@ class DataFeed:
         useless = set(self._unavailable)
         if now < self._only_here_until_seconds:
             useless |= self._not_here()
-        if self._held.claim(self._level.missing_tokens, useless):
+        missing, first = self._level.missing_tokens, useless
+        if len(self._unavailable) >= LOST_MIN and not self._level.tokens:
+            first = useless | self._not_here() | self._claimed_by_others()
+        if self._held.claim(missing, first) or self._held.claim(missing, useless):
             self._claims_changed()
         elif self._held.is_full or not self._held.extend(self._unavailable):
             return []
@@ -284,6 +292,9 @@ class DataFeed:
             for number in range(len(partitions))
             if not all(self._store.has(self._digest(shard)) for shard in partitions.shards(number))
         }
+
+    def _claimed_by_others(self) -> set[int]:
+        return {number for claims in self._swarm.claims().values() for number in claims}
 
     def _put_back(self, partition: int) -> None:
         """No peer has a shard of this partition now: another partition is as good."""

@@ -12,8 +12,8 @@ The ledger is a function of the chain of headers alone; its digest is part of ev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 
 import msgspec
 
@@ -23,6 +23,11 @@ from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Span
+
+RANKED_MAX = 64
+"""Free partitions of which a peer looks whether it would keep them against the living others, if it
+wants no more. In most cases one of the first is such a one. Where many peers live there may be
+none, and the first is as good. Each takes some hashes, and a corpus may have 100,000 partitions."""
 
 
 class Ledger(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -140,6 +145,10 @@ def choose_partitions(
 ) -> list[int]:
     """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
 
+    Several peers may choose at one moment, before they hear of each other's choice. So in each
+    epoch those come first that `me` would keep against all living others, begun or not. Of peers
+    that know each other no two choose one of these. The rest is taken up before the next epoch.
+
     If others claim all of them, the partitions are those that `me` would keep against all their
     claimants. So a peer that claims more than it can use, or only pretends to train, keeps no peer
     from training.
@@ -147,7 +156,7 @@ def choose_partitions(
     Args:
         positions: of the ledger of the newest head.
         partition_tokens: tokens of each partition of one epoch.
-        claims: what the other living peers claim.
+        claims: what the other living peers claim, which may be nothing.
         me: own id; peers walk the pool in different orders, so that they rarely want the same.
         num_wanted: how many at most; fewer if nothing is free.
         excluded: partitions that are of no use to me, whether or not another peer claims them.
@@ -163,16 +172,27 @@ def choose_partitions(
         epoch, offset = divmod(positions.get(partition, 0), partition_tokens[partition])
         return (epoch, 0 if offset else 1, ranks[partition])
 
-    def is_mine(partition: int) -> bool:
-        return all(ranks[partition] < claim_rank(partition, peer) for peer in holders[partition])
+    def is_mine(partition: int, rivals: Collection[PeerId]) -> bool:
+        return all(ranks[partition] < claim_rank(partition, peer) for peer in rivals)
+
+    def in_order(best: Iterable[int], rivals: Collection[PeerId]) -> Iterator[int]:
+        for _, same_epoch in groupby(best, key=lambda partition: preference(partition)[0]):
+            rest: list[int] = []
+            for partition in same_epoch:
+                if is_mine(partition, rivals):
+                    yield partition
+                else:
+                    rest.append(partition)
+            yield from rest
 
     useless = frozenset(excluded)
     candidates = [number for number in range(len(partition_tokens)) if number not in useless]
     free = [partition for partition in candidates if partition not in holders]
+    # Ranks are computed of the best ones only: each of them takes a hash for each peer.
     if free:
-        return heapq.nsmallest(num_wanted, free, key=preference)
-    # Ranks are computed of the best ones only: each of them takes a hash for each holder.
-    mine = filter(is_mine, sorted(candidates, key=preference))
+        best = heapq.nsmallest(max(num_wanted, RANKED_MAX), free, key=preference)
+        return list(islice(in_order(best, claims.keys() - {me}), num_wanted))
+    mine = (each for each in sorted(candidates, key=preference) if is_mine(each, holders[each]))
     return list(islice(mine, num_wanted))
 
 

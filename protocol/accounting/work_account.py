@@ -232,6 +232,12 @@ class WorkAccount:
         self.state.unsave(taken)
         return Settlement(offer.number, taken, zeroed, on_time, tokens - on_time)
 
+    def vector_missing(self, chunks: int) -> None:
+        """The vector behind an offer is gone, which a header took in these chunks: all that is
+        carried in them is given up, so that nothing of it can count twice. They have to be zero in
+        `pending`. Comes right after `committed_by`."""
+        self.state.give_up(chunks, ABANDONED)
+
     def _shares(self, offer: Offer, tokens: int, parent: bytes) -> tuple[Share, ...]:
         """Takes tokens of an offer from its lots for a header that follows `parent`."""
         amounts = apportioned(min(tokens, offer.tokens), list(offer.lots.values()))
@@ -303,7 +309,9 @@ class WorkAccount:
         back = sum(share.carried for share in taking.shares) if is_back else 0
         if back == 0:
             for other in state.offers:
-                if not offer.lots.keys().isdisjoint(other.lots):
+                # Two lives offered the same round what waited for its fragment, which has no lot.
+                is_of_round = other.head == offer.head
+                if is_of_round or not offer.lots.keys().isdisjoint(other.lots):
                     self.state.void(other, mask & ~other.chunks_taken)
             return Reclaim(0, taking.on_time, tokens - taking.on_time, 0)
         if taking.counts_spans:

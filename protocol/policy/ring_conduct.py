@@ -10,10 +10,15 @@ Rules
 -----
 - Only rings of `MEMBERS_MIN` members or more count: in smaller ones nobody can tell who is at
   fault.
-- A member that another one puts out gets a mark from its accuser. `ACCUSERS_MAX` marks of different
-  accusers within `MEMORY_ROUNDS` rounds, or `MARKS_MAX` marks, and it sits out.
+- A member that its neighbour puts out, while chunks go round, gets a mark from its accuser.
+  `ACCUSERS_MAX` marks of different accusers within `MEMORY_ROUNDS` rounds, or `MARKS_MAX` marks,
+  and it sits out.
 - A member that accuses another one which is not its neighbour in the ring, while chunks go round,
   gets a mark itself: it cannot know. `WRONG_MAX` of these within `MEMORY_ROUNDS`, and it sits out.
+- While members vote, each may put out any other that delays that, neighbour or not. It is a mark
+  only if this peer has waited for that vote itself, nearly as long as it would. Nothing else that
+  is said then counts: members that have committed the ring hear no more of it, and those that
+  remember what others do not would refuse rings in which these take part.
 - A member that alone puts out all others of its ring sits out, and its marks count no more: the
   fault is its own, or that of its line. If the others have really died, they do not care. Nor does
   a member that was cut off itself hold its own accusations of that ring against the others: it
@@ -28,7 +33,8 @@ Rules
 - A slow line is no fault, so a peer that is put out as slow gets no mark. As long as one accuser
   alone found it slow within `MEMORY_ROUNDS`, the two are no neighbours either. A line that is slow
   is slow to the next neighbour as well, and then it is in rings again next to everybody.
-- A member that a single other one put out may say that it is at work all the same. Unless others
+- A member that a single other one put out, or one of several in the vote, may say that it is at
+  work all the same, but not where that one may have waited long enough for its vote. Unless others
   put it out as well within `MEMORY_ROUNDS` rounds, its accuser is doubted for so long: what it
   says against a member counts only if that one does not answer (`rounds.accusations`). So a peer
   has one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
@@ -60,24 +66,17 @@ import math
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SitOut
+from gossamer.protocol.policy.conduct_record import MARKS_MAX, UNFAIR_MAX, WRONG_MAX, Mark, Record
+from gossamer.protocol.policy.sit_out import FORGET_ROUNDS
 
 MEMBERS_MIN = 4
 MEMORY_ROUNDS = 16
 """Rounds in which marks count: with rounds of a minute a quarter of an hour."""
 
 ACCUSERS_MAX = 2
-MARKS_MAX = 4
-"""Marks of one accuser may be the fault of the line between the two, so more are needed."""
-
-WRONG_MAX = 2
-UNFAIR_MAX = 2
-"""Rounds in which an organiser left out others, or a peer was left out. One is what late gossip
-does now and then; a mended ring costs a start, so nothing is lost where it does so twice."""
 
 LOST_FACTOR = 2.0
 """Rounds that a peer which kept sums sits out, for each that was lost by it. To keep half of the
@@ -91,90 +90,18 @@ PEERS_MAX = 1024
 free, and a forgotten one begins again with a clean sheet as a new one would."""
 
 
-class _Mark(NamedTuple):
-    round: int
-    accuser: PeerId
-    lost_seconds: float = 0.0
-    """Time in which the ring stood still because the peer kept sums."""
+class VotesSeen(NamedTuple):
+    """What this peer sees of a ring's votes when a member is put out."""
+
+    have_begun: bool = False
+    """Whether this peer has all averages, or more than half of the members have voted."""
+    is_late: bool = False
+    """Whether this peer is itself about to accuse that member for its vote."""
+    may_be_late: bool = False
+    """Whether the accuser voted so long ago that it may accuse any member for its vote."""
 
 
-class _Verdict(NamedTuple):
-    """A mark that made a peer sit out or suspected, and what was held against that peer before."""
-
-    round: int
-    accuser: PeerId
-    sit_out: SitOut
-    suspected_until: int
-    marks: tuple[_Mark, ...]
-    """Those that went away because it sits out."""
-
-
-@dataclass
-class _Record:
-    """The record of a peer: the things that are held against it."""
-
-    marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
-    slow: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
-    """Neighbours that put it out as slow."""
-    wrong: deque[int] = field(default_factory=lambda: deque(maxlen=WRONG_MAX))
-    """Rounds of its accusations of members that are not its neighbours, and of rings that it
-    replaced again and again."""
-    contested: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
-    """Its accusations of members that were at work all the same, with these as accusers."""
-    avoided_until: int = 0
-    """The last round for which it is no neighbour of this peer, which it accused."""
-    found_until: int = 0
-    """The last round for which it is no neighbour of this peer, which accused it."""
-    left_out: deque[int] = field(default_factory=lambda: deque(maxlen=UNFAIR_MAX))
-    """Rounds in which it left out others from its ring."""
-    unfair_until: int = 0
-    """The last round in which this peer mends its rosters."""
-    missed: deque[int] = field(default_factory=lambda: deque(maxlen=UNFAIR_MAX))
-    """Rounds in which others left it out of their rings."""
-    wronged_until: int = 0
-    """The last round in which this peer mends rosters without it."""
-    suspected_until: int = 0
-    """The last round in which it is suspected to keep sums."""
-    sit_out: SitOut = field(default_factory=SitOut)
-    verdict: _Verdict | None = None
-    """The newest mark that made it sit out or suspected."""
-
-    def before(self, round_number: int, accuser: PeerId) -> _Verdict:
-        """Returns what is held against the peer before this accuser's marks of a round: there is
-        one in each ring of the round."""
-        verdict = self.verdict
-        if verdict is not None and verdict[:2] == (round_number, accuser):
-            return verdict._replace(marks=(*verdict.marks, *self.marks))
-        sit_out, marks = replace(self.sit_out), tuple(self.marks)
-        return _Verdict(round_number, accuser, sit_out, self.suspected_until, marks)
-
-    def discredit(self, accuser: PeerId, round_number: int) -> None:
-        """What an accuser said of the peer counts no more, nor what followed from it this round."""
-        verdict = self.verdict
-        if verdict is not None and verdict[:2] == (round_number, accuser):
-            self.sit_out, self.suspected_until = verdict.sit_out, verdict.suspected_until
-            self.verdict = None
-            self.marks.extend(verdict.marks)
-        for marks in (self.marks, self.slow):
-            kept = [mark for mark in marks if mark.accuser != accuser]
-            marks.clear()
-            marks.extend(kept)
-
-    def rounds_back(self, num_rounds: int) -> None:
-        """The numbers of rounds go back by so many."""
-        self.verdict = None
-        for marks in (self.marks, self.slow, self.contested):
-            for index, mark in enumerate(marks):
-                marks[index] = mark._replace(round=mark.round - num_rounds)
-        for numbers in (self.wrong, self.left_out, self.missed):
-            for index, number in enumerate(numbers):
-                numbers[index] = number - num_rounds
-        self.avoided_until -= num_rounds
-        self.found_until -= num_rounds
-        self.unfair_until -= num_rounds
-        self.wronged_until -= num_rounds
-        self.suspected_until -= num_rounds
-        self.sit_out.rounds_back(num_rounds)
+NO_VOTES = VotesSeen()
 
 
 class RingConduct:
@@ -182,7 +109,7 @@ class RingConduct:
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
-        self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._records: OrderedDict[PeerId, Record] = OrderedDict()
         self._took_seconds: deque[float] = deque(maxlen=TOOK_ROUNDS)
 
     def round_took(self, seconds: float) -> None:
@@ -195,8 +122,8 @@ class RingConduct:
         accuser: PeerId,
         accused: PeerId,
         order: Sequence[PeerId],
+        votes: VotesSeen = NO_VOTES,
         *,
-        is_voting: bool,
         is_slow: bool = False,
         is_gone: bool = False,
         is_answer: bool = False,
@@ -208,7 +135,6 @@ class RingConduct:
 
         Args:
             order: the members that were in until then, in ring order, the accused among them.
-            is_voting: whether this peer has all averages: then the votes say who delays the ring.
             is_slow: whether its line is said to be far slower than the others'.
             is_gone: whether this peer has no connection to it any more.
             is_answer: whether it had accused its accuser, perhaps as slow, and this peer doubts it.
@@ -225,37 +151,21 @@ class RingConduct:
             return
         are_neighbours = _are_neighbours(order, accuser, accused)
         if is_answer and not are_neighbours:
-            self._sit_out(self._record(accused), round_number)
+            if not votes.have_begun:
+                self._sit_out(self._record(accused), round_number)
             return
         if is_slow and are_neighbours:
             if not is_answer:
-                self._record(accused).slow.append(_Mark(round_number, accuser))
+                self._record(accused).slow.append(Mark(round_number, accuser))
             return
-        if is_voting or are_neighbours:
-            record = self._record(accused)
-            before = record.before(round_number, accuser)
-            record.marks.append(_Mark(round_number, accuser, lost_seconds))
-            recent = [each for each in record.marks if _counts(each.round, round_number)]
-            has_kept = any(each.lost_seconds > 0.0 for each in recent)
-            if (
-                record.sit_out.was_lately(round_number)
-                or len({each.accuser for each in recent}) >= ACCUSERS_MAX
-                or len(recent) >= MARKS_MAX
-            ):
-                record.verdict = before
-                lost = self._in_rounds(sum(each.lost_seconds for each in recent))
-                self._sit_out(record, round_number, math.ceil(LOST_FACTOR * lost))
-                if has_kept:
-                    record.suspected_until = record.sit_out.until + FORGET_ROUNDS
-            elif has_kept:
-                record.verdict = before._replace(marks=())
-                record.suspected_until = max(record.suspected_until, round_number + MEMORY_ROUNDS)
+        if votes.is_late if votes.have_begun else are_neighbours:
+            self._mark(accused, Mark(round_number, accuser, lost_seconds))
+        if votes.is_late or are_neighbours:
             if accused == self._me:
                 self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS
             elif accuser == self._me and not is_gone:
-                record.found_until = round_number + MEMORY_ROUNDS
-            return
-        if not is_reply:
+                self._record(accused).found_until = round_number + MEMORY_ROUNDS
+        elif not votes.have_begun and not is_reply:
             self._did_wrong(accuser, round_number)
 
     def contested(
@@ -263,7 +173,7 @@ class RingConduct:
     ) -> None:
         """A member that only `accuser` put out of a ring of so many members is at work."""
         if num_members >= MEMBERS_MIN and accuser != self._me:
-            self._record(accuser).contested.append(_Mark(round_number, accused))
+            self._record(accuser).contested.append(Mark(round_number, accused))
 
     def left_out(self, round_number: int, organiser: PeerId, peers: Collection[PeerId]) -> None:
         """A roster of a round leaves out peers that are ready."""
@@ -305,7 +215,7 @@ class RingConduct:
             if peer != self._me and self._is_doubted(round_number, peer, record)
         )
 
-    def _is_doubted(self, round_number: int, peer: PeerId, record: _Record) -> bool:
+    def _is_doubted(self, round_number: int, peer: PeerId, record: Record) -> bool:
         return record.sit_out.was_lately(round_number) or any(
             _counts(mark.round, round_number)
             and not self._is_shared(round_number, peer, mark.accuser)
@@ -357,10 +267,31 @@ class RingConduct:
         took_seconds = statistics.median(self._took_seconds) if self._took_seconds else 0.0
         return seconds / took_seconds if took_seconds > 0.0 else 0.0
 
-    def _sit_out(self, record: _Record, round_number: int, at_least: int = 0) -> None:
+    def _sit_out(self, record: Record, round_number: int, at_least: int = 0) -> None:
         record.sit_out.begin(round_number, at_least)
         record.marks.clear()
         record.wrong.clear()
+
+    def _mark(self, accused: PeerId, mark: Mark) -> None:
+        """A member is at fault, as another one says."""
+        record, round_number = self._record(accused), mark.round
+        before = record.before(round_number, mark.accuser)
+        record.marks.append(mark)
+        recent = [each for each in record.marks if _counts(each.round, round_number)]
+        has_kept = any(each.lost_seconds > 0.0 for each in recent)
+        if (
+            record.sit_out.was_lately(round_number)
+            or len({each.accuser for each in recent}) >= ACCUSERS_MAX
+            or len(recent) >= MARKS_MAX
+        ):
+            record.verdict = before
+            lost = self._in_rounds(sum(each.lost_seconds for each in recent))
+            self._sit_out(record, round_number, math.ceil(LOST_FACTOR * lost))
+            if has_kept:
+                record.suspected_until = record.sit_out.until + FORGET_ROUNDS
+        elif has_kept:
+            record.verdict = before._replace(marks=())
+            record.suspected_until = max(record.suspected_until, round_number + MEMORY_ROUNDS)
 
     def _did_wrong(self, peer: PeerId, round_number: int) -> None:
         record = self._record(peer)
@@ -376,8 +307,8 @@ class RingConduct:
             if accuser == self._me and record.found_until == round_number + MEMORY_ROUNDS:
                 record.found_until = 0
 
-    def _record(self, peer: PeerId) -> _Record:
-        record = self._records.setdefault(peer, _Record())
+    def _record(self, peer: PeerId) -> Record:
+        record = self._records.setdefault(peer, Record())
         self._records.move_to_end(peer)
         if len(self._records) > PEERS_MAX:
             self._records.popitem(last=False)

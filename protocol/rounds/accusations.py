@@ -44,6 +44,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.ring_conduct import VotesSeen
 from gossamer.protocol.rounds.actions import Contested, Removed
 
 
@@ -55,14 +56,15 @@ class Accusations:
         self._me = me
         self._accusers: dict[PeerId, set[PeerId]] = {}
         self.out: frozenset[PeerId] = frozenset()
-        self._unaware: set[PeerId] = set()
+        self._unaware: dict[PeerId, set[PeerId]] = {}
+        """Members that are out and accuse others, each with these."""
 
     def accuse(self, author: PeerId, accused: PeerId) -> bool:
         """Takes an accusation in the order of arrival. Returns whether the accused is newly out."""
         if author not in self._members or accused not in self._members:
             return False
         if author in self.out and author != accused:
-            self._unaware.add(author)
+            self._unaware.setdefault(author, set()).add(accused)
             return False
         self._accusers.setdefault(accused, set()).add(author)
         if accused in self.out:
@@ -73,6 +75,10 @@ class Accusations:
     def accusers_of(self, peer: PeerId) -> frozenset[PeerId]:
         """The others that accuse a member."""
         return frozenset(self._accusers.get(peer, ())) - {peer}
+
+    def accusers_outside(self, peer: PeerId) -> frozenset[PeerId]:
+        """The members that accuse a member and do not count, because they were out by then."""
+        return frozenset(author for author, said in self._unaware.items() if peer in said)
 
     def to_repeat(self) -> list[PeerId]:
         """Members that are out and that this peer has to accuse once in its own name."""
@@ -161,7 +167,7 @@ class Exclusions:
         members: tuple[PeerId, ...],
         order: tuple[PeerId, ...],
         *,
-        is_voting: bool,
+        votes: VotesSeen,
         still_seconds: float,
     ) -> Removed:
         """A member is newly out.
@@ -171,13 +177,13 @@ class Exclusions:
             detail: why this peer believes it.
             members: all members of the ring.
             order: those that were in until now, in ring order.
-            is_voting: whether this peer has all averages.
+            votes: what this peer sees of the votes.
             still_seconds: the longest time in which nothing had happened in the ring.
         """
         accusers = {heard.author, *(each.accuser for each in self._removed_by.values())}
         alone_of = len(members) if len(order) == 2 and len(accusers) == 1 else 0
         removed = Removed(
-            heard.accused, heard.reason, detail, heard.author, order, is_voting, heard.answers,
+            heard.accused, heard.reason, detail, heard.author, order, votes, heard.answers,
             alone_of, still_seconds,
         )  # fmt: skip
         self._removed_by[heard.accused] = removed
@@ -186,17 +192,23 @@ class Exclusions:
     def contested(self, heard: Heard, accusations: Accusations) -> list[Contested]:
         """What a member that is out says of itself: that it is at work, and who accused it.
 
-        Only one that was put out by a single member contests that, while chunks went round. A
-        member that delays the votes is accused by many at once.
+        It does not count where its accuser may have waited long enough for its vote, nor where
+        several members put it out while chunks went round. One that repeats what another member
+        says (`REPEATED`) is not alone, be the other one out by now or not. In the vote hardly
+        anybody else has a reason to accuse it, so several that do lie together.
         """
         removed = self._removed_by.get(heard.accused)
         if (
             heard.author != heard.accused
             or not heard.reason.startswith(ACCUSED_BY)
             or removed is None
-            or removed.is_voting
-            or removed.reason == REPEATED
-            or accusations.accusers_of(heard.accused) != {removed.accuser}
+            or removed.votes.is_late
+            or removed.votes.may_be_late
         ):
+            return []
+        accusers = accusations.accusers_of(heard.accused)
+        if removed.reason == REPEATED:
+            accusers |= accusations.accusers_outside(heard.accused)
+        if accusers != {removed.accuser} and not removed.votes.have_begun:
             return []
         return [Contested(removed.accuser, heard.accused, len(removed.order))]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.ring_conduct import NO_VOTES, VotesSeen
 from gossamer.protocol.rounds.commit import Proposal
 from gossamer.protocol.rounds.inventory import Average, Payload, SignedDigest
 from gossamer.protocol.rounds.roster import Ring
@@ -125,8 +126,7 @@ class Removed:
     accuser: PeerId
     order: tuple[PeerId, ...] = field(repr=False)
     """The members that were in until then, in ring order."""
-    is_voting: bool = False
-    """Whether this peer had all averages."""
+    votes: VotesSeen = NO_VOTES
     answers: str | None = None
     """The reason for which this member had accused its accuser; None: it had not."""
     alone_of: int = 0

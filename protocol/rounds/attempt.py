@@ -32,6 +32,7 @@ from collections.abc import Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.ring_conduct import NO_VOTES, VotesSeen
 from gossamer.protocol.rounds.accusations import (
     ACCUSED_BY,
     BASELESS,
@@ -307,7 +308,7 @@ class Attempt:
             detail,
             self.ring.members,
             order,
-            is_voting=self.state != "reducing",
+            votes=self._votes_seen(now, author, accused),
             still_seconds=still_seconds,
         )
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
@@ -325,6 +326,14 @@ class Attempt:
             assert self._commitment.header is not None
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_averages()]
+
+    def _votes_seen(self, now: float, accuser: PeerId, accused: PeerId) -> VotesSeen:
+        """What this peer sees of the votes when a member accuses another one."""
+        votes, living = self._commitment, self.reduce.living
+        if self.state == "reducing" and not votes.may_be_enough(living):
+            return NO_VOTES
+        is_late = self.state != "committed" and votes.is_late(now, accused)
+        return VotesSeen(True, is_late, votes.may_accuse(now, accuser))
 
     def _repeat(self) -> list[Action]:
         """Accusations that this peer has to repeat in its own name."""

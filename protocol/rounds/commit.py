@@ -61,6 +61,11 @@ DISAGREE_SECONDS = 60.0
 """Patience with a member that stands by another header: `RECONCILE_SECONDS`, one walk of the
 averages round the ring, and `VOTE_SECONDS` for a new vote."""
 
+SPREAD_SECONDS = 10.0
+"""Time by which the patience of two honest members may end apart: machines take the outer step at
+different speeds, and gossip may be lost and come later. It is a third of `VOTE_SECONDS`: no member
+is late here because of it unless it leaves a vote out for 20 s."""
+
 
 @dataclass(frozen=True)
 class Parent:
@@ -263,11 +268,34 @@ class Commitment:
         """Returns whether a member other than this one has voted."""
         return not self._votes.keys() <= {peer}
 
+    def may_be_enough(self, living: Sequence[PeerId]) -> bool:
+        """Returns whether more than half of these members have voted: others may have committed."""
+        return 2 * sum(peer in self._votes for peer in living) > len(living)
+
     def has_my_header(self, peer: PeerId) -> bool:
         """Returns whether a member's newest vote is for this peer's header: then the member has all
         averages."""
         heard = self._votes.get(peer)
         return heard is not None and heard.vote.header_digest == self._digest
+
+    def is_late(self, now: float, peer: PeerId) -> bool:
+        """Returns whether this peer itself is about to accuse a member for its vote. Others voted a
+        little earlier, and may have come to do so."""
+        deadline, _ = self._patience(peer)
+        return deadline is not None and now >= deadline - SPREAD_SECONDS
+
+    def may_accuse(self, now: float, author: PeerId) -> bool:
+        """Returns whether a member voted so long ago that it may accuse any other for its vote.
+        Another member has to have voted for the same header: nobody else would know one at the
+        beginning of a ring."""
+        heard = self._votes.get(author)
+        if heard is None or now < heard.seconds + VOTE_SECONDS - SPREAD_SECONDS:
+            return False
+        digest = heard.vote.header_digest
+        return any(
+            peer != author and each.vote.header_digest == digest
+            for peer, each in self._votes.items()
+        )
 
     def to_reconcile(self, now: float, successor: PeerId | None) -> bool:
         """Returns whether the successor should get all averages now; true once for each pair of

@@ -306,6 +306,21 @@ def test_a_node_that_failed_and_is_gone(
     require_accessible(window, axe)
 
 
+@pytest.mark.parametrize("width", [*WIDTHS, 390, 430])  # the widths of telephones
+def test_each_field_of_the_limits_stands_beside_its_label(
+    window: Any, address: str, looks: Looks, width: int
+) -> None:
+    looks(width, "light")
+    opened(window, address, TOKEN)
+    middles = window.execute_script(
+        "return ['limit-name', 'limit-value'].map((id) => "
+        "[document.querySelector(`label[for=${id}]`), document.getElementById(id)].map((each) => "
+        "{ const box = each.getBoundingClientRect(); return (box.top + box.bottom) / 2; }))"
+    )
+    for label, field in middles:
+        assert label == pytest.approx(field, abs=2.0)
+
+
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_fits_and_axe_finds_nothing(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ from gossamer.protocol.state.chain import encode_header
 from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from tests.support.builders import commit_of, header, manifest, peer, peers, ring_of
 from tests.support.mutations import anything
-from tests.support.node_world import World, simulate
+from tests.support.node_world import SUMS_TOP_K, World, simulate, start
 
 HEADER = encode_header(header(peers(3)))
 COMMIT = commit_of(ring_of(peers(3)), sorted(peers(2)))
@@ -139,24 +140,52 @@ def test_a_node_starts_again_on_whatever_is_left(tmp_path: Path, seed: int) -> N
     The number of the folder's format stays: with another digit it is that of a newer version, which
     a node refuses.
     """
-    world = World(tmp_path, seed=seed)
-    draw = random.Random(seed)
+    _live_on_damaged_disks(World(tmp_path, seed=seed), "ab", "a")
+
+
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "shared steps": {"codec": "distro"},
+    "signed steps": {"codec": "distro", "trust": "open", "step_chunks": 2},
+    "sparse": {"codec": "sparse"},
+    "sparse sums": {"codec": "sparse", "top_k": SUMS_TOP_K},
+    "fragments": {"fragments": 2, "overlap": True},
+    "probation": {"trust": "open", "probation": 10},
+    "invitations": {"is_by_invitation": True, "allowed": ("b", "c")},
+}
+"""Other kinds of runs: what differs in their worlds."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("names", "damaged"), [("ab", "a"), ("abc", "ac")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_of_other_runs_start_again_on_whatever_is_left(
+    tmp_path: Path, kind: str, names: str, damaged: str
+) -> None:
+    """Also two of three at once."""
+    _live_on_damaged_disks(World(tmp_path, seed=60, **KINDS[kind]), names, damaged)
+
+
+def _live_on_damaged_disks(world: World, names: str, damaged: str) -> None:
+    """Three times some nodes are killed, and start again on damaged disks. b keeps its own."""
+    draw = random.Random(world.seed)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        await nursery.start(world.run, "b", ["a"])
+        await start(world, nursery, names)
         await trio.sleep(15.0)
         assert world.all_shards_are_with("b")
         for _ in range(3):
-            await world.reach(world.round("b") + draw.randint(1, 4), "a", "b", seconds=600.0)
-            world.crash("a")
+            await world.reach(world.round("b") + draw.randint(1, 4), *names, seconds=600.0)
+            for name in damaged:
+                world.crash(name)
             await trio.sleep(1.0)
-            _damage(draw, world.root / "a")
-            await nursery.start(world.run, "a", ["b"])
-        await world.reach(world.round("b") + 2, "a", "b", seconds=600.0)
+            for name in damaged:
+                _damage(draw, world.root / name)
+            for name in damaged:
+                await nursery.start(world.run, name, ["b"])
+        await world.reach(world.round("b") + 2, *names, seconds=600.0)
         # Each may have been alone for a round; the head rule joins them.
-        await world.until(lambda: world.is_one_chain("a", "b"))
-        world.assert_one_chain("a", "b")
+        await world.until(lambda: world.is_one_chain(*names))
+        world.assert_one_chain(*names)
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     try:

@@ -28,6 +28,7 @@ from gossamer.node.commands.user_errors import exit_status
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS
 from gossamer.node.service.units import system_unit
+from gossamer.node.storage.manifest_files import NAMES
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
@@ -466,8 +467,10 @@ def test_a_volunteer_asks_the_seed_for_its_address_and_run(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, f"join {links} --device cpu\n")
 
 
-def test_a_volunteer_with_a_run_does_not_need_the_seed(tmp_path: Path) -> None:
-    StateDir(tmp_path).manifest_path.write_bytes(b"a run")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_volunteer_with_a_run_does_not_need_the_seed(tmp_path: Path, name: str) -> None:
+    """Nor if one of the two files of its manifest is lost."""
+    (tmp_path / name).write_bytes(b"a run")
     assert StateDir(tmp_path).has_run()
     with endpoint(b"[]") as url:
         pass

@@ -89,6 +89,40 @@ def test_chunks_are_as_exact_in_half_precision(decoder: Decoder, low: torch.dtyp
         assert 0 < (of_chunks - of_exact).norm() <= 1.5 * error
 
 
+def test_words_that_are_no_target_are_as_exact_in_fp16() -> None:
+    """Their probabilities in a large vocabulary are near the smallest numbers of fp16."""
+    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    weight = 0.02 * torch.randn(50_000, 8, generator=torch.Generator().manual_seed(2))
+    targets = torch.arange(16)
+
+    def gradient(low: torch.dtype | None, chunk_rows: int) -> torch.Tensor:
+        matrix = weight.clone().requires_grad_()
+        with precision(low):
+            if chunk_rows:
+                loss = chunked_loss_sum(rows, matrix, targets, chunk_rows)
+            else:
+                loss = F.cross_entropy(F.linear(rows, matrix).float(), targets, reduction="sum")
+        (found,) = torch.autograd.grad(loss, [matrix])
+        return found[16:]
+
+    exact = gradient(None, 0)
+    error = (gradient(torch.float16, 0) - exact).norm()
+    assert 0 < (gradient(torch.float16, 8) - exact).norm() <= 1.5 * error
+
+
+@pytest.mark.parametrize("num_rows", [1, 2048, 6000])
+def test_rows_that_all_pull_one_way_stay_in_the_range_of_fp16(num_rows: int) -> None:
+    """As a frequent word, and a dimension that is large in every row, have it."""
+    rows = torch.full((num_rows, 4), 30.0).requires_grad_()
+    weight = torch.zeros(64, 4).requires_grad_()
+    targets = torch.zeros(num_rows, dtype=torch.int64)
+    with precision(torch.float16):
+        chunked_loss_sum(rows, weight, targets, num_rows).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    wanted = -30.0 * num_rows * 63 / 64
+    torch.testing.assert_close(weight.grad[0], torch.full((4,), wanted), rtol=2e-3, atol=0)
+
+
 def test_a_loss_without_a_gradient_keeps_none(decoder: Decoder) -> None:
     rows = torch.randn(6, 32)
     targets = torch.zeros(6, dtype=torch.int64)

@@ -16,12 +16,14 @@ from msgspec.structs import replace
 
 from gossamer.protocol.state import outer_momentum
 from gossamer.protocol.sync_modes import SyncMode
+from gossamer.trainer import local_trainer, train
 from gossamer.trainer.inner_step.schedule import learning_rate_at
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
+from gossamer.trainer.resources.device import Device
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Swarm, Worker
@@ -166,8 +168,23 @@ def test_it_is_diloco(text: ShardFolder) -> None:
         assert np.linalg.norm(wrong - expected) / np.linalg.norm(expected - start) > 1e-2
 
 
-def test_a_worker_is_a_trainer_of_a_daemon(text: ShardFolder) -> None:
+class _AsACard(Device):
+    """A CPU with the types of a card: also the sums between the layers are bf16."""
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+
+@pytest.mark.parametrize("as_a_card", [False, True])
+def test_a_worker_is_a_trainer_of_a_daemon(
+    text: ShardFolder, monkeypatch: pytest.MonkeyPatch, as_a_card: bool
+) -> None:
     """The same bits: `LocalTrainer` may go on while the ring averages, which this does not do."""
+    if as_a_card:
+        card = _AsACard(torch.device("cpu"), "as a card", "bf16")
+        for module in (train, local_trainer):
+            monkeypatch.setattr(module, "take_device", lambda *_: card)
     run = small()
     swarm, (worker,) = Swarm(run, "diloco", 3), workers_of(run, text, 1)
     base, work = swarm.parameters.copy(), np.zeros_like(swarm.parameters)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.generation.continuation import (
+    GenerationError,
     TextModel,
     Vocabulary,
     load_vocabulary,
@@ -73,9 +74,22 @@ class Sampler:
 
     def _load(self, task: messages.Sample) -> Vocabulary:
         if self._vocabulary is None:
-            block = Path(task.tokenizer_path).read_bytes() if task.tokenizer_path else b""
+            block = _read(task.tokenizer_path) if task.tokenizer_path else b""
             found = load_vocabulary(self._model, task.tokenizer, block)
             # The trainer's model has the tables of its own context, and no longer ones.
             context = min(found.context, self._model.context)
             self._vocabulary = replace(found, context=context)
         return self._vocabulary
+
+
+def _read(path: str) -> bytes:
+    """The file of a tokenizer.
+
+    Raises:
+        GenerationError: it cannot be read. The disk may work again at the next sample.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        raise GenerationError(f"the run's tokenizer cannot be read: {path}: {reason}") from error

@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
-from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
+from gossamer.node.base.address_text import (
+    HostPort,
+    bind_remedy,
+    parse_host_port,
+    parse_link,
+)
 from gossamer.node.base.owner_limits import with_limits
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.units import format_bytes
@@ -132,7 +137,7 @@ def _check_port(where: HostPort, flag: str) -> Check:
             "ports",
             "fail",
             f"{where} cannot be used: {error.strerror}",
-            f"Give another address with {flag}, or stop the program that listens there",
+            bind_remedy(error, flag),
         )
     return Check("ports", "ok", f"{where} for {flag} is free")
 

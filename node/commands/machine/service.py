@@ -75,7 +75,7 @@ def install(
         if system:
             raise ConfigError(
                 [f"{places['state_dir']}: the service for all users has its state in "
-                 f"{SYSTEM_STATE_DIR}"]
+                 f"{SYSTEM_STATE_DIR}; give the command without it"]
             )  # fmt: skip
         environment["GOSSAMER_STATE_DIR"] = str(settings.state_dir)
     file, is_named = config_file_of(os.environ, config)

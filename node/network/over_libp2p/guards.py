@@ -28,6 +28,7 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
+from gossamer.node.base.address_text import bind_remedy
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.over_libp2p.addresses import host_of, peer_id_of, why
 from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
@@ -42,6 +43,7 @@ from gossamer.node.network.places import (
     network_of,
     place_to_free,
 )
+from gossamer.node.network.stream_turns import StreamTurns
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
@@ -112,6 +114,7 @@ class GuardedSwarm(Swarm):
         """Handshakes that this node has begun and not ended, by the peer that is to be there."""
         self.newcomers = Newcomers()
         self.refusals = Refusals()
+        self._turns = StreamTurns()
 
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
@@ -232,6 +235,7 @@ class GuardedSwarm(Swarm):
         if isinstance(muxed_conn, YamuxConnection):
             muxed_conn.on_violation = partial(self._note_violation, muxed_conn.peer_id)
             muxed_conn.on_ending = self._peers_changed
+            muxed_conn.turn = partial(self._turn_of_stream, muxed_conn)
             muxed_conn.was_dialled = direction == "outbound"
             circuit = layer_of(muxed_conn, CircuitEnd)
             if circuit is not None:
@@ -253,6 +257,15 @@ class GuardedSwarm(Swarm):
         if self.on_connected is not None:
             self.on_connected(connection)
         return connection
+
+    async def _turn_of_stream(self, connection: YamuxConnection) -> None:
+        """Return when a stream that a peer has opened may be served.
+
+        Symptom: py-libp2p serves streams as fast as they come, and many identities, each within
+        the rate of a connection, take all of a processor.
+        """
+        if self.rank_of(connection.peer_id) < Rank.IN_RING:
+            await self._turns.turn(network_of(_host_of(connection)))
 
     def remove_conn(self, swarm_conn: SwarmConn) -> None:
         """Take a connection out of the books."""
@@ -371,8 +384,8 @@ class GuardedSwarm(Swarm):
             await listener.listen(maddr)
         except OSError as error:
             raise ListenError(
-                f"cannot listen on {maddr}: {error.strerror or error}; "
-                "stop the program that uses it or give another address"
+                f"cannot listen on {maddr}: {error.strerror or error}. "
+                f"{bind_remedy(error, '--listen')}"
             ) from error
         self.listeners[str(maddr)] = listener
 

@@ -17,6 +17,7 @@ from gossamer.node.app.client import (
     give_order,
     page_link,
 )
+from gossamer.node.base.pausing import LEAVING_CODE
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, encode_status
@@ -82,6 +83,26 @@ def test_status_and_orders(tmp_path: Path) -> None:
         ("GET", "/api/status", "1", None),
         ("POST", "/api/pause", "1", f"Bearer {token}"),
     ]
+
+
+def test_a_daemon_that_ends_in_order(tmp_path: Path) -> None:
+    """It closes its port first, and removes its address last."""
+    (port,) = free_ports(1)
+    state_dir = StateDir(tmp_path)
+    with state_dir.locked():
+        DaemonFiles(state_dir).write_api(f"127.0.0.1:{port}")
+        with pytest.raises(NotRunningError, match=f"the node on {tmp_path} is ending"):
+            fetch_status(state_dir)
+    with pytest.raises(NotRunningError, match=f"no node runs on {tmp_path}. Start one"):
+        fetch_status(state_dir)
+
+
+def test_a_daemon_that_leaves_says_that_nothing_takes_it_back(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    with answering(state_dir, LEAVING_CODE, b"the node is leaving\n", []):
+        DaemonFiles(state_dir).new_token()
+        with pytest.raises(ClientError, match=f"the node on {tmp_path} is leaving, and nothing"):
+            give_order(state_dir, "resume")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import build_app, serve_http
 from gossamer.node.app.http_server import UNREAD_BYTES_MAX, ApiBindError, Guard
+from gossamer.node.base.pausing import LeavingError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.logs import configure_logs
@@ -39,6 +40,7 @@ class Node:
         self.metrics = Metrics()
         self.disk_problem = ""
         self.is_disk_hanging = False
+        self.is_leaving = False
 
     def status(self) -> Status:
         return self.now
@@ -48,6 +50,8 @@ class Node:
         self.pauses.append((seconds, after_round))
 
     def resume(self) -> None:
+        if self.is_leaving:
+            raise LeavingError
         self.orders.append("resume")
 
     async def order_kept(self) -> str:
@@ -232,6 +236,14 @@ def test_orders(order: str) -> None:
     node = Node()
     assert ask(node, "POST", f"/api/{order}", headers=ORDER).status_code == 202
     assert node.orders == [order]
+
+
+def test_a_node_that_leaves_refuses_to_stay() -> None:
+    node = Node()
+    node.is_leaving = True
+    answer = ask(node, "POST", "/api/resume", headers=ORDER)
+    assert (answer.status_code, node.orders) == (409, [])
+    assert answer.text == "the node is leaving, and nothing takes that back\n"
 
 
 @pytest.mark.parametrize("order", ["pause", "resume", "limits?upload=10"])
@@ -615,7 +627,11 @@ def test_a_failing_server_is_started_again_on_the_same_address(
 
 
 @pytest.mark.parametrize(
-    ("host", "reason"), [("127.0.0.1", "Give another port"), ("192.0.2.1", "--api 192.0.2.1:")]
+    ("host", "reason"),
+    [
+        ("127.0.0.1", r"in use. Give --api another port \(0 picks a free one\)"),
+        ("192.0.2.1", r"--api 192.0.2.1:\d+: .*This machine has no such address"),
+    ],
 )
 def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,15 +1,18 @@
-"""The settled head that links name."""
+"""What the log and the links say of the run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+import structlog
 
-from gossamer.node.app.reporting import SETTLED_ROUNDS, settled_head
+from gossamer.node.app.reporting import SETTLED_ROUNDS, say_hello, settled_head
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.ids import Digest
 from tests.node.storage.test_chain_store import PEER, RUN_ID, chain_of
+from tests.support.builders import manifest
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,14 @@ def test_a_link_names_a_head_that_sixteen_rounds_follow(
 def test_a_new_run_has_no_settled_head(tmp_path: Path) -> None:
     store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
     assert settled_head(store, store.genesis) is None
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_log_says_after_how_many_rounds_the_run_ends(*, ends: bool) -> None:
+    """A run of the smallest preset is over in two minutes."""
+    inner = msgspec.structs.replace(manifest().inner, ends=ends)
+    run = manifest(inner=inner)
+    with structlog.testing.capture_logs() as lines:
+        say_hello(run, ())
+    rounds = run.outer.round_of_inner_step(inner.total_steps)
+    assert lines[0]["event"].endswith(f" tokens, {rounds:,} rounds" if ends else " tokens")

@@ -83,7 +83,7 @@ def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         )
         text = io.StringIO()
         assert run_doctor(settings, None, Console(file=text, width=200)) == 1
-    assert "Give another address with --listen" in text.getvalue()
+    assert "Give --listen another port (0 picks a free one)" in text.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,12 @@ from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import PeerTest
 from gossamer.node.peers import discovery as discovery_module
-from gossamer.node.peers.discovery import DIRECT_SECONDS, Discovery
+from gossamer.node.peers.discovery import (
+    DIRECT_SECONDS,
+    UNHEARD_LOOKS,
+    UNHEARD_MAX,
+    Discovery,
+)
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
@@ -330,6 +335,58 @@ def test_a_peer_that_nobody_speaks_of_is_dialled_now_and_then(
             assert {*node.peers()} == {member.peer_id, old.peer_id}
 
     trio.run(main)
+
+
+def test_every_peer_of_an_earlier_life_has_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first eight are gone for good. The ninth is in a part of the swarm that was cut off."""
+    monkeypatch.setattr(discovery_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(discovery_module, "UNHEARD_LOOKS", 10)
+    monkeypatch.setattr("gossamer.protocol.policy.redial.RELAYED_BACK_OFF_SECONDS_MIN", 0.2)
+
+    async def main() -> None:
+        async with beside_a_member() as (node, member, old, membership):
+            discovery, found = discovery_of(node, tmp_path, membership), trio.Event()
+
+            def look() -> None:
+                if old.peer_id in node.peers():
+                    found.set()
+
+            node.on_peers_changed(look)
+            with socket.socket() as nobody:
+                nobody.bind(("127.0.0.1", 0))
+                gone = (f"/ip4/127.0.0.1/tcp/{nobody.getsockname()[1]}",)
+                discovery._known.saw({old.peer_id: tuple(old.addresses()[:1])})
+                for _ in range(UNHEARD_MAX):
+                    discovery._known.found(Identity.generate().peer_id, gone)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(discovery.run)
+                    with trio.move_on_after(20.0):
+                        await found.wait()
+                    nursery.cancel_scope.cancel()
+            assert {*node.peers()} == {member.peer_id, old.peer_id}
+
+    trio.run(main)
+
+
+def test_the_addresses_that_are_dialled_beside_a_member_are_few_and_the_first_ones_stay(
+    tmp_path: Path,
+) -> None:
+    others = [(f"other {number}", discovery_module._Target(None, ("",))) for number in range(21)]
+    discovery = Discovery.__new__(Discovery)
+    half, seen = UNHEARD_MAX // 2, set[str]()
+    for looks in range(0, 6 * UNHEARD_LOOKS, UNHEARD_LOOKS):
+        discovery._num_looks = looks
+        keys = [key for key, _ in discovery._in_turn(others)]
+        assert len(keys) == len({*keys}) == UNHEARD_MAX
+        assert keys[:half] == [key for key, _ in others[:half]]
+        discovery._num_looks = looks + UNHEARD_LOOKS - 1
+        assert [key for key, _ in discovery._in_turn(others)] == keys
+        seen.update(keys)
+    assert len(seen) == len(others)
+    for few in (0, 3, UNHEARD_MAX):
+        assert discovery._in_turn(others[:few]) == others[:few]
 
 
 def kind_of(node: Libp2pTransport, peer: Libp2pTransport) -> str:

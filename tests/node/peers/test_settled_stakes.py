@@ -94,6 +94,20 @@ def test_before_the_start_of_a_kept_chain_nobody_can_count(
         assert stakes.stakes_at(head) == all_stakes.stakes_at(head)
 
 
+def test_a_chain_that_begins_anew_forgets_heads_before_its_start(
+    tmp_path: Path, rounds: list[tuple[Commit, Header]]
+) -> None:
+    """A start comes at any time, and not with a new head. To ask for the stake at a head that is
+    not known any more would end the node."""
+    store = write_chain(tmp_path / "chain", rounds)
+    stakes = SettledStakes(store, choice_of(store), lambda: rounds[-1][1].digest)
+    assert stakes.head_at(VOTE_PERIOD) is not None
+    store.begin_at(start_of(rounds))
+    named = [head for number in range(NUM_ROUNDS + 1) if (head := stakes.head_at(number))]
+    assert all(stakes.stakes_at(head) for head in named)
+    assert store.entry(named[0]).round == START_ROUND
+
+
 def test_behind_a_record_that_the_disk_lost_stake_counts_when_all_rounds_that_say_so_are_here(
     tmp_path: Path, rounds: list[tuple[Commit, Header]]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from gossamer.node.rounds.following import CLAIMS_SECONDS, PROOF_SECONDS, Joiner
+from tests.support.builders import announce
 from tests.support.memory_transport import run_simulated
 
 
@@ -80,6 +81,24 @@ def test_a_crowd_of_silent_peers_does_not_keep_a_node_from_its_first_round() -> 
         assert trio.current_time() - began == pytest.approx(CLAIMS_SECONDS)
 
     run_simulated(main)
+
+
+def test_claims_are_heard_from_a_peer_that_has_heard_them() -> None:
+    """Of two peers the first one by its id came in just before, and knows no claims either."""
+    committed, trainings, follower, prover, fetcher, swarm = (MagicMock() for _ in range(6))
+    trainings.orders.wait = trio.sleep
+    trainings.run_in_thread = AsyncMock(return_value=False)
+    follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
+    committed.is_loaded, prover.has_open_questions, fetcher.is_at_work = True, False, False
+    swarm.sources.return_value = ["1 newcomer", "2 member", "3 paused member"]
+    phases = dict(zip(swarm.sources(), ("syncing", "averaging", "paused"), strict=True))
+    swarm.living.return_value = {peer: announce(phase=phases[peer]) for peer in phases}
+    swarm.gossip.reconcile = AsyncMock()
+    joiner = Joiner(
+        committed, MagicMock(), swarm, trainings, follower, prover, fetcher, has_bootstrap=False
+    )
+    trio.run(joiner.join)
+    swarm.gossip.reconcile.assert_called_once_with("2 member")
 
 
 def test_initial_weights_are_copied_in_a_thread() -> None:

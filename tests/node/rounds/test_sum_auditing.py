@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,14 +33,16 @@ from gossamer.node.rounds.sum_auditing import (
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, Average
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
 
-IDENTITIES = [Identity.from_seed(digest_of(name)) for name in (b"auditor", b"member")]
-ME, MEMBER = (each.peer_id for each in IDENTITIES)
+IDENTITIES = [
+    Identity.from_seed(digest_of(name)) for name in (b"auditor", b"member", b"third", b"fourth")
+]
+ME, MEMBER, *OTHERS = (each.peer_id for each in IDENTITIES)
 HEAD = Digest(bytes(32))
 ROUND, INCARNATION = 100, 7
 OPENING = Opening((), b"part", b"path")
@@ -55,6 +57,7 @@ class Asking:
         own_round: int = ROUND,
         said_round: int = ROUND,
         said_head: bytes = b"unknown",
+        others_round: int | None = None,
         transport: Transport | None = None,
     ) -> None:
         """
@@ -62,14 +65,19 @@ class Asking:
             own_round: the newest round of the auditor.
             said_round: the newest round that the member says it has.
             said_head: its head; the auditor knows `HEAD`.
+            others_round: what two others of the ring say, with a head that the auditor does not
+                know; None: there are no others.
             transport: None in a test without one.
         """
         self.entry = SimpleNamespace(round=own_round)
         said = SimpleNamespace(incarnation=INCARNATION, round=said_round, head=said_head)
+        other = SimpleNamespace(incarnation=INCARNATION, round=others_round, head=b"another")
+        self.others = [] if others_round is None else OTHERS
+        known = {MEMBER: said, **dict.fromkeys(self.others, other)}
         swarm = SimpleNamespace(
             me=ME,
             offence=None,
-            membership=SimpleNamespace(known=lambda: {MEMBER: said}),
+            membership=SimpleNamespace(known=lambda: known),
             is_connected=lambda _peer: True,
         )
         payloads, chain = SumPayloads(codec("fp32")), {HEAD}
@@ -96,7 +104,7 @@ class Asking:
         async def opened() -> Opening:
             nonlocal began_seconds
             began_seconds = trio.current_time()
-            job = job_until(began_seconds + late_until)
+            job = job_until(began_seconds + late_until, others=self.others)
             return await self.auditing._opened(job, 1, with_part=False)
 
         self.auditing._ask = ask  # type: ignore[method-assign]
@@ -104,10 +112,14 @@ class Asking:
 
 
 def job_until(
-    late_until: float, answer_seconds: float = OPENING_SECONDS, num_elements: int = 1
+    late_until: float,
+    answer_seconds: float = OPENING_SECONDS,
+    num_elements: int = 1,
+    others: Sequence[PeerId] = (),
 ) -> _Job:
-    ready = SimpleNamespace(incarnation=INCARNATION)
-    signed = SimpleNamespace(ring=SimpleNamespace(members=(ME, MEMBER), ready=(ready, ready)))
+    ready, members = SimpleNamespace(incarnation=INCARNATION), (ME, MEMBER, *others)
+    ring = SimpleNamespace(members=members, ready=(ready,) * len(members))
+    signed = SimpleNamespace(ring=ring)
     average = Average(3, NO_DIGEST, 0, b"", b"")
     return _Job(
         HEAD, ROUND, 0, num_elements, average, cast(SignedAverages, signed), frozenset(),
@@ -166,6 +178,16 @@ def test_a_member_cannot_say_that_it_is_ahead_with_a_head_that_is_known() -> Non
         asking.opened(closed, late_until=LINGER_SECONDS)
 
 
+def test_a_member_cannot_say_alone_that_it_is_ahead() -> None:
+    """It could tell every auditor so, with any head, and would never be named."""
+    long_ago = ROUND + ASKED_ROUNDS
+    for others_round in (ROUND, long_ago - 1):
+        with pytest.raises(_NotOpened):
+            Asking(said_round=long_ago, others_round=others_round).opened(closed, late_until=0.0)
+    with pytest.raises(_CannotTell):
+        Asking(said_round=ROUND, others_round=long_ago).opened(closed, late_until=0.0)
+
+
 def test_silence_counts_where_the_question_came_in_time() -> None:
     """Otherwise a member of quick rounds would keep silent until it need not answer any more."""
     asking = Asking()
@@ -194,7 +216,7 @@ def shown_over_a_slow_line(served_seconds: float) -> Opening:
     opening = Opening((), bytes(4 * PART_ELEMENTS), bytes(PATH_BYTES))
 
     async def story() -> None:
-        mine, its = map(network.transport, IDENTITIES)
+        mine, its = map(network.transport, IDENTITIES[:2])
         async with mine as auditor, its as member:
             await auditor.connect(network.addresses_of(MEMBER)[0])
             network.link(MEMBER, ME).bytes_per_second = 50_000.0

@@ -146,32 +146,110 @@ def test_a_block_replaced_while_its_damage_was_found_stays(
     assert store.get(digest) == block(1)
 
 
+class FailingFile:
+    """A file that can be opened, and not read."""
+
+    def __init__(self, file: Any, error: int) -> None:
+        self._file = file
+        self._error = error
+
+    def read(self, num_bytes: int) -> bytes:
+        raise OSError(self._error, os.strerror(self._error))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def fail_reading(patch: pytest.MonkeyPatch, error: int) -> None:
+    patch.setattr(
+        "builtins.open", lambda *args, _open=open, **more: FailingFile(_open(*args, **more), error)
+    )
+
+
 def test_a_block_the_disk_cannot_read_counts_as_damaged(
     store: BlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = store.put(block(1))
-
-    class FailingFile:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def read(self, num_bytes: int) -> bytes:
-            raise OSError(errno.EIO, "Input/output error")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-    monkeypatch.setattr(
-        "builtins.open", lambda *args, _open=open, **more: FailingFile(_open(*args, **more))
-    )
+    fail_reading(monkeypatch, errno.EIO)
     with pytest.raises(CorruptBlockError):
         store.get(digest)
+
+
+@pytest.mark.parametrize("error", [errno.ENODEV, errno.ESTALE, errno.EBADMSG, errno.ENOMEM])
+@pytest.mark.parametrize("read", [BlockStore.get, BlockStore.check])
+def test_a_block_counts_as_missing_where_the_disk_goes_away_while_it_is_read(
+    store: BlockStore,
+    monkeypatch: pytest.MonkeyPatch,
+    error: int,
+    read: Callable[[BlockStore, Digest], object],
+) -> None:
+    digest = store.put(block(1))
+    with monkeypatch.context() as patch:
+        fail_reading(patch, error)
+        with pytest.raises(MissingBlockError, match=os.strerror(error)):
+            read(store, digest)
+    assert not store.has(digest)
+    assert store.path(digest).read_bytes() == block(1), "it may be as good as ever"
+    store.put(block(1))
+    assert store.get(digest) == block(1)
+
+
+def test_a_damaged_block_of_which_the_disk_tells_nothing_is_a_missing_one(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(block(1))
+
+    def fail(*_args: object, **_more: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        fail_reading(patch, errno.EIO)
+        patch.setattr(Path, "stat", fail)
+        with pytest.raises(MissingBlockError, match="Input/output error"):
+            store.get(digest)
+    assert not store.has(digest)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_a_place_of_the_disk_that_cannot_be_read_costs_the_blocks_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The node did not start any more, for blocks that every other one may have."""
+    store = BlockStore(tmp_path, QUOTA_BYTES)
+    lost, good = store.put(block(1)), store.put(block(2))
+    folder = store.path(lost).parent
+
+    class Entry:
+        name, path = lost.hex(), str(store.path(lost))
+
+        def stat(self) -> os.stat_result:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+
+    def fail(path: Path, _scandir: Any = os.scandir) -> Any:
+        if path != folder:
+            return _scandir(path)
+        if what == "folder":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return [Entry()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.scandir", fail)
+        again = BlockStore(tmp_path, QUOTA_BYTES)
+    assert again.missing([lost, good]) == [lost]
+    again.put(block(1))
+    assert again.get(lost) == block(1)
+
+
+def test_leftovers_that_cannot_be_removed_keep_no_node_from_its_start(tmp_path: Path) -> None:
+    digest = BlockStore(tmp_path, QUOTA_BYTES).put(block(1))
+    (tmp_path / "tmp" / "a folder").mkdir()
+    assert BlockStore(tmp_path, QUOTA_BYTES).get(digest) == block(1)
 
 
 def test_a_file_stays_readable_while_its_block_is_evicted(store: BlockStore) -> None:
@@ -408,6 +486,26 @@ def test_a_block_that_cannot_be_read_is_a_missing_one(
     assert store.get(digest) == block(1)
 
 
+def test_blocks_of_which_the_disk_tells_nothing_count_as_lost(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a fault that the kernel answered by taking the file system away."""
+    digests = [store.put(block(number)) for number in range(3)]
+    stat = os.stat
+
+    def fail(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if os.path.basename(path) in {digest.hex() for digest in digests[:2]}:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.stat", fail)
+        assert store.forget_lost() == 2
+    assert store.missing(digests) == digests[:2]
+    store.put(block(0))
+    assert store.get(digests[0]) == block(0)
+
+
 def test_a_folder_that_was_deleted_is_made_anew_where_that_is_right(tmp_path: Path) -> None:
     is_right_place = [True]
 
@@ -492,7 +590,7 @@ def test_a_block_that_comes_back_while_lost_ones_are_counted_is_not_forgotten(
         store.put(block(1))
         return False
 
-    monkeypatch.setattr(Path, "exists", look_too_early)
+    monkeypatch.setattr("os.path.exists", look_too_early)
     assert store.forget_lost() == 0
     assert store.get(digest) == block(1)
     assert (store.num_blocks(), store.used_bytes()) == (1, 100)

@@ -15,6 +15,7 @@ from gossamer.node.storage import known_peers as known_peers_module
 from gossamer.node.storage.address_files import SEEDS_MAX
 from gossamer.node.storage.daemon_files import TOKEN_BYTES, DaemonFiles
 from gossamer.node.storage.known_peers import KnownPeers
+from gossamer.node.storage.limits_file import read_limits
 from gossamer.node.storage.state_dir import (
     StateDir,
     StateDirError,
@@ -397,3 +398,15 @@ def test_addresses_of_the_owner_outlive_the_process(tmp_path: Path) -> None:
     assert state_dir.addresses.read_seeds() == (seeds[0],)
     state_dir.addresses.seeds_path.write_bytes(b"x" * 100_000)
     assert state_dir.addresses.read_seeds() == ()
+
+
+def test_a_file_that_this_user_may_not_read_is_not_called_damaged(tmp_path: Path) -> None:
+    """To remove another user's limits is no help: the directory is the wrong one."""
+    state_dir = StateDir(tmp_path)
+    for path in (state_dir.limits_path, state_dir.format_path):
+        path.mkdir()  # root may read every file, and no directory as a file
+    wrong = "cannot be read: Is a directory. Give --state-dir the directory of a node that is yours"
+    with pytest.raises(StateDirError, match=f"^{state_dir.limits_path} {wrong}$"):
+        read_limits(state_dir.limits_path)
+    with pytest.raises(StateDirError, match=f"^{state_dir.format_path} {wrong}$"):
+        state_dir.read_manifest()

@@ -17,7 +17,7 @@ from gossamer.node.storage import work_files
 from gossamer.node.storage.work import VECTORS_MAX, Work
 from gossamer.node.storage.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
+from gossamer.protocol.accounting.work_records import ABANDONED, OUT_OF_RANGE
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -39,20 +39,20 @@ class Life:
         self.metrics = Metrics()
         self.now = 0.0
         self.step_seconds = JOURNAL_SECONDS
-        """Time between two looks at the clock."""
+        """Time of an inner step."""
         self.work = Work(
-            directory, self.pending, PLAN, stale_rounds, self.metrics, clock=self._tick
+            directory, self.pending, PLAN, stale_rounds, self.metrics, clock=lambda: self.now
         )
         self.work.load()
 
-    def _tick(self) -> float:
+    def step(self, tokens: int) -> None:
         self.now += self.step_seconds
-        return self.now
+        self.work.stepped(tokens)
 
     def train(self, head: Digest, number: int, value: float, tokens: int = 100) -> None:
         self.work.close_offer()
         self.pending += np.float32(value)
-        self.work.stepped(tokens)
+        self.step(tokens)
         self.work.trained(head, number, tokens, SPANS)
 
     def take(
@@ -223,8 +223,8 @@ def test_two_rings_of_one_turn(tmp_path: Path) -> None:
 def test_a_spoilt_local_round_is_dropped_and_what_was_carried_stays(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.train(H0, 1, 1.0)
-    life.work.stepped(50)
-    life.work.stepped(30)
+    life.step(50)
+    life.step(30)
     life.work.spoilt(50, OUT_OF_RANGE)
     assert life.holds(1.0)
     assert fates(life) == (0, 0, 50, 30, 100)
@@ -261,7 +261,7 @@ def test_a_killed_process_loses_what_was_not_saved_and_knows_how_much(tmp_path: 
     assert not life.work.must_save
     life.train(H0, 1, 10.0, tokens=70)
     for _ in range(3):
-        life.work.stepped(10)
+        life.step(10)
     new = Life(tmp_path)
     assert new.holds(1.0)
     assert fates(new) == (0, 0, 0, 100, 100)
@@ -376,6 +376,31 @@ def test_a_vector_that_is_gone_is_rather_lost_than_counted_twice(tmp_path: Path)
     (tmp_path / "offers" / str(offer.number)).unlink()
     life.take(H1, H0, 50, 0b0011)
     assert life.holds(0.0, 0.0, 11.0, 11.0)
+    assert fates(life) == (50, 0, 75, 0, 75), "and the account knows"
+    assert life.sample("tokens_dropped_total", reason=ABANDONED) == 75
+
+
+def test_work_that_went_with_anothers_missing_vector_is_not_taken_again(tmp_path: Path) -> None:
+    """A branch is left and comes back, and the vector of its first round is gone: `pending` had the
+    second round's work subtracted twice, and the swarm got it with the wrong sign."""
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    first = life.work.offer(H0, 1)
+    life.take(H1, H0, 100, ALL)
+    life.train(H1, 2, 10.0)
+    life.work.offer(H1, 2)
+    life.take(H2, H1, 100, ALL)
+    for head, parent in ((H2, H1), (H1, H0)):
+        life.work.abandoned(head, parent, 100, 1)
+    life.work.moved_to(H0)
+    life.train(H0, 1, 100.0)
+    assert life.holds(111.0)
+    (tmp_path / "offers" / str(first.number)).unlink()
+    life.take(H1, H0, 100, ALL)
+    assert life.holds(0.0)
+    life.take(H2, H1, 100, ALL)
+    assert life.holds(0.0)
+    assert fates(life) == (200, 0, 100, 0, 0)
 
 
 def test_vectors_on_disk_are_bounded(tmp_path: Path) -> None:
@@ -476,10 +501,32 @@ def test_quick_steps_do_not_wear_out_the_disk(
 
     monkeypatch.setattr(os, "replace", count)
     for _ in range(1000):
-        life.work.stepped(32)
+        life.step(32)
     assert 20 <= written <= 21
     lost = Life(tmp_path).work.status.lost
     assert 0 <= 1000 * 32 - lost <= 50 * 32
+
+
+def test_a_slow_disk_does_not_hold_up_the_event_loop_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could join a node whose disk took half a second for a file, and its rounds took a
+    minute instead of a second."""
+    life = Life(tmp_path)
+    life.step_seconds = JOURNAL_SECONDS / 50
+    real, disk_seconds = os.replace, 0.0
+
+    def be_slow(source: Path, target: Path) -> None:
+        nonlocal disk_seconds
+        life.now += 0.5
+        disk_seconds += 0.5
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", be_slow)
+    for _ in range(5_000):
+        life.step(32)
+    assert 2.0 <= disk_seconds <= 0.05 * life.now + 0.5
+    assert life.now == pytest.approx(5_000 * life.step_seconds + disk_seconds)
 
 
 def test_threads_settle_a_round_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

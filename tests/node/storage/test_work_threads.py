@@ -37,12 +37,12 @@ class Life:
     def __init__(self, directory: Path) -> None:
         self.pending = np.zeros(PLAN.num_elements, dtype=np.float32)
         self.now = 0.0
-        self.work = Work(directory, self.pending, PLAN, 3, Metrics(), clock=self._tick)
+        self.work = Work(directory, self.pending, PLAN, 3, Metrics(), clock=lambda: self.now)
         self.work.load()
 
-    def _tick(self) -> float:
+    def step(self, tokens: int) -> None:
         self.now += 1.0
-        return self.now
+        self.work.stepped(tokens)
 
     def train(self, number: int) -> None:
         """A local round on a head."""
@@ -101,7 +101,7 @@ def test_no_write_of_the_journal_fails_and_each_is_a_whole_event(
         thread.start()
     stepped = 0
     while not ended.is_set():  # as the event loop does while a thread works
-        life.work.stepped(1)
+        life.step(1)
         stepped += 1
     for thread in threads:
         thread.join(60.0)
@@ -131,7 +131,7 @@ def test_older_content_of_the_journal_never_replaces_newer(
     noting = threading.Thread(target=life.work.moved_to, args=(head_of(7),))
     noting.start()
     assert is_writing.wait(10.0)
-    life.work.stepped(5)
+    life.step(5)
     noting.join()
     monkeypatch.undo()
     found = Life(tmp_path)
@@ -151,7 +151,7 @@ def test_a_kill_while_the_saved_work_reaches_the_disk_loses_nothing_of_it(
 
     def write_and_step(path: Path, *parts: bytes | memoryview) -> None:
         write_atomically(path, *parts)
-        life.work.stepped(5)
+        life.step(5)
         shutil.copytree(directory, killed)
 
     monkeypatch.setattr(work_files, "write_atomically", write_and_step)

@@ -10,11 +10,12 @@ import pytest
 import trio
 import trio.testing
 
+from gossamer.node.peers.block_exchange import FetchError
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, claim_rank
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.protocol.wire.statements import Span
 
@@ -32,7 +33,7 @@ class AllShards:
         """Whether shards come with `come` alone."""
         self.come = trio.Event()
 
-    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+    def missing(self, digests: Sequence[Digest]) -> list[Digest]:
         return []
 
     def pin(self, name: str, digests: Sequence[bytes]) -> None:
@@ -45,6 +46,25 @@ class AllShards:
         await trio.lowlevel.checkpoint()
         if self.is_slow:
             await self.come.wait()
+
+
+class FewShards(AllShards):
+    """Store of a node that has some shards, where no peer has any other one."""
+
+    def __init__(self, *here: Digest) -> None:
+        super().__init__()
+        self._here = {*here}
+
+    def has(self, digest: Digest) -> bool:
+        return digest in self._here
+
+    def missing(self, digests: Sequence[Digest]) -> list[Digest]:
+        return [digest for digest in digests if digest not in self._here]
+
+    async def fetch_checked(self, *arguments: Any, **_options: object) -> None:
+        await trio.lowlevel.checkpoint()
+        if missing := self.missing(arguments[0]):
+            raise FetchError(missing, len(arguments[0]), "nobody has them")
 
 
 class World:
@@ -332,6 +352,31 @@ def test_where_the_chain_stands() -> None:
     progress = world.feed.epoch_progress()
     assert (progress.epoch, progress.shards_consumed, progress.num_shards) == (1, 1, 2)
     assert (progress.tokens_consumed, progress.num_tokens) == (SHARD_TOKENS + 30, 2 * SHARD_TOKENS)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_node_trains_on_what_it_has_where_most_of_the_corpus_is_lost(*, is_held: bool) -> None:
+    """The founder's node died before others had its data. One partition is here, and consumed. If
+    another member holds it, this node leaves it to that one."""
+    world = World(400)
+    here = 7
+    few: Any = FewShards(digest_of(here.to_bytes(2)))
+    world.feed = DataFeed(world.data, few, few, world, world)
+    world.ledger = Ledger(((here, SHARD_TOKENS),))
+    if is_held:
+        world.others = {rival(here, is_before=False): (here,)}
+
+    async def story() -> None:
+        world.feed.want(1)
+        await trio.sleep(10)
+        if is_held:
+            assert here not in world.feed.claims
+        else:
+            assert world.queued == [(here, 0)]
+            assert world.feed.claims == (here,)
+            assert world.train(here, 0, 60) == Span(here, SHARD_TOKENS, SHARD_TOKENS + 60)
+
+    world.run(story)
 
 
 def rival(partition: int, *, is_before: bool) -> PeerId:

@@ -132,6 +132,36 @@ def test_begun_shards_of_the_earliest_epoch_come_first() -> None:
     assert choose_partitions(ledger.as_dict(), SHARD_TOKENS, {}, me, 3, excluded=[1, 0]) == [2]
 
 
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 3))
+@settings(max_examples=60)
+def test_peers_that_know_each_other_choose_no_partition_together(
+    seed: int, num_peers: int, num_wanted: int
+) -> None:
+    """They choose at one moment: nobody has heard what the others claim. Somebody left two of the
+    partitions half done, and all prefer these."""
+    random = Random(seed)
+    members = [PeerId(f"{seed} {number}") for number in range(num_peers)]
+    sizes = [10] * 512
+    positions = dict.fromkeys(random.sample(range(512), 2), 5)
+    claims: dict[PeerId, list[int]] = {member: [] for member in members}
+    chosen = [choose_partitions(positions, sizes, claims, me, num_wanted) for me in members]
+    assert {*map(len, chosen)} == {num_wanted}
+    for me, mine in zip(members, chosen, strict=True):
+        assert lost_claims(mine, dict(zip(members, chosen, strict=True)), me) == set()
+
+
+def test_partitions_that_others_would_keep_are_taken_before_the_next_epoch_begins() -> None:
+    """The others do not come for them: they are slow, or paused."""
+    me, *others = peers(9)
+    sizes, claims = [10] * 16, {other: list[int]() for other in others}
+    positions = dict.fromkeys(range(12, 16), 10)
+    chosen = choose_partitions(positions, sizes, claims, me, 16)
+    assert {*chosen[:12]} == {*range(12)}
+    kept = [lost_claims([each], dict.fromkeys(others, chosen), me) == set() for each in chosen]
+    for epoch in (kept[:12], kept[12:]):
+        assert epoch == sorted(epoch, reverse=True), "its own ones come first"
+
+
 def test_a_peer_that_claims_all_partitions_keeps_no_peer_from_training() -> None:
     me, greedy, other = peers(3)
     shard_tokens = [100] * 64

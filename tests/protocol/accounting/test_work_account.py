@@ -587,6 +587,31 @@ def test_what_waited_for_its_turn_is_taken_with_an_offer_of_a_killed_process() -
     assert fates(new) == (150, 0, 0, 30, 0)
 
 
+def test_what_waited_for_its_turn_and_was_dropped_with_one_offer_is_not_in_another() -> None:
+    """Two lives offer the same round what waits for its fragment. The round that takes the later
+    offer is left when that is too old, and the other branch has taken the earlier one."""
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1, life=1)
+    one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
+    one.saved()
+    one.trained(H1, 2, 50, [])
+    offered(one, H1, 2, life=1)
+    new = restarted(one)
+    new.trained(H1, 2, 10, [])
+    offered(new, H1, 2, life=2)
+    settled = new.committed_by(
+        H2, H1, 10, HIGH, counts_spans=True, exchanged=HIGH, offered=Offered(2, 10)
+    )
+    assert settled.taken == HIGH
+    assert new.abandoned(H2, H1, 10, 2 + STALE_ROUNDS + 1).chunks == 0
+    settled = new.committed_by(
+        H3, H1, 50, HIGH, counts_spans=True, exchanged=HIGH, offered=Offered(1, 50)
+    )
+    assert settled.taken == 0
+    assert fates(new) == (150, 0, 10, 0, 0)
+
+
 @pytest.mark.parametrize("life", [1, 2])
 def test_what_a_round_takes_of_a_forgotten_offer_was_trained_once(life: int) -> None:
     """A peer goes on alone for so long that it forgets its first offer, a part of which counts on

@@ -6,20 +6,21 @@ import pytest
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy import ring_conduct
+from gossamer.protocol.policy.conduct_record import MARKS_MAX, UNFAIR_MAX, WRONG_MAX
 from gossamer.protocol.policy.ring_conduct import (
     ACCUSERS_MAX,
     LOST_FACTOR,
-    MARKS_MAX,
     MEMBERS_MIN,
     MEMORY_ROUNDS,
-    UNFAIR_MAX,
-    WRONG_MAX,
     RingConduct,
+    VotesSeen,
 )
 from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SITS_OUT_ROUNDS, SITS_OUT_ROUNDS_MAX
 from tests.support.builders import peers
 
 ME, A, B, C, D = ORDER = peers(5)
+
+LATE = VotesSeen(have_begun=True, is_late=True, may_be_late=True)
 
 
 def conduct() -> RingConduct:
@@ -28,16 +29,16 @@ def conduct() -> RingConduct:
 
 def test_a_member_that_different_ones_put_out_sits_out_twice_as_long_each_time() -> None:
     mine, now = conduct(), 1
-    mine.put_out(now, B, C, ORDER, is_voting=False)
+    mine.put_out(now, B, C, ORDER)
     assert not mine.sits_out(now + 1, C)
     for rounds in (SITS_OUT_ROUNDS, 2 * SITS_OUT_ROUNDS, 4 * SITS_OUT_ROUNDS):
         now += 1
-        mine.put_out(now, D, C, ORDER, is_voting=False)
+        mine.put_out(now, D, C, ORDER)
         assert all(mine.sits_out(now + ahead, C) for ahead in range(1, rounds + 1))
         now += rounds + 1
         assert not mine.sits_out(now, C)
     now += FORGET_ROUNDS
-    mine.put_out(now, D, C, ORDER, is_voting=False)
+    mine.put_out(now, D, C, ORDER)
     assert not mine.sits_out(now + 1, C), "it is long ago"
     assert not any(mine.sits_out(number, peer) for number in range(now) for peer in (B, D))
 
@@ -45,7 +46,7 @@ def test_a_member_that_different_ones_put_out_sits_out_twice_as_long_each_time()
 def spoilt(mine: RingConduct, *rounds: int, seconds: float = 9.0) -> None:
     """C keeps what it should pass on in rings of these rounds, each of which stands still."""
     for number, accuser in zip(rounds, (B, D) * len(rounds), strict=False):
-        mine.put_out(number, accuser, C, ORDER, is_voting=False, lost_seconds=seconds)
+        mine.put_out(number, accuser, C, ORDER, lost_seconds=seconds)
 
 
 def test_a_member_that_keeps_sums_sits_out_twice_the_rounds_that_it_cost() -> None:
@@ -86,7 +87,7 @@ def test_a_member_that_was_let_in_too_early_sits_out_no_shorter_for_it() -> None
 
 def test_a_member_that_kept_sums_is_suspected_for_a_while() -> None:
     mine = conduct()
-    mine.put_out(1, B, A, ORDER, is_voting=False)
+    mine.put_out(1, B, A, ORDER)
     assert mine.suspected(2) == frozenset(), "it kept nothing"
     spoilt(mine, 1)
     assert mine.suspected(2) == mine.suspected(1 + MEMORY_ROUNDS) == {C}
@@ -99,8 +100,8 @@ def test_a_member_that_kept_sums_is_suspected_for_a_while() -> None:
 
 def test_what_was_long_ago_does_not_count() -> None:
     mine = conduct()
-    mine.put_out(1, B, C, ORDER, is_voting=False)
-    mine.put_out(1 + MEMORY_ROUNDS, D, C, ORDER, is_voting=False)
+    mine.put_out(1, B, C, ORDER)
+    mine.put_out(1 + MEMORY_ROUNDS, D, C, ORDER)
     assert not mine.sits_out(2 + MEMORY_ROUNDS, C)
 
 
@@ -108,17 +109,17 @@ def test_one_accuser_alone_needs_more_marks() -> None:
     assert ACCUSERS_MAX < MARKS_MAX
     mine = conduct()
     for number in range(1, MARKS_MAX):
-        mine.put_out(number, B, C, ORDER, is_voting=False)
+        mine.put_out(number, B, C, ORDER)
         assert not mine.sits_out(number + 1, C)
-    mine.put_out(MARKS_MAX, B, C, ORDER, is_voting=False)
+    mine.put_out(MARKS_MAX, B, C, ORDER)
     assert mine.sits_out(MARKS_MAX + 1, C)
 
 
 def test_a_member_that_accuses_those_it_cannot_know_sits_out_itself() -> None:
     """One of five accuses the same member in every ring, wherever that stands."""
     mine = conduct()
-    mine.put_out(1, A, C, ORDER, is_voting=False)
-    mine.put_out(2, A, C, ORDER, is_voting=False)
+    mine.put_out(1, A, C, ORDER)
+    mine.put_out(2, A, C, ORDER)
     assert mine.sits_out(3, A)
     assert not mine.sits_out(3, C)
 
@@ -127,7 +128,7 @@ def test_wrong_accusations_of_long_ago_make_no_sentence_longer() -> None:
     mine, now = conduct(), 1
     for rounds in (SITS_OUT_ROUNDS, SITS_OUT_ROUNDS):
         for _ in range(WRONG_MAX):
-            mine.put_out(now, A, C, ORDER, is_voting=False)
+            mine.put_out(now, A, C, ORDER)
         assert mine.sits_out(now + rounds, A)
         assert not mine.sits_out(now + rounds + 1, A)
         now += rounds + FORGET_ROUNDS + 1
@@ -135,7 +136,7 @@ def test_wrong_accusations_of_long_ago_make_no_sentence_longer() -> None:
 
 def test_one_that_puts_out_members_at_work_is_doubted_for_a_while() -> None:
     mine = conduct()
-    mine.put_out(1, B, C, ORDER, is_voting=False)
+    mine.put_out(1, B, C, ORDER)
     assert mine.doubted(2) == frozenset()
     mine.contested(1, B, C, len(ORDER))
     assert mine.doubted(2) == mine.doubted(MEMORY_ROUNDS) == {B}
@@ -145,10 +146,10 @@ def test_one_that_puts_out_members_at_work_is_doubted_for_a_while() -> None:
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_one_whose_accusation_others_share_is_not_doubted(*, is_slow: bool) -> None:
     mine = conduct()
-    mine.put_out(1, B, C, ORDER, is_voting=False, is_slow=is_slow)
+    mine.put_out(1, B, C, ORDER, is_slow=is_slow)
     mine.contested(1, B, C, len(ORDER))
     assert B in mine.doubted(2)
-    mine.put_out(2, D, C, ORDER, is_voting=False, is_slow=is_slow)
+    mine.put_out(2, D, C, ORDER, is_slow=is_slow)
     assert B not in mine.doubted(3)
 
 
@@ -162,7 +163,7 @@ def test_in_small_rings_and_of_itself_no_peer_doubts_anything() -> None:
 def test_one_that_sat_out_is_doubted_until_that_is_forgotten() -> None:
     mine = conduct()
     for number in (1, 2):
-        mine.put_out(number, A, C, ORDER, is_voting=False)
+        mine.put_out(number, A, C, ORDER)
     assert mine.doubted(3) == mine.doubted(2 + SITS_OUT_ROUNDS + FORGET_ROUNDS) == {A}
     assert mine.doubted(3 + SITS_OUT_ROUNDS + FORGET_ROUNDS) == frozenset()
 
@@ -170,31 +171,31 @@ def test_one_that_sat_out_is_doubted_until_that_is_forgotten() -> None:
 def test_an_answer_is_a_mark_among_neighbours_and_makes_others_sit_out() -> None:
     """The one that answers is no neighbour of the other one, and is right all the same."""
     mine = conduct()
-    mine.put_out(1, C, A, ORDER, is_voting=False, is_answer=True)
+    mine.put_out(1, C, A, ORDER, is_answer=True)
     assert mine.sits_out(2, A)
     assert not mine.sits_out(2, C)
     assert mine.doubted(2) == {A}
     mine = conduct()
-    mine.put_out(1, C, B, ORDER, is_voting=False, is_answer=True)
+    mine.put_out(1, C, B, ORDER, is_answer=True)
     assert not mine.sits_out(2, B)
-    mine.put_out(2, A, B, ORDER, is_voting=False, is_answer=True)
+    mine.put_out(2, A, B, ORDER, is_answer=True)
     assert mine.sits_out(3, B)
 
 
 def test_what_a_member_replies_to_this_peer_is_not_held_against_it() -> None:
     mine = conduct()
     for number in range(1, 2 * WRONG_MAX + 1):
-        mine.put_out(number, C, ME, ORDER, is_voting=False, is_reply=True)
+        mine.put_out(number, C, ME, ORDER, is_reply=True)
         assert not mine.sits_out(number + 1, C)
-    mine.put_out(9, C, ME, ORDER, is_voting=False)
-    mine.put_out(10, C, ME, ORDER, is_voting=False)
+    mine.put_out(9, C, ME, ORDER)
+    mine.put_out(10, C, ME, ORDER)
     assert mine.sits_out(11, C), "this peer had said nothing against it"
 
 
 def test_an_answer_to_a_neighbour_that_found_a_line_slow_is_no_mark() -> None:
     mine = conduct()
     for accuser in (A, C):
-        mine.put_out(1, accuser, B, ORDER, is_voting=False, is_slow=True, is_answer=True)
+        mine.put_out(1, accuser, B, ORDER, is_slow=True, is_answer=True)
     assert not mine.sits_out(2, B)
     assert mine.doubted(2) == frozenset()
 
@@ -202,14 +203,29 @@ def test_an_answer_to_a_neighbour_that_found_a_line_slow_is_no_mark() -> None:
 def test_in_the_vote_any_member_may_say_who_delays_it() -> None:
     mine = conduct()
     for number in (1, 2, 3):
-        mine.put_out(number, A, C, ORDER, is_voting=True)
+        mine.put_out(number, A, C, ORDER, votes=LATE)
     assert not mine.sits_out(4, A)
+    mine.put_out(4, D, C, ORDER, votes=LATE)
+    assert mine.sits_out(5, C)
+
+
+def test_what_members_say_of_each_other_in_the_vote_leaves_no_mark_where_nobody_is_late() -> None:
+    mine, votes = conduct(), VotesSeen(have_begun=True)
+    for number in range(1, MARKS_MAX + 1):
+        for accuser in (A, B, D):
+            mine.put_out(number, accuser, C, ORDER, votes)
+        mine.put_out(number, C, A, ORDER, votes, is_answer=True)
+    assert not any(mine.sits_out(MARKS_MAX + 1, peer) for peer in ORDER)
+    mine.put_out(1, ME, D, ORDER, votes)
+    mine.put_out(1, A, ME, ORDER, votes)
+    assert mine.is_avoided(2, D)
+    assert mine.is_avoided(2, A), "it is known here that the line of the two is bad"
 
 
 def test_two_that_have_trouble_with_each_other_are_no_neighbours() -> None:
     mine = conduct()
-    mine.put_out(3, A, ME, ORDER, is_voting=False)
-    mine.put_out(3, ME, D, ORDER, is_voting=False)
+    mine.put_out(3, A, ME, ORDER)
+    mine.put_out(3, ME, D, ORDER)
     assert mine.is_avoided(4, A)
     assert mine.is_avoided(4, D)
     assert not mine.is_avoided(4, B)
@@ -218,19 +234,19 @@ def test_two_that_have_trouble_with_each_other_are_no_neighbours() -> None:
 
 def test_a_neighbour_that_died_is_a_neighbour_again_when_it_is_back() -> None:
     mine = conduct()
-    mine.put_out(3, ME, D, ORDER, is_voting=False)
-    mine.put_out(3, ME, A, ORDER, is_voting=False, is_gone=True)
+    mine.put_out(3, ME, D, ORDER)
+    mine.put_out(3, ME, A, ORDER, is_gone=True)
     assert not mine.is_avoided(4, A), "its connection was gone already"
     mine.disconnected(D)
     assert not mine.is_avoided(4, D)
-    mine.put_out(4, ME, D, ORDER, is_voting=False)
+    mine.put_out(4, ME, D, ORDER)
     assert mine.is_avoided(5, D), "its new connection has trouble too"
 
 
 def test_an_accuser_is_avoided_although_it_connects_anew() -> None:
     """Otherwise one that accuses its neighbours without a reason could do so in each round."""
     mine = conduct()
-    mine.put_out(3, A, ME, ORDER, is_voting=False)
+    mine.put_out(3, A, ME, ORDER)
     mine.disconnected(A)
     assert mine.is_avoided(4, A)
 
@@ -238,8 +254,8 @@ def test_an_accuser_is_avoided_although_it_connects_anew() -> None:
 def test_small_rings_and_self_accusations_tell_nothing() -> None:
     mine = conduct()
     for number in range(1, 9):
-        mine.put_out(number, A, B, ORDER[: MEMBERS_MIN - 1], is_voting=False)
-        mine.put_out(number, C, C, ORDER, is_voting=False)
+        mine.put_out(number, A, B, ORDER[: MEMBERS_MIN - 1])
+        mine.put_out(number, C, C, ORDER)
     assert not any(mine.sits_out(9, peer) for peer in ORDER)
     assert not mine.is_avoided(9, A)
 
@@ -247,8 +263,8 @@ def test_small_rings_and_self_accusations_tell_nothing() -> None:
 def test_nobody_sits_out_for_longer_than_the_limit() -> None:
     mine, now = conduct(), 1
     for _ in range(20):
-        mine.put_out(now, B, C, ORDER, is_voting=False)
-        mine.put_out(now, D, C, ORDER, is_voting=False)
+        mine.put_out(now, B, C, ORDER)
+        mine.put_out(now, D, C, ORDER)
         assert not mine.sits_out(now + SITS_OUT_ROUNDS_MAX + 1, C)
         now += SITS_OUT_ROUNDS_MAX + 1
 
@@ -257,19 +273,19 @@ def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_conduct, "PEERS_MAX", 2)
     mine = conduct()
     for accused in (A, C, ME):
-        mine.put_out(1, B, accused, (A, B, C, ME), is_voting=True)
+        mine.put_out(1, B, accused, (A, B, C, ME), votes=LATE)
     assert len(mine._records) == 2
 
 
 def test_one_that_alone_finds_a_neighbour_slow_is_no_neighbour_of_it() -> None:
     mine = conduct()
-    mine.put_out(1, A, ME, ORDER, is_voting=False, is_slow=True)
-    mine.put_out(1, ME, D, ORDER, is_voting=False, is_slow=True)
+    mine.put_out(1, A, ME, ORDER, is_slow=True)
+    mine.put_out(1, ME, D, ORDER, is_slow=True)
     assert [peer for peer in ORDER if mine.is_avoided(2, peer)] == [A, D]
     assert not any(mine.is_avoided(1 + MEMORY_ROUNDS, peer) for peer in ORDER)
     # Each of the two lines is slow to another neighbour as well: then the finding is right.
-    mine.put_out(2, D, ME, ORDER, is_voting=False, is_slow=True)
-    mine.put_out(2, C, D, ORDER, is_voting=False, is_slow=True)
+    mine.put_out(2, D, ME, ORDER, is_slow=True)
+    mine.put_out(2, C, D, ORDER, is_slow=True)
     assert not any(mine.is_avoided(3, peer) for peer in ORDER)
 
 
@@ -277,7 +293,7 @@ def test_a_slow_line_is_no_fault() -> None:
     mine = conduct()
     for number in range(1, 2 * MARKS_MAX):
         for accuser in (A, C):
-            mine.put_out(number, accuser, B, ORDER, is_voting=False, is_slow=True)
+            mine.put_out(number, accuser, B, ORDER, is_slow=True)
         assert not mine.sits_out(number + 1, B)
     assert not any(mine.sits_out(number, peer) for number in range(20) for peer in (A, C))
 
@@ -285,7 +301,7 @@ def test_a_slow_line_is_no_fault() -> None:
 def test_a_member_cannot_know_that_the_line_between_two_others_is_slow() -> None:
     mine = conduct()
     for number in range(1, WRONG_MAX + 1):
-        mine.put_out(number, A, C, ORDER, is_voting=False, is_slow=True)
+        mine.put_out(number, A, C, ORDER, is_slow=True)
     assert mine.sits_out(WRONG_MAX + 1, A)
     assert not mine.sits_out(WRONG_MAX + 1, C)
 
@@ -293,26 +309,26 @@ def test_a_member_cannot_know_that_the_line_between_two_others_is_slow() -> None
 def test_one_wrong_accusation_is_enough_of_a_member_that_sat_out_lately() -> None:
     mine = conduct()
     for number in range(1, WRONG_MAX + 1):
-        mine.put_out(number, A, C, ORDER, is_voting=False)
+        mine.put_out(number, A, C, ORDER)
     back = WRONG_MAX + SITS_OUT_ROUNDS + 1
     assert not mine.sits_out(back, A)
-    mine.put_out(back, A, C, ORDER, is_voting=False)
+    mine.put_out(back, A, C, ORDER)
     assert all(mine.sits_out(back + ahead, A) for ahead in range(1, 2 * SITS_OUT_ROUNDS + 1))
 
 
 def test_a_member_that_alone_puts_out_all_others_sits_out_and_is_not_believed() -> None:
     mine = conduct()
     for number in range(1, MARKS_MAX):
-        mine.put_out(number, A, B, ORDER, is_voting=False)
-    mine.put_out(MARKS_MAX, A, B, (A, B), is_voting=False, alone_of=len(ORDER))
+        mine.put_out(number, A, B, ORDER)
+    mine.put_out(MARKS_MAX, A, B, (A, B), alone_of=len(ORDER))
     assert mine.sits_out(MARKS_MAX + SITS_OUT_ROUNDS, A)
-    mine.put_out(MARKS_MAX, C, B, ORDER, is_voting=False)
+    mine.put_out(MARKS_MAX, C, B, ORDER)
     assert not mine.sits_out(MARKS_MAX + 1, B), "one mark is left, and it is of C"
 
 
 def test_the_last_that_is_left_of_its_ring_does_not_leave_itself_out() -> None:
     mine = conduct()
-    mine.put_out(1, ME, D, (ME, D), is_voting=False, alone_of=len(ORDER))
+    mine.put_out(1, ME, D, (ME, D), alone_of=len(ORDER))
     assert not mine.sits_out(2, ME)
 
 
@@ -322,18 +338,18 @@ def test_the_accusations_of_a_member_that_was_cut_off_make_no_other_one_sit_out(
 ) -> None:
     """B stood still once before. Then a line breaks, and its member takes all others for dead."""
     mine = conduct()
-    mine.put_out(1, C, B, ORDER, is_voting=False)
+    mine.put_out(1, C, B, ORDER)
     order = [lone, B, *(peer for peer in ORDER if peer not in (lone, B))]
-    mine.put_out(3, lone, B, order, is_voting=False)
+    mine.put_out(3, lone, B, order)
     order.remove(B)
     while len(order) > 1:
         alone_of = len(ORDER) if len(order) == 2 else 0
-        mine.put_out(3, lone, order[-1], order, is_voting=False, alone_of=alone_of)
+        mine.put_out(3, lone, order[-1], order, alone_of=alone_of)
         order.pop()
     for peer in ORDER:
         assert mine.sits_out(4, peer) == (peer == lone != ME)
         assert not mine.is_avoided(4, peer)
-    mine.put_out(4, D, B, ORDER, is_voting=True)
+    mine.put_out(4, D, B, ORDER, votes=LATE)
     assert mine.sits_out(5, B), "the mark of C is still there"
 
 
@@ -341,11 +357,11 @@ def test_the_accusations_of_a_member_that_was_cut_off_make_no_other_one_sit_out(
 def test_nobody_is_suspected_by_the_word_of_a_member_that_was_cut_off(lone: PeerId) -> None:
     """It takes the silence of its own line for sums that the others keep. C kept some before."""
     mine = conduct()
-    mine.put_out(1, B, C, ORDER, is_voting=False, lost_seconds=9.0)
+    mine.put_out(1, B, C, ORDER, lost_seconds=9.0)
     order = [lone, *(peer for peer in ORDER if peer != lone)]
     while len(order) > 1:
         alone_of = len(ORDER) if len(order) == 2 else 0
-        mine.put_out(3, lone, order[1], order, is_voting=False, lost_seconds=9.0, alone_of=alone_of)
+        mine.put_out(3, lone, order[1], order, lost_seconds=9.0, alone_of=alone_of)
         del order[1]
     assert mine.suspected(MEMORY_ROUNDS + 1) == {C}
     assert mine.suspected(MEMORY_ROUNDS + 2) == frozenset()
@@ -354,13 +370,13 @@ def test_nobody_is_suspected_by_the_word_of_a_member_that_was_cut_off(lone: Peer
 def test_both_marks_of_one_round_go_with_the_word_of_a_member_that_was_cut_off() -> None:
     """Its first ring was replaced, and it accused B in both, which C had put out before."""
     mine = conduct()
-    mine.put_out(1, C, B, ORDER, is_voting=False)
-    mine.put_out(3, A, B, ORDER, is_voting=False)
-    mine.put_out(3, A, B, ORDER, is_voting=False)
+    mine.put_out(1, C, B, ORDER)
+    mine.put_out(3, A, B, ORDER)
+    mine.put_out(3, A, B, ORDER)
     assert mine.sits_out(4, B)
-    mine.put_out(3, A, ME, (A, ME), is_voting=False, alone_of=len(ORDER))
+    mine.put_out(3, A, ME, (A, ME), alone_of=len(ORDER))
     assert not mine.sits_out(4, B)
-    mine.put_out(4, D, B, ORDER, is_voting=True)
+    mine.put_out(4, D, B, ORDER, votes=LATE)
     assert mine.sits_out(5, B), "the mark of C is still there"
     assert not mine.sits_out(4 + SITS_OUT_ROUNDS + 1, B), "it is the first time"
 
@@ -368,7 +384,7 @@ def test_both_marks_of_one_round_go_with_the_word_of_a_member_that_was_cut_off()
 def test_of_three_members_one_may_be_left_alone() -> None:
     """Two nodes of one machine that wakes up hear that the third one has put them out."""
     mine = conduct()
-    mine.put_out(1, A, ME, (A, ME), is_voting=False, alone_of=MEMBERS_MIN - 1)
+    mine.put_out(1, A, ME, (A, ME), alone_of=MEMBERS_MIN - 1)
     assert not mine.sits_out(2, A)
 
 
@@ -414,11 +430,11 @@ def test_an_organiser_that_replaces_its_rings_in_a_second_round_sits_out() -> No
 
 def troubled(mine: RingConduct, first: int) -> None:
     """What a peer hears of others in three rounds with everything that is remembered of them."""
-    mine.put_out(first, A, ME, ORDER, is_voting=False)
-    mine.put_out(first, B, C, ORDER, is_voting=False, lost_seconds=9.0)
-    mine.put_out(first, C, D, ORDER, is_voting=False, is_slow=True)
-    mine.put_out(first + 1, D, B, ORDER, is_voting=False)
-    mine.put_out(first + 1, ME, D, ORDER, is_voting=False)
+    mine.put_out(first, A, ME, ORDER)
+    mine.put_out(first, B, C, ORDER, lost_seconds=9.0)
+    mine.put_out(first, C, D, ORDER, is_slow=True)
+    mine.put_out(first + 1, D, B, ORDER)
+    mine.put_out(first + 1, ME, D, ORDER)
     mine.contested(first + 1, C, D, len(ORDER))
     mine.unsettled(first + 1, D)
     for number in (first, first + 1):

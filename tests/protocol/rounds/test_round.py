@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.ring_conduct import VotesSeen
 from gossamer.protocol.rounds import round as round_module
-from gossamer.protocol.rounds.accusations import ANSWER_SECONDS, BASELESS
+from gossamer.protocol.rounds.accusations import ANSWER_SECONDS, BASELESS, REPEATED
 from gossamer.protocol.rounds.actions import (
     Action,
     BeginRing,
@@ -32,7 +33,12 @@ from gossamer.protocol.rounds.actions import (
     Send,
 )
 from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALLED
-from gossamer.protocol.rounds.commit import VOTE_SECONDS, Parent
+from gossamer.protocol.rounds.commit import (
+    DISAGREE_SECONDS,
+    SPREAD_SECONDS,
+    VOTE_SECONDS,
+    Parent,
+)
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average
 from gossamer.protocol.rounds.patience import (
@@ -383,6 +389,124 @@ def test_a_member_that_one_alone_put_out_may_be_at_work_all_the_same() -> None:
     round_, ring_id = in_ring()
     actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
     assert of(Contested, actions) == [Contested(NEXT, ME, 3)]
+
+
+def test_a_member_that_one_alone_says_is_out_may_be_at_work_all_the_same() -> None:
+    """An honest member says so only of one that another member accuses."""
+
+    def contested(round_: Round, ring_id: Digest, accused: PeerId) -> list[Action]:
+        said = Accusation(ring_id, accused, REPEATED)
+        actions = round_.statement(1.0, sealed(NEXT, said), said)
+        if accused != ME:
+            itself = Accusation(ring_id, accused, f"accused by {NEXT}")
+            actions += round_.statement(2.0, sealed(accused, itself), itself)
+        return of(Contested, actions)
+
+    for accused in (LAST, ME):
+        assert contested(*in_ring(), accused) == [Contested(NEXT, accused, 3)]
+    round_, ring_id = in_ring()
+    round_.statement(0.5, *accusation_of(ring_id, LAST)(LAST))
+    assert contested(round_, ring_id, ME) == [Contested(NEXT, ME, 2)]
+    round_, ring_id = in_ring()
+    round_.statement(0.5, *accusation_of(ring_id, LAST)(LAST))
+    round_.statement(0.5, *accusation_of(ring_id, ME)(LAST))
+    assert contested(round_, ring_id, ME) == [], "it repeats what one says that is out"
+
+
+class Voting:
+    """A member of a ring of five that votes at 2 s. The others may vote for another header, with
+    two votes at most: more would commit the ring."""
+
+    def __init__(self) -> None:
+        members = ring_of(peers(5)).members
+        self.me, self.accuser, self.accused, self.other, _ = members
+        self.round, self.ring_id = in_ring(self.me, peers(5))
+        voting(self.round, self.ring_id)
+
+    def votes(self, now: float, peer: PeerId, header: bytes = b"header") -> None:
+        vote = Vote(self.ring_id, 1, digest_of(header), ())
+        self.round.statement(now, sealed(peer, vote), vote)
+
+    def accuses(self, now: float, accused: PeerId, others: Sequence[PeerId] = ()) -> list[Action]:
+        """The accusation, that of others, and what the accused says of itself."""
+        said = accusation_of(self.ring_id, accused)(self.accuser)
+        itself = Accusation(self.ring_id, accused, f"accused by {self.accuser}")
+        actions = self.round.statement(now, *said)
+        for other in others:
+            actions += self.round.statement(now, *accusation_of(self.ring_id, accused)(other))
+        if accused == self.me:
+            return actions
+        return actions + self.round.statement(now, sealed(accused, itself), itself)
+
+
+LATE_SECONDS = VOTE_SECONDS - SPREAD_SECONDS
+
+
+def seen_at(
+    seconds: float,
+    accuser_voted: float | None,
+    accused_voted: float | None = None,
+    other_votes_for: bytes = b"header",
+) -> VotesSeen:
+    """What the member sees of the votes when one accuses another."""
+    ring = Voting()
+    ring.votes(3.0, ring.other, other_votes_for)
+    if accuser_voted is not None:
+        ring.votes(accuser_voted, ring.accuser)
+    if accused_voted is not None:
+        ring.votes(accused_voted, ring.accused, b"a third one")
+    removed = of(Removed, ring.accuses(seconds, ring.accused))[0]
+    assert isinstance(removed, Removed)
+    return removed.votes
+
+
+def test_a_member_delays_the_vote_if_this_peer_has_waited_for_it_as_well() -> None:
+    assert seen_at(4.0, None) == VotesSeen(have_begun=True)
+    assert seen_at(2.0 + LATE_SECONDS - 0.1, 4.0) == VotesSeen(have_begun=True)
+    assert seen_at(2.0 + LATE_SECONDS, 4.0) == VotesSeen(have_begun=True, is_late=True)
+    assert seen_at(4.0 + LATE_SECONDS, 4.0) == VotesSeen(True, is_late=True, may_be_late=True)
+    assert seen_at(4.0 + LATE_SECONDS, 4.0, 4.0) == VotesSeen(True, may_be_late=True)
+    differs = DISAGREE_SECONDS - SPREAD_SECONDS
+    assert seen_at(4.0 + differs, 4.0, 4.0) == VotesSeen(True, is_late=True, may_be_late=True)
+
+
+def test_a_vote_that_nobody_shares_is_no_sign_that_its_author_has_waited() -> None:
+    """A hostile member may vote for nothing when the ring begins."""
+    assert not seen_at(4.0 + LATE_SECONDS, 4.0, 4.0, b"another").may_be_late
+
+
+def test_a_member_that_is_put_out_in_the_vote_contests_that_unless_it_may_be_late() -> None:
+    """Its accuser has all averages first, and would keep it from voting in each round."""
+
+    def contested(is_me: bool, seconds: float) -> list[Action]:
+        ring = Voting()
+        ring.votes(3.0, ring.accuser)
+        ring.votes(3.0, ring.other)
+        return of(Contested, ring.accuses(seconds, ring.me if is_me else ring.accused))
+
+    names = Voting()
+    for is_me, accused in ((True, names.me), (False, names.accused)):
+        assert contested(is_me, 4.0) == [Contested(names.accuser, accused, 5)]
+        assert contested(is_me, 3.0 + LATE_SECONDS) == [], "its accuser may have waited"
+    assert contested(False, 2.0 + LATE_SECONDS) == [], "this peer has waited as well"
+    ring = Voting()
+    actions = ring.accuses(4.0, ring.accused, others=[ring.other])
+    assert of(Contested, actions) == [Contested(ring.accuser, ring.accused, 5)], "two lie together"
+
+
+def test_a_few_votes_do_not_begin_the_vote_of_a_member_that_lacks_averages() -> None:
+    round_, ring_id = in_ring()
+    vote = Vote(ring_id, 1, digest_of(b"header"), ())
+    round_.statement(0.5, sealed(NEXT, vote), vote)
+    (removed,) = of(Removed, round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT)))
+    assert isinstance(removed, Removed)
+    assert removed.votes == VotesSeen()
+    round_, ring_id = in_ring()
+    for peer in (NEXT, LAST):
+        round_.statement(0.5, sealed(peer, vote), vote)
+    (removed,) = of(Removed, round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT)))
+    assert isinstance(removed, Removed)
+    assert removed.votes == VotesSeen(have_begun=True), "they may have committed the ring"
 
 
 @pytest.mark.parametrize("accusers", [1, 2])

@@ -253,7 +253,8 @@ class Work:
         )
         vector = None if settled.offer is None else self.disk.offers.get(settled.offer)
         if vector is None:
-            self._drop(settled.taken)  # rather lost than counted twice
+            self.account.vector_missing(settled.taken)
+            self._drop(settled.taken)
         else:
             for chunk in _chunks(settled.taken):
                 self._pending[chunk] -= vector[chunk]

@@ -1,6 +1,7 @@
 """Samples that a trainer takes of the committed state."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,3 +72,12 @@ def test_what_goes_wrong_costs_the_samples_and_nothing_else(
     base[:] = math.nan
     assert "diverged" in trainer.sample(TASK).problem
     assert trainer.sample(TASK).texts == ()
+
+
+def test_a_tokenizer_that_cannot_be_read_costs_the_samples_and_nothing_else(
+    make_trainer: MakeTrainer, base: np.ndarray, tmp_path: Path
+) -> None:
+    trainer = make_trainer(base, np.zeros_like(base))
+    gone = replace(TASK, tokenizer="bpe", tokenizer_path=str(tmp_path / "gone"))
+    assert "cannot be read" in trainer.sample(gone).problem
+    assert all(trainer.sample(TASK).texts)

@@ -8,7 +8,8 @@ Cards of NVIDIA's from Ampere on, and AMD's through ROCm. Some two minutes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -113,13 +114,23 @@ def test_the_compiled_layers_have_the_gradients_of_the_eager_ones(
     assert largest_difference(eager, taken(gradients._decoder)) < 2e-2
 
 
+@contextmanager
+def limited_to(device: torch.device, num_bytes: float) -> Iterator[None]:
+    """The process has this much of the card, and nothing of it is taken yet."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    accelerator.limit_memory(device, num_bytes / accelerator.total_bytes(device))
+    try:
+        yield
+    finally:
+        accelerator.limit_memory(device, 1.0)
+
+
 def test_memory_that_runs_out_makes_passes_smaller(card: Device) -> None:
     """The owner's limit on the card's memory is torch's, and its error is the real one."""
     model = PRESETS["10m"].model
     device = card.torch_device
-    total = accelerator.total_bytes(device)
-    try:
-        accelerator.limit_memory(device, 1.5e9 / total)
+    with limited_to(device, 1.5e9):
         decoder = decoder_on(model, card)
         decoder.initialise(3)
         passes = Passes(card, model, 256, wanted=256)
@@ -128,10 +139,6 @@ def test_memory_that_runs_out_makes_passes_smaller(card: Device) -> None:
         assert np.isfinite([loss, norm]).all()
         assert passes.present.sequences < 256 or passes.present.checkpointing
         assert torch.cuda.max_memory_reserved(device) <= 1.6e9
-    finally:
-        del decoder, gradients
-        torch.cuda.empty_cache()
-        accelerator.limit_memory(device, 1.0)
 
 
 @pytest.mark.parametrize("length", [1, 1000, 2_000_000])
@@ -200,11 +207,7 @@ def test_the_work_that_is_handed_over_is_the_difference(
 def test_the_pass_that_fits_by_the_estimate_fits(card: Device, name: str) -> None:
     """At the first try, or after one halving, in 8 GB."""
     run = PRESETS[name]
-    device = card.torch_device
-    share = 8e9 / accelerator.total_bytes(device)
-    torch.cuda.empty_cache()
-    try:
-        accelerator.limit_memory(device, share)
+    with limited_to(card.torch_device, 8e9):
         limited = _Limited(card.torch_device, card.name, card.precision)
         decoder = decoder_on(run.model, limited)
         decoder.flat.normal_(0.0, 0.02)
@@ -217,10 +220,6 @@ def test_the_pass_that_fits_by_the_estimate_fits(card: Device, name: str) -> Non
         assert np.isfinite(loss)
         assert passes.present.sequences >= chosen.sequences // 2
         optimizer.step(1e-6)
-    finally:
-        del decoder, optimizer, gradients
-        torch.cuda.empty_cache()
-        accelerator.limit_memory(device, 1.0)
 
 
 class _Limited(Device):

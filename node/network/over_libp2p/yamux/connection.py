@@ -99,6 +99,8 @@ class YamuxConnection(IMuxedConn):
         rules."""
         self.on_ending: Callable[[], None] = lambda: None
         """Is called when no more streams can be opened."""
+        self.turn: Callable[[], Awaitable[None]] | None = None
+        """Returns when the next stream that the peer has opened may be served; None: at once."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -217,11 +219,16 @@ class YamuxConnection(IMuxedConn):
         return stream
 
     async def accept_stream(self) -> IMuxedStream:
-        """The next stream that the peer opens."""
+        """The next stream that the peer opens, when its turn has come. One that the peer has reset
+        meanwhile is passed over."""
         try:
-            return await self._accepted_in.receive()
+            while (stream := await self._accepted_in.receive()).was_reset:
+                pass
         except trio.EndOfChannel as error:
             raise MuxedConnUnavailable("the connection is closed") from error
+        if self.turn is not None:
+            await self.turn()
+        return stream
 
     def forget_if_closed(self, stream: YamuxStream) -> None:
         """Free a stream's place when both directions have ended."""
@@ -310,9 +317,10 @@ class YamuxConnection(IMuxedConn):
     def _on_new_stream(self, stream_id: int) -> None:
         if stream_id % 2 == self._next_stream_id % 2 or stream_id in self.streams:
             raise PeerViolation(f"the peer opened stream {stream_id}, which is not its")
-        inbound = self._num_open(stream_id)
-        may_open = inbound < INBOUND_STREAMS_MAX and self._opened.try_take(trio.current_time())
-        if not may_open or self.event_shutting_down.is_set():
+        # The rate first: to count streams costs more, and those that are too many count for it.
+        may_open = self._opened.try_take(trio.current_time())
+        inbound = self._num_open(stream_id) if may_open else INBOUND_STREAMS_MAX
+        if inbound >= INBOUND_STREAMS_MAX or self.event_shutting_down.is_set():
             self.control(WINDOW_UPDATE, RST, stream_id, 0)
             return
         window = self.windows.of_inbound(inbound)

@@ -29,7 +29,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network import doorstep
+from gossamer.node.network import doorstep, stream_turns
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import liveness as liveness_module
 from gossamer.node.network.over_libp2p import newcomers, tcp
@@ -44,6 +44,7 @@ from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.over_libp2p.yamux.windows import FIRST_WINDOW_BYTES
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.throttle import Rate
 from tests.support.bounded_run import run
 
 ECHO = "/gossamer-test/echo/1"
@@ -551,6 +552,76 @@ def test_peer_opens_no_more_streams_than_allowed() -> None:
             await ours.open_stream()
             await eventually(lambda: len(theirs.streams) == limit)
             nursery.cancel_scope.cancel()
+
+    run(case)
+
+
+def test_streams_of_strangers_wait_for_their_turn_and_those_of_members_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_turns, "STRANGERS_RATE", Rate(per_second=5, burst=20))
+
+    async def case() -> None:
+        async with (
+            client_and_server() as (stranger, server),
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as member,
+        ):
+            await member.connect(server.addresses()[0])
+            server.keep_places_of(
+                is_known=lambda _: True,
+                has_standing=lambda peer: peer == member.peer_id,
+                is_expected=lambda _: True,
+            )
+            served: list[PeerId] = []
+
+            async def count(stream: Stream) -> None:
+                served.append(stream.peer_id)
+                await stream.send(b"!")
+
+            server.handle(ECHO, count, streams_per_peer_max=yamux.INBOUND_STREAMS_MAX)
+
+            async def ask(client: Libp2pTransport) -> None:
+                stream = await client.open_stream(server.peer_id, ECHO, at_once=True)
+                with suppress(StreamClosed):
+                    await stream.receive_exactly(1)
+                await stream.reset()
+
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for _ in range(60):  # as many as a connection may have open
+                    nursery.start_soon(ask, stranger)
+                await eventually(lambda: len(served) > 10)
+                for _ in range(40):
+                    await ask(member)
+                seconds = trio.current_time() - began
+                num_strange = served.count(stranger.peer_id)
+                nursery.cancel_scope.cancel()
+            assert served.count(member.peer_id) == 40
+            assert num_strange <= 20 + 5 * seconds + 1
+
+    run(case)
+
+
+def test_what_a_peer_opens_beyond_its_places_counts_for_its_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To refuse a stream costs a look at those that are open otherwise, without end."""
+    places = yamux.INBOUND_STREAMS_MAX
+    monkeypatch.setattr(yamux, "OPEN_RATE", Rate(per_second=0.01, burst=places + 10))
+
+    async def case() -> None:
+        numbers = [2 * number for number in range(1, places + 21)]
+        async with secured_pair() as (ours, theirs):
+            connection = YamuxConnection(ours, ours.get_remote_peer())
+            async with running(connection):
+                await theirs.write(b"".join(map(_syn, numbers)))
+                for _ in range(places):
+                    await connection.accept_stream()
+                await connection.streams[2].reset()
+                heard = connection.heard_seconds
+                await theirs.write(_syn(numbers[-1] + 2))
+                await eventually(lambda: connection.heard_seconds > heard)
+                assert len(connection.streams) == places - 1
 
     run(case)
 

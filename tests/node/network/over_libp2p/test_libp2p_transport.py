@@ -189,7 +189,10 @@ def test_several_listeners() -> None:
         ("nonsense", "not a multiaddr"),
         ("/ip4/127.0.0.1/udp/1", "cannot listen"),
         ("/dns4/example.org/tcp/1", "cannot listen"),
-        ("/ip4/203.0.113.7/tcp/0", r"cannot listen on /ip4/203\.0\.113\.7/tcp/0"),
+        (
+            "/ip4/203.0.113.7/tcp/0",
+            r"cannot listen on /ip4/203\.0\.113\.7/tcp/0: .*This machine has no such address",
+        ),
     ],
 )
 def test_bad_listen_address_is_named(address: str, words: str) -> None:

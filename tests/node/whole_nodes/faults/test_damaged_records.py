@@ -14,6 +14,7 @@ from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from tests.support.node_world import World, simulate
+from tests.support.noted_offences import NotedOffences
 
 ROUNDS = 12
 LOST = 5
@@ -21,6 +22,12 @@ LOST = 5
 
 async def restart_without(world: World, nursery: trio.Nursery, name: str, *lost: int) -> None:
     """Kills a node and starts it again, when its disk has lost the records of some rounds."""
+    await kill_and_damage(world, name, *lost)
+    await nursery.start(world.run, name)
+
+
+async def kill_and_damage(world: World, name: str, *lost: int) -> None:
+    """Kills a node, whose disk then loses the records of some rounds. 0 stands for the newest."""
     world.crash(name)
     await trio.sleep(1.0)  # virtual: the old life lets its folder go
     chain_path = StateDir(world.root / name).chain_path
@@ -29,7 +36,6 @@ async def restart_without(world: World, nursery: trio.Nursery, name: str, *lost:
         for record in chain_path.glob(f"{number or newest:010d}-*"):
             record.write_bytes(b"")
     del world.nodes[name]
-    await nursery.start(world.run, name)
 
 
 def gap_of(world: World, name: str) -> int | None:
@@ -91,6 +97,30 @@ def test_a_newcomer_waits_until_a_member_brings_the_record(tmp_path: Path) -> No
         assert newcomer.progress.problem is None
 
     simulate(world, story)
+
+
+def test_two_members_bring_each_other_the_records_that_they_lost(
+    tmp_path: Path, offences: NotedOffences
+) -> None:
+    """Neither knew the way to its head, so each took the other for a liar, and nobody could join
+    any more."""
+    world = World(tmp_path, seed=342)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(ROUNDS, "a", "b")
+        await kill_and_damage(world, "b", LOST + 2, LOST + 4)
+        await restart_without(world, nursery, "a", LOST, LOST + 3)
+        await nursery.start(world.run, "b", ["a"])
+        await world.until(lambda: is_at_work(world, "a") and is_at_work(world, "b"))
+        await world.until(lambda: gap_of(world, "a") is gap_of(world, "b") is None)
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(ROUNDS + 3, "a", "b", "c")
+        world.assert_one_chain("a", "b", "c")
+
+    simulate(world, story)
+    assert offences == []
 
 
 def test_rounds_after_the_record_can_be_taken_back_and_none_before_it(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
+from gossamer.protocol.policy.ring_conduct import VotesSeen
 from gossamer.protocol.state.chain import signers_of
 from gossamer.protocol.wire.statements import Phase
 from tests.support.apart import REUNION_SECONDS
@@ -130,7 +131,9 @@ def test_a_member_that_sits_out_from_now_on_spoils_no_ring_that_is_at_work(tmp_p
         survivors = [name for peer, name in peers.items() if peer != victim]
         for name in survivors:
             conduct = world.participant(name).context.swarm.admission.conduct
-            conduct.put_out(number, another, victim, order, is_voting=True)
+            conduct.put_out(
+                number, another, victim, order, votes=VotesSeen(have_begun=True, is_late=True)
+            )
             assert not conduct.sits_out(number, victim)
         world.crash(peers[victim])
         await world.reach(number, *survivors, seconds=20)
@@ -185,7 +188,7 @@ def test_a_member_that_all_others_had_trouble_with_keeps_its_place(tmp_path: Pat
             for name in (peers[victim], peers[other]):
                 conduct = world.participant(name).context.swarm.admission.conduct
                 order = (other, victim, *(peer for peer in others if peer != other))
-                conduct.put_out(number, victim, other, order, is_voting=False)
+                conduct.put_out(number, victim, other, order)
                 assert not conduct.sits_out(number + 1, other)
         for peer, name in peers.items():
             avoids = world.participant(name).context.swarm.admission.is_avoided

@@ -74,6 +74,7 @@ def test_a_newcomer_gets_the_weights_from_any_member(tmp_path: Path) -> None:
         await nursery.start(world.run, "a")
         await nursery.start(world.run, "b", ["a"])
         await world.reach(3, "a", "b")
+        await world.until(lambda: world.all_shards_are_with("b"))  # else nobody has data
         world.crash("a")
         await nursery.start(world.run, "c", ["b"])
         await world.reach(world.round("b") + 2, "b", "c")
