@@ -192,14 +192,20 @@ class Admission:
         is_near = author in self._transport.peers() or self.has_standing(author)
         return is_near or self._is_among_few(author, statement.head)
 
-    def admits_ring(self, organiser: PeerId, roster: Roster) -> bool:
+    def admits_ring(
+        self, organiser: PeerId, roster: Roster, follower: PeerId | None = None
+    ) -> bool:
         """Returns whether this node takes part in a ring. It is enough that a ring member follows
         the roster.
 
         Only the organiser decides who sits out of its ring. What members remember of others
         differs, and a ring that some of its members refuse stands still for the others. An
-        organiser that sits out because of its conduct has no say. One that sits out because of its
-        work has: only the few that measured it know.
+        organiser that sits out because of its conduct has no say, unless another member that has
+        standing follows it already. One that sits out because of its work has: only the few that
+        measured it know.
+
+        Args:
+            follower: a member that sends to this node in the ring; None: no member is known to.
 
         Raises:
             ImplausibleError: a member claims work that it cannot have done.
@@ -210,7 +216,12 @@ class Admission:
         strangers = {peer for peer in far if not self.has_standing(peer)}
         if members & self._accusers or len(strangers) > self._far_max:
             return False
-        if self.conduct.sits_out(self._next_round, organiser):
+        if self.conduct.sits_out(self._next_round, organiser) and not (
+            follower is not None
+            and follower != organiser
+            and self.has_standing(follower)
+            and not self.sits_out(follower)
+        ):
             return False
         return all(map(self.is_welcome, members))
 

@@ -195,7 +195,8 @@ class ActiveRounds:
         # Conduct counts for the next ring. A ring that is at work here has gained no member since.
         running, admission = self._running, self._swarm.admission
         is_at_work = running is not None and running.dispatcher.ring_id == ring_id_of(envelope)
-        if not is_at_work and not admission.admits_ring(PeerId(envelope.author), statement):
+        organiser = PeerId(envelope.author)
+        if not is_at_work and not admission.admits_ring(organiser, statement, follower=peer):
             return None
         with trio.move_on_after(HELLO_SECONDS):
             while True:

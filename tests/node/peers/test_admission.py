@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from gossamer.node.peers.admission import FAR_MAX, Admission
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.roster import Ring
 from tests.support.builders import manifest, peers, ready, ring_of
 
 ME, CONNECTED, *OTHERS = peers(3 * FAR_MAX)
@@ -33,9 +34,13 @@ def is_ready(node: Admission, peer: PeerId) -> bool:
     return node.admits(peer, ready(root=bytes(32), spans=()))
 
 
-def is_ring(node: Admission, members: list[PeerId]) -> bool:
+def ring_with(members: list[PeerId]) -> Ring:
     roots = dict.fromkeys(members, bytes(32))
-    ring = ring_of(members, roots=roots, spans=dict.fromkeys(members, ()))
+    return ring_of(members, roots=roots, spans=dict.fromkeys(members, ()))
+
+
+def is_ring(node: Admission, members: list[PeerId]) -> bool:
+    ring = ring_with(members)
     return node.admits_ring(ring.organiser, ring.roster)
 
 
@@ -57,3 +62,26 @@ def test_a_ring_has_few_strangers_without_a_connection_beside_its_members() -> N
     node = admission()
     assert is_ring(node, [ME, CONNECTED, *MEMBERS, *STRANGERS[:FAR_MAX]])
     assert not is_ring(node, [ME, CONNECTED, *MEMBERS, *STRANGERS[: FAR_MAX + 1]])
+
+
+def test_a_ring_of_an_organiser_that_sits_out_is_joined_where_another_member_follows_it() -> None:
+    """What members remember differs. A ring that one of them refuses stands still for the others,
+    and they put that one out."""
+    node = admission()
+    ring = ring_with([ME, CONNECTED, *MEMBERS, STRANGERS[0]])
+    follower, spoiler = [each for each in MEMBERS if each != ring.organiser][:2]
+    for peer in (ring.organiser, ring.organiser, spoiler, spoiler):
+        node.conduct.unsettled(1, peer)
+    node.begin_round(2)
+    assert node.sits_out(ring.organiser)
+    joined = {
+        peer: node.admits_ring(ring.organiser, ring.roster, peer)
+        for peer in (None, ring.organiser, spoiler, STRANGERS[0], follower)
+    }
+    assert joined == {
+        None: False,
+        ring.organiser: False,
+        spoiler: False,
+        STRANGERS[0]: False,
+        follower: True,
+    }
