@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import msgspec
 import trio
@@ -295,11 +296,12 @@ async def lying_statement_store(rogue: Rogue, victims: list[PeerId]) -> None:
         for sequence in range(10):
             statement = rogue.announce(head, sequence=sequence)
             invented.append(seal(statement, stranger.peer_id, rogue.run_id, stranger.sign))
-    statement_stores = [encode(invented), encode([forged]), rogue.noise(100), encode([1, 2, 3])]
+    # In turn, so that a rogue that is banned early has shown each kind.
+    stores = cycle([encode(invented), encode([forged]), rogue.noise(100), encode([1, 2, 3])])
 
     async def serve(stream: Stream) -> None:
         await receive_frame(stream)
-        await send_frame(stream, rogue.random.choice(statement_stores))
+        await send_frame(stream, next(stores))
 
     rogue.transport.handle(STATEMENTS_PROTOCOL, serve)
     await trio.sleep(12.0)

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -48,6 +48,7 @@ from gossamer.protocol.wire.statements import (
 from tests.support.node_world import World
 
 ASK_SECONDS = 5.0
+_ASKING_RATE = replace(ASKER_RATE, burst=ASKER_RATE.burst - 2)
 SAID_MAX = 16
 """Bound on its own statements in its statement store."""
 CAPACITY = Capacity("rogue", "cpu", 0, 2**30, 1, 1000.0, 1e6)
@@ -114,8 +115,9 @@ class Rogue:
 
     async def statement_store(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
         """Returns the statements in a victim's statement store. It asks as often as it is answered:
-        a stream that is refused would end most attacks."""
-        asking = self._asking.setdefault(victim, Throttle(ASKER_RATE))
+        a stream that is refused would end most attacks. Two questions may arrive closer together
+        than they were asked, so it has a little less in hand than the victim grants."""
+        asking = self._asking.setdefault(victim, Throttle(_ASKING_RATE))
         await trio.sleep(asking.take(trio.current_time()))
         stream = await self.transport.open_stream(victim, STATEMENTS_PROTOCOL)
         await send_frame(stream, b"")
