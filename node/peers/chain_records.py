@@ -110,9 +110,9 @@ class ChainRecords:
             first_round = 0 if chain.start is None else chain.start.round
             # Where a record is missing, that one is asked for: the disk of the peer may have lost
             # another one behind it, and then the peer knows no way to the head either.
-            wanted = chain.missing_before(head) or head
-            if (gap := chain.gap_before(head)) is not None:
-                after_round = min(after_round, gap - 1)
+            wanted = head
+            if (oldest := chain.oldest_behind_gap(head)) is not None:
+                wanted, after_round = oldest.parent, min(after_round, oldest.round - 2)
             after_round = max(after_round, first_round)
             records = await self.request(peer, ChainRequest(wanted, after_round))
             if not records and after_round == first_round:

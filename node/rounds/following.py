@@ -15,7 +15,7 @@ import trio
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.heads.fetcher import HeadFetcher
-from gossamer.node.heads.heads import Heads
+from gossamer.node.heads.heads import AT_WORK, Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_records import BehindError
@@ -354,7 +354,7 @@ class Joiner:
         take what others have claimed. Peers that take part come first: these have done so. Another
         newcomer may have heard as little as this node."""
         living = self._swarm.living()
-        at_work = {peer for peer in living if living[peer].phase in ("training", "averaging")}
+        at_work = {peer for peer in living if living[peer].phase in AT_WORK}
         with trio.move_on_after(CLAIMS_SECONDS):
             for peer in sorted(self._swarm.sources(), key=lambda peer: (peer not in at_work, peer)):
                 with trio.move_on_after(FIRST_CONTACT_SECONDS):

@@ -41,8 +41,9 @@ def path_of(root: Path, digest: Digest) -> Path:
 def files_under(root: Path) -> Iterator[tuple[Path, Digest, os.stat_result]]:
     """Yields the files in the folder of a store that have the name of a block in its place.
 
-    What the disk does not tell of is left out, with a warning: its blocks can be fetched again.
+    What the disk does not tell of is left out, with one warning: its blocks can be fetched again.
     """
+    num_unread, problem = 0, ""
     for folder in root.iterdir() if root.exists() else ():
         # The root of a disk has folders that only root may read.
         if not _is_folder_of_blocks(folder.name) or not folder.is_dir():
@@ -50,7 +51,7 @@ def files_under(root: Path) -> Iterator[tuple[Path, Digest, os.stat_result]]:
         try:
             entries = list(os.scandir(folder))
         except OSError as error:
-            log.warning("a folder of blocks cannot be read", error=str(error))
+            num_unread, problem = num_unread + 1, str(error)
             continue
         for entry in entries:
             digest = _digest_from_name(entry.name)
@@ -61,9 +62,11 @@ def files_under(root: Path) -> Iterator[tuple[Path, Digest, os.stat_result]]:
             except FileNotFoundError:
                 continue  # a reader beside a running node, which has just evicted it
             except OSError as error:
-                log.warning("a block cannot be read", error=str(error))
+                num_unread, problem = num_unread + 1, str(error)
                 continue
             yield Path(entry.path), digest, status
+    if num_unread:
+        log.warning("blocks on the disk cannot be read", places=num_unread, error=problem)
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:

@@ -78,15 +78,11 @@ class ChainTree:
     def gap_before(self, head: Digest) -> int | None:
         """Returns the newest round on the way to a known head whose record is missing, as when the
         disk damaged it; None if the way is whole, or is none from the start."""
-        oldest = self._oldest_behind_gap(head)
+        oldest = self.oldest_behind_gap(head)
         return None if oldest is None else oldest.round - 1
 
-    def missing_before(self, head: Digest) -> Digest | None:
-        """Returns the head of the round that `gap_before` tells the number of."""
-        oldest = self._oldest_behind_gap(head)
-        return None if oldest is None else oldest.parent
-
-    def _oldest_behind_gap(self, head: Digest) -> Entry | None:
+    def oldest_behind_gap(self, head: Digest) -> Entry | None:
+        """Returns the round after the missing one of `gap_before`; None if no record is missing."""
         oldest = entry = None if self.is_whole(head) else self._entries.get(head)
         first = 0 if self.start is None else self.start.round
         while entry is not None and entry.round > first:

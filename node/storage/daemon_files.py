@@ -11,7 +11,7 @@ import os
 
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX, remove_quietly, write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
-from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.storage.state_dir import StateDir, StateDirError, unreadable
 from gossamer.protocol.errors import OversizedError
 
 TOKEN_BYTES = 32
@@ -40,11 +40,7 @@ class DaemonFiles:
         try:
             data = read_bounded(self._api_path, _FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise StateDirError(
-                f"{self._api_path} cannot be read: {reason}. Give --state-dir the directory of a "
-                "node that is yours"
-            ) from error
+            raise unreadable(self._api_path, error) from error
         return None if data is None else data.decode("utf-8", errors="replace").strip()
 
     def write_starting(self, text: str) -> None:

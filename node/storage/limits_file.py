@@ -13,7 +13,7 @@ import msgspec
 
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
-from gossamer.node.storage.state_dir import StateDirError
+from gossamer.node.storage.state_dir import StateDirError, unreadable
 from gossamer.protocol.errors import OversizedError
 
 _FILE_BYTES_MAX = 64 * 1024
@@ -35,10 +35,7 @@ def read_limits(path: Path) -> dict[str, str]:
         data = read_bounded(path, _FILE_BYTES_MAX)
         return {} if data is None else msgspec.json.decode(data, type=dict[str, str])
     except OSError as error:
-        raise StateDirError(
-            f"{path} cannot be read: {error.strerror}. Give --state-dir the directory of a node "
-            "that is yours"
-        ) from error
+        raise unreadable(path, error) from error
     except (OversizedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateDirError(
             f"{path} with the limits and the schedule of this node cannot be used ({error}): "

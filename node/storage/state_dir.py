@@ -75,6 +75,14 @@ class StateDirError(Exception):
     """The state directory cannot be used; the message says why and what to do."""
 
 
+def unreadable(path: Path, error: OSError | OversizedError) -> StateDirError:
+    """Returns the error of a file that this user may not read, or that is none."""
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return StateDirError(
+        f"{path} cannot be read: {reason}. Give --state-dir the directory of a node that is yours"
+    )
+
+
 class StateDirInUseError(StateDirError):
     """Another daemon holds the directory. `pid` is its process, or None where it is unknown."""
 
@@ -243,11 +251,7 @@ class StateDir:
         try:
             data = read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise StateDirError(
-                f"{self.format_path} cannot be read: {reason}. Give --state-dir the directory of a "
-                "node that is yours"
-            ) from error
+            raise unreadable(self.format_path, error) from error
         text = b"0" if data is None else data.strip()
         if not text.isdigit():
             return 0

@@ -275,10 +275,10 @@ class DataFeed:
         useless = set(self._unavailable)
         if now < self._only_here_until_seconds:
             useless |= self._not_here()
-        missing, first = self._level.missing_tokens, useless
+        choices = [useless]
         if len(self._unavailable) >= LOST_MIN and not self._level.tokens:
-            first = useless | self._not_here() | self._claimed_by_others()
-        if self._held.claim(missing, first) or self._held.claim(missing, useless):
+            choices.insert(0, useless | self._not_here() | self._claimed_by_others())
+        if any(self._held.claim(self._level.missing_tokens, each) for each in choices):
             self._claims_changed()
         elif self._held.is_full or not self._held.extend(self._unavailable):
             return []

@@ -17,7 +17,7 @@ from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.statements import Accusation
 from tests.support.measured import measured
-from tests.support.node_world import World, credited, headers_of, simulate, tokens_of
+from tests.support.node_world import World, credited, headers_of, simulate, start, tokens_of
 
 pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.long]
 
@@ -67,9 +67,7 @@ def harm_of(root: Path, accuses: Accuses, reason: str) -> tuple[int, int]:
 
     async def story(nursery: trio.Nursery) -> None:
         nonlocal least
-        await nursery.start(world.run, "a")
-        for name in names[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, names)
         await world.reach(1, *names)
         await world.until(lambda: all(credited(world, name) > 0 for name in names))
         began = len(headers_of(world, "a"))
@@ -160,9 +158,7 @@ def test_members_that_accuse_in_the_vote_keep_few_from_signing_rounds(
     world = World(tmp_path, seed=43, run_in_thread=after_a_moment)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in names[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, names)
         await world.reach(2, *names)
         gossips = {
             world.identity(name).peer_id: world.participant(name).context.swarm.gossip

@@ -17,7 +17,7 @@ from tests.rogue.attacks_gossip import false_proofs, two_contributions_under_one
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
 from tests.rogue.test_catalogue import count
-from tests.support.node_world import World, simulate
+from tests.support.node_world import World, simulate, start
 
 NAMES = "abc"
 
@@ -36,9 +36,7 @@ def attacked(
     identity = rogue_of(attack)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in NAMES[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, NAMES)
         await world.reach(4, *NAMES)
         async with world.network.transport(identity) as transport:
             victim = world.identity("a").peer_id

@@ -26,6 +26,7 @@ from tests.support.node_world import (
     credited,
     headers_of,
     simulate,
+    start,
     tokens_of,
 )
 
@@ -146,9 +147,7 @@ def test_a_member_that_is_accused_in_every_ring_is_credited_all_the_same(
                 node.context.swarm.gossip.say(statement)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in names[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, names)
         await world.reach(1, *names)
         await world.until(lambda: all(credited(world, name) > 0 for name in names))
         began = len(headers_of(world, "a"))

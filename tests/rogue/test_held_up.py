@@ -19,7 +19,7 @@ from tests.rogue.attacks_claims import (
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import rogue_among
 from tests.support.measured import measured
-from tests.support.node_world import World, simulate
+from tests.support.node_world import World, simulate, start
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -31,9 +31,7 @@ def rounds_under(attack: Attack, root: Path, names: str, repeats: int = 1) -> in
 
     async def story(nursery: trio.Nursery) -> None:
         nonlocal num_rounds
-        await nursery.start(world.run, "a")
-        for name in names[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, names)
         await world.reach(4, *names)
         async with rogue_among(world, names, b"rogue that holds up") as (rogue, victims):
             began = world.round("a")

@@ -14,7 +14,7 @@ from gossamer.protocol.manifest import Trust
 from gossamer.protocol.rounds import ring_parts
 from gossamer.trainer.ipc import messages
 from tests.support.measured import measured
-from tests.support.node_world import NumbersTrainer, World, simulate
+from tests.support.node_world import NumbersTrainer, World, simulate, start
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -92,9 +92,7 @@ def largest_after(
     )
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in HONEST[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, HONEST)
         await nursery.start(world.run, "d", ["a"], trainer)
         await world.reach(ROUNDS, *HONEST, seconds=300.0)
         world.assert_one_chain(*HONEST)

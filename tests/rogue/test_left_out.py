@@ -17,7 +17,7 @@ from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.statements import Ready
 from tests.support.measured import measured
-from tests.support.node_world import World, credited, headers_of, simulate, tokens_of
+from tests.support.node_world import World, credited, headers_of, simulate, start, tokens_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -117,9 +117,7 @@ def test_a_member_that_an_organiser_leaves_out_is_credited_all_the_same(
     victim = "c"
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in names[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, names)
         await world.reach(1, *names)
         await world.until(lambda: all(credited(world, name) > 0 for name in names))
         began = len(headers_of(world, "a"))

@@ -23,7 +23,7 @@ from tests.rogue.attacks_averages import member_that_commits_alone
 from tests.rogue.rogue import rogue_among
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
-from tests.support.node_world import World, simulate
+from tests.support.node_world import World, simulate, start
 
 NAMES = "abc"
 
@@ -33,9 +33,7 @@ def forged_after(root: Path, accusers: int) -> list[float]:
     world = World(root, seed=37, accusers=accusers)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in NAMES[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, NAMES)
         await world.reach(4, *NAMES)
         async with rogue_among(world, NAMES, b"lone") as (rogue, victims):
             before = world.path("a")
@@ -86,9 +84,7 @@ def test_a_member_that_shows_each_round_first_does_not_choose_who_signed_it(
     world = World(tmp_path, seed=43)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in names[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, names)
         await world.reach(2, *names)
         me = world.identity(liar).peer_id
         topic = topics_of(world.nodes[liar].run_id)[1]

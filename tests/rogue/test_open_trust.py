@@ -31,7 +31,7 @@ from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
-from tests.support.node_world import World, simulate
+from tests.support.node_world import World, simulate, start
 from tests.support.sum_verdicts import verdicts_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -44,9 +44,7 @@ def attacked(root: Path, attack: Attack, codec: str, trust: Trust) -> World:
     world = World(root, seed=23, codec=codec, trust=trust)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in NAMES[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, NAMES)
         await world.reach(4, *NAMES)
         identity = Identity.from_seed(digest_of(b"rogue", attack.__name__.encode()))
         async with world.network.transport(identity) as transport:

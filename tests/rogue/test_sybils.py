@@ -9,7 +9,7 @@ import trio
 
 from tests.rogue.test_influence import SOUND, Negative, largest_parameter
 from tests.support.measured import measured
-from tests.support.node_world import World, newest_header, simulate, tokens_of
+from tests.support.node_world import World, newest_header, simulate, start, tokens_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -25,9 +25,7 @@ def largest_after(root: Path, probation: int) -> float:
     world = World(root, seed=41, codec="int8", trust="open", probation=probation)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in HONEST[1:]:
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, HONEST)
         await world.reach(PROBATION + 4, *HONEST)
         for name in SYBILS:
             await nursery.start(world.run, name, ["a"], Negative)

@@ -166,6 +166,15 @@ class FailingFile:
         self._file.close()
 
 
+def failing(error: int) -> Callable[..., None]:
+    """Stands for a function of the system that fails so."""
+
+    def fail(*_args: object, **_more: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    return fail
+
+
 def fail_reading(patch: pytest.MonkeyPatch, error: int) -> None:
     patch.setattr(
         "builtins.open", lambda *args, _open=open, **more: FailingFile(_open(*args, **more), error)
@@ -205,12 +214,9 @@ def test_a_damaged_block_of_which_the_disk_tells_nothing_is_a_missing_one(
 ) -> None:
     digest = store.put(block(1))
 
-    def fail(*_args: object, **_more: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patch:
         fail_reading(patch, errno.EIO)
-        patch.setattr(Path, "stat", fail)
+        patch.setattr(Path, "stat", failing(errno.EIO))
         with pytest.raises(MissingBlockError, match="Input/output error"):
             store.get(digest)
     assert not store.has(digest)
@@ -441,12 +447,8 @@ def test_another_trouble_of_the_disk_is_not_called_full(
 
 def refuse_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the disk read-only: what is there can be read, and nothing else."""
-
-    def refuse(*_args: object, **_more: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     for module, name in ((Path, "unlink"), (os, "utime"), (os, "replace")):
-        monkeypatch.setattr(module, name, refuse)
+        monkeypatch.setattr(module, name, failing(errno.EROFS))
     refuse_writes(monkeypatch, errno.EROFS, room=[])
 
 
@@ -474,11 +476,8 @@ def test_a_block_that_cannot_be_read_is_a_missing_one(
 ) -> None:
     digest = store.put(block(1))
 
-    def fail(*_args: object, **_more: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patch:
-        patch.setattr("builtins.open", fail)
+        patch.setattr("builtins.open", failing(errno.EIO))
         with pytest.raises(MissingBlockError, match="Input/output error"):
             store.get(digest)
     assert not store.has(digest)
