@@ -252,13 +252,13 @@ _ROUTE_TEXTS = {
 
 
 def _routes() -> list[tuple[str, str, str]]:
-    """Read from the source of `build_app`: an application that is built needs a running node.
+    """Read from the source of the module: an application that is built needs a running node.
 
     Raises:
         KeyError: a route has no sentence in `_ROUTE_TEXTS`.
     """
     rows = []
-    for node in ast.walk(ast.parse(inspect.getsource(http.build_app))):
+    for node in ast.walk(ast.parse(inspect.getsource(http))):
         if not (isinstance(node, ast.Call) and ast.unparse(node.func) == Route.__name__):
             continue
         path = ast.literal_eval(node.args[0])

@@ -20,6 +20,7 @@ Digest = NewType("Digest", bytes)
 
 DIGEST_BYTES = 32
 PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
 
 # Multihash "identity, 36 bytes" around the protobuf {Type: Ed25519, Data: 32 bytes}
 # (libp2p peer-ids spec).

@@ -77,6 +77,6 @@ class LocalRound:
             steps=self.steps,
             tokens=self.tokens,
             spans=tuple(self._spans),
-            loss_mean=self._loss_sum / self.tokens if self.tokens else math.nan,
+            loss=self._loss_sum / self.tokens if self.tokens else math.nan,
             text_bytes=self._text_bytes,
         )

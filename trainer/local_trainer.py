@@ -81,7 +81,6 @@ class LocalTrainer:
         model, inner = config.model, config.inner
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
-        self._on_progress = on_progress
         self.device = take_device(config.device, model.width)
         self._decoder = decoder_on(model, self.device, config.frozen_paths, on_progress)
         self._decoder.flat.zero_()

@@ -194,9 +194,10 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
     except ConnectionRefusedError as error:
         raise NotRunningError(_why_nothing_listens(state_dir, where)) from error
     except TimeoutError as error:
+        obeys = ". It obeys the order when it goes on" if method == "POST" else ""
         raise ClientError(
             f"the daemon at {where} did not answer within {TIMEOUT_SECONDS:g} s: it hangs, or the "
-            "machine is overloaded"
+            f"machine is overloaded{obeys}"
         ) from error
     except (OSError, AnswerError) as error:
         raise ClientError(

@@ -28,8 +28,9 @@ from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.reached import reached
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.service_notify import ServiceManager
+from gossamer.node.base.roles import Found, Join, Resume, Role
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
-from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import ask
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine.capacity import (

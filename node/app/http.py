@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
+import structlog
 import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -68,6 +69,8 @@ _BODY_BYTES_MAX = 0
 KEPT_SECONDS_MAX = 5.0
 """Limit of the wait for the disk before an order is answered: the client waits for twice as long.
 The order stands, and the disk may still take it."""
+
+log = structlog.get_logger("node")
 
 
 Samples = Callable[[], Sequence[RoundSamples]]
@@ -143,7 +146,6 @@ def build_app(
 ) -> ASGIApp:
     """The endpoint as an ASGI application; see `serve_http`."""
     page, policy = load_page()
-    scrape_limiter = trio.CapacityLimiter(1)
 
     async def show_page(_request: Request) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
@@ -156,6 +158,22 @@ def build_app(
         if link is None:
             return PlainTextResponse("this node is in no run yet\n", status_code=404)
         return Response(qr_code(link), media_type="image/svg+xml")
+
+    app = Starlette(
+        routes=[
+            Route("/", show_page),
+            Route("/api/status", show_status),
+            Route("/join.svg", show_link),
+            *_detail_routes(credit, samples, token),
+            *_probe_routes(status, registry),
+            *_order_routes(controls, token),
+        ]
+    )
+    return Guard(app, hosts, _BODY_BYTES_MAX)
+
+
+def _detail_routes(credit: CreditView | None, samples: Samples, token: str) -> list[Route]:
+    """What the page shows besides the status."""
 
     async def show_credit(_request: Request) -> Response:
         answer = await credit.answer() if credit is not None else None
@@ -171,6 +189,17 @@ def build_app(
     async def show_log(request: Request) -> Response:
         refusal = refuse_order(request, token)
         return refusal or JSONResponse({"lines": newest_lines()})
+
+    return [
+        Route("/api/credit", show_credit),
+        Route("/api/samples", show_samples),
+        Route("/api/log", show_log),
+    ]
+
+
+def _probe_routes(status: Callable[[], Status], registry: CollectorRegistry) -> list[Route]:
+    """What monitoring asks."""
+    scrape_limiter = trio.CapacityLimiter(1)
 
     async def show_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -190,21 +219,11 @@ def build_app(
         reason = now.put_out or now.phase
         return PlainTextResponse(f"not taking part in rounds: {reason}\n", status_code=503)
 
-    app = Starlette(
-        routes=[
-            Route("/", show_page),
-            Route("/api/status", show_status),
-            Route("/api/credit", show_credit),
-            Route("/api/samples", show_samples),
-            Route("/api/log", show_log),
-            Route("/join.svg", show_link),
-            Route("/metrics", show_metrics),
-            Route("/livez", show_alive),
-            Route("/readyz", show_ready),
-            *_order_routes(controls, token),
-        ]
-    )
-    return Guard(app, hosts, _BODY_BYTES_MAX)
+    return [
+        Route("/metrics", show_metrics),
+        Route("/livez", show_alive),
+        Route("/readyz", show_ready),
+    ]
 
 
 def _order_routes(controls: Controls, token: str) -> list[Route]:
@@ -218,25 +237,24 @@ def _order_routes(controls: Controls, token: str) -> list[Route]:
         return await _order_kept(controls)
 
     async def finish(_request: Request) -> str:
+        log.info("ordered to leave when the present round ends")
         controls.finish()
         return ""
 
     async def leave(_request: Request) -> str:
+        log.info("ordered to leave")
         controls.leave()
         return ""
 
     async def set_limits(request: Request) -> str:
         return await controls.set_limits(dict(request.query_params))
 
-    orders = {
-        "pause": pause,
-        "resume": resume,
-        "limits": set_limits,
-        "finish": finish,
-        "leave": leave,
-    }
     return [
-        Route(f"/api/{name}", _order(act, token), methods=["POST"]) for name, act in orders.items()
+        Route("/api/pause", _order(pause, token), methods=["POST"]),
+        Route("/api/resume", _order(resume, token), methods=["POST"]),
+        Route("/api/limits", _order(set_limits, token), methods=["POST"]),
+        Route("/api/finish", _order(finish, token), methods=["POST"]),
+        Route("/api/leave", _order(leave, token), methods=["POST"]),
     ]
 
 

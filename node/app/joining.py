@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gossamer.node.base.settings import Join
+from gossamer.node.base.roles import Join
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Transport

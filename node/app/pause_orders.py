@@ -1,7 +1,7 @@
-"""The owner's orders to pause and to resume: kept on disk first, and then obeyed.
+"""The owner's orders to pause and to resume: obeyed at once, and kept on disk.
 
-An order that the disk does not take is obeyed, too. The owner is told that it does not hold over a
-restart, and the disk is tried again until it takes it.
+A disk that hangs delays no order. Of one that the disk does not take the owner is told that it does
+not hold over a restart, and the disk is tried again until it takes it.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ class PauseOrders:
             await self._next()
             self._given = trio.Event()
             wanted, number = self._wanted, self._num_given
-            await self._keep(wanted)
-            if problem := self._health.problem_of(_KEPT):
-                log.warning("the order holds only until this node ends", problem=problem)
             if wanted is not None:
                 participant.pause(wanted)
             elif number > self._num_tried:
                 participant.resume()
             else:
                 participant.pause_is_over()
+            await self._keep(wanted)
+            if problem := self._health.problem_of(_KEPT):
+                log.warning("the order holds only until this node ends", problem=problem)
             self._num_tried = number
             self._tried.set()
             self._tried = trio.Event()

@@ -34,7 +34,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.chain_checkpoint import signing_depth
 from gossamer.protocol.policy.chain_summary import is_mark
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
-from gossamer.protocol.wire.statements import Announce, Capacity
+from gossamer.protocol.wire.statements import Announce, Capacity, Phase
 
 SETTLED_ROUNDS = UNDO_ROUNDS_MAX
 """A head that so many rounds follow is not undone any more. Links name the newest of them that the
@@ -75,8 +75,9 @@ class Reporter:
     def status(self) -> Status:
         """Returns the present status. It is called on the event loop for every request."""
         node, progress = self._participant.context, self._participant.progress
-        holds = self._participant.holds
-        is_paused = progress.paused_reason not in (None, "disk")
+        holds, is_leaving = self._participant.holds, self._participant.is_leaving
+        paused_reason = None if is_leaving else progress.paused_reason
+        is_paused = paused_reason not in (None, "disk")
         entry = node.committed.entry
         settled = settled_head(node.committed.chain, entry.head)
         capacity = self._capacity()
@@ -99,14 +100,14 @@ class Reporter:
             reach_text=reach_text(
                 reach.reach, reach.num_confirmed, addresses[0] if addresses else "", peers
             ),
-            phase=progress.phase,
+            phase="leaving" if is_leaving else progress.phase,
             problem=self._problem(),
             put_out=self._put_out(),
-            waits_for=progress.waits_for,
-            paused_reason=progress.paused_reason,
+            waits_for=None if is_leaving else progress.waits_for,
+            paused_reason=paused_reason,
             resumes_at=iso_moment(resumes_at(holds), self._zone) if is_paused else None,
-            pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
-            leaves_after_round=self._participant.leaves_after_round,
+            pauses=() if is_leaving else tuple(PauseStatus.of(hold, self._zone) for hold in holds),
+            leaves_after_round=self._participant.leaves_after_round and not is_leaving,
             round=entry.round,
             final_round=node.manifest.last_round,
             final_tokens=node.committed.end.final_tokens,
@@ -154,10 +155,13 @@ class Reporter:
         progress = self._participant.progress
         cause = progress.paused_reason or progress.waits_for
         shown_cause = f" ({cause})" if cause else ""
+        phase: Phase = progress.phase
+        if self._participant.is_leaving:
+            phase, shown_cause = "leaving", ""
         problem = self._problem()
         shown_problem = f": {problem}" if problem else ""
         round_number = self._participant.context.committed.entry.round
-        return f"{progress.phase}{shown_cause}, round {round_number}{shown_problem}"
+        return f"{phase}{shown_cause}, round {round_number}{shown_problem}"
 
     def _problem(self) -> str | None:
         """Returns what is the matter with this node; the worst of several."""

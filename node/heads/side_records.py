@@ -104,11 +104,13 @@ class SideRecords:
 
     def admits(self, bringer: PeerId, commit: Commit, header: Header) -> bool:
         """Returns whether a checked record is kept, whose parent is known. If it is, it counts as
-        the bringer's."""
-        head = digest_of(commit.header)
-        if head in self._committed.chain:
+        the bringer's, and of a known round the votes that are new in it."""
+        head, chain = digest_of(commit.header), self._committed.chain
+        is_known = head in chain
+        num_bytes = chain.bytes_of_votes(head, commit) if is_known else len(encode_commit(commit))
+        if not num_bytes:
             return True
-        quota, num_bytes = self._quota_of(commit, Digest(header.parent)), len(encode_commit(commit))
+        quota = self._quota_of(commit, Digest(header.parent))
         if not quota.admits(bringer, num_bytes):
             self._settle()
             if not quota.has_room(num_bytes):

@@ -285,9 +285,7 @@ class TrainerClient:
             self._has_work = True
             self._was_useful = self._was_useful or answer.steps > 0
             return answer
-        return messages.Finished(
-            round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan
-        )
+        return messages.Finished(round=round_number, steps=0, tokens=0, spans=(), loss=math.nan)
 
     async def collect(self) -> bool:
         if not self._has_work:

@@ -128,7 +128,7 @@ class CarriedMomentum:
                 return True  # perhaps their records are gone
         for one in way:
             try:
-                header = self._committed.header(one)
+                header = self._committed.blocks.header(one)
             except CannotRebuildError:
                 return True  # rather lost than counted twice
             tokens = self._left_out.get(Digest(header.ring_id))
@@ -154,7 +154,7 @@ class CarriedMomentum:
         is_over = False
         for one in way:
             try:
-                header = self._committed.header(one)
+                header = self._committed.blocks.header(one)
             except CannotRebuildError as error:
                 return f"what was taken of it is not known: {error}", False
             if self._tokens_in(header):

@@ -66,8 +66,6 @@ class Circuit:
     """Local time at which it began, or last carried something."""
     end: Callable[[], None] = field(repr=False)
     """Ends it."""
-    is_open: bool = False
-    """Whether the target has accepted it."""
 
     @property
     def pair(self) -> frozenset[PeerId]:
@@ -86,11 +84,6 @@ class CircuitPlaces:
 
     def __len__(self) -> int:
         return len(self._taken)
-
-    @property
-    def num_open(self) -> int:
-        """Circuits whose target has accepted them."""
-        return sum(circuit.is_open for circuit in self._taken)
 
     def take(self, now: float, newcomer: Circuit) -> None:
         """A circuit begins. Another one ends for it if need be.

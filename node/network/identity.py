@@ -18,11 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX, sync_directory
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import PeerId, peer_id_from_public_key, public_key_of
+from gossamer.protocol.ids import SIGNATURE_BYTES, PeerId, peer_id_from_public_key, public_key_of
 
 # An Ed25519 PKCS #8 PEM file has 119 bytes; whatever is far larger is not one.
 IDENTITY_FILE_BYTES_MAX = 4096
-SIGNATURE_BYTES = 64
 
 _KEYS_MAX = 1024
 """Keys of peers that stay decoded, some 0.5 kB each: more than the members of a run."""

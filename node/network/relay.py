@@ -103,16 +103,11 @@ class Circuits:
         self._accept_end = accept
         self._network_of_peer = network_of_peer
         self.terms = RelayTerms()
-        self._places = CircuitPlaces()
+        self.places = CircuitPlaces()
         self.carried_bytes = 0
         """Payload bytes that this node has carried for others."""
         doors.handle(RELAY_PROTOCOL, self._serve, streams_per_peer_max=CIRCUITS_PER_PEER_MAX)
         doors.handle(RELAYED_PROTOCOL, self._accept, streams_per_peer_max=CIRCUITS_MAX)
-
-    @property
-    def num_carried(self) -> int:
-        """Circuits of others that this node carries now."""
-        return self._places.num_open
 
     # The caller
 
@@ -177,11 +172,10 @@ class Circuits:
                         return
                 await self._connect(circuit, stream, onward)
         finally:
-            self._places.leave(circuit)
+            self.places.leave(circuit)
 
     async def _connect(self, circuit: Circuit, stream: Stream, onward: Stream) -> None:
         """Tells the caller that its circuit stands, and carries it until it ends."""
-        circuit.is_open = True
         introduces = self.terms.introduces
         room = _Room(INTRODUCTION_BYTES_MAX if introduces else math.inf)
         try:
@@ -194,7 +188,7 @@ class Circuits:
                         self._pass_on, circuit, one, other, room, nursery.cancel_scope
                     )
         finally:
-            self._places.leave(circuit)
+            self.places.leave(circuit)
             with trio.CancelScope(shield=True):
                 await onward.reset()
                 await stream.reset()
@@ -213,7 +207,7 @@ class Circuits:
     def _why_no_place(self, circuit: Circuit) -> str:
         """Takes a place, or says why there is none."""
         try:
-            self._places.take(trio.current_time(), circuit)
+            self.places.take(trio.current_time(), circuit)
         except NoPlaceError as error:
             return str(error)
         return ""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.offences import Offences
 from gossamer.protocol.errors import ForgedError, ImplausibleError
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
@@ -93,6 +95,8 @@ class Admission:
         heard."""
         self.has_standing: Callable[[PeerId], bool] = lambda _peer: False
         """Whether a peer has taken part in the newest rounds."""
+        self.is_stored: Callable[[Digest], bool] = lambda _digest: False
+        """Whether the statement of a digest is in the store, and so was admitted when it came."""
 
     # Peers
 
@@ -210,7 +214,8 @@ class Admission:
         Raises:
             ImplausibleError: a member claims work that it cannot have done.
         """
-        self._bounds.check_statement(roster, self.run_id)
+        unchecked = tuple(each for each in roster.members if not self.is_stored(each.digest))
+        self._bounds.check_statement(replace(roster, members=unchecked), self.run_id)
         members = {PeerId(member.author) for member in roster.members}
         far = members - {*self._transport.peers(), self._transport.peer_id}
         strangers = {peer for peer in far if not self.has_standing(peer)}

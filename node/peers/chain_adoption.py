@@ -96,7 +96,7 @@ class ChainAdoption:
             return False
         newest = opened[-1].checkpoint
         summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
-        checkpoint = self._proven(opened, summary)
+        checkpoint, _ = self._proven(opened, summary)
         commits, headers = await self._fetch_rounds(peer, checkpoint)
         # Peers are asked side by side, so that one that answers slowly holds up no other.
         async with self._adopting:
@@ -125,14 +125,15 @@ class ChainAdoption:
             UnprovenError: it does not win any more.
             BehindError: the run took back rounds before it.
         """
-        checkpoint = self._proven(opened, summary)
+        checkpoint, common = self._proven(opened, summary)
         if any(rolled_back < checkpoint.round for rolled_back in self.rolled_back()):
             raise BehindError("the run took back rounds before the checkpoint of this chain")
         oldest = headers[0]
         before_tokens = oldest.tokens_total - oldest.tokens
         before = Digest(oldest.parent)
         head = Digest(checkpoint.head)
-        start = start_after(checkpoint.round, head, before, before_tokens, summary)
+        passed = self._committed.chain.passed_on_way(common)
+        start = start_after(checkpoint.round, head, before, before_tokens, summary, passed)
         await self._begin(start, commits, headers)
         try:
             self._checkpoints.take_path(path, summary)
@@ -148,8 +149,11 @@ class ChainAdoption:
         )
         return True
 
-    def _proven(self, path: Sequence[OpenedCheckpoint], summary: ChainSummary) -> ChainCheckpoint:
-        """The last checkpoint of a path, if it wins over this node's own chain.
+    def _proven(
+        self, path: Sequence[OpenedCheckpoint], summary: ChainSummary
+    ) -> tuple[ChainCheckpoint, Digest]:
+        """The last checkpoint of a path, if it wins over this node's own chain, and the head of
+        this node's chain from which it is proven.
 
         The path may go on from this node's head. Or it parts from its chain after a round that the
         summary names. Then the stakes there decide, as between any two branches.
@@ -160,7 +164,8 @@ class ChainAdoption:
         choice, branch_of = self._choice, self._checkpoints.branch_of
         chain, mine = self._committed.chain, self._committed.entry
         try:
-            return follow_path(path, choice.stakes_at(mine.head), mine.round, branch_of)
+            newest = follow_path(path, choice.stakes_at(mine.head), mine.round, branch_of)
+            return newest, mine.head
         except UnprovenError:
             if chain.start is not None or not mine.round:
                 raise
@@ -178,7 +183,7 @@ class ChainAdoption:
         own = choice.signers_since(parted, mine.head)
         if choice.stake_of(common, signers) <= choice.stake_of(common, own):
             raise UnprovenError("no more stake than this node's own chain has where they part")
-        return follow_path(path, choice.stakes_at(common), round_number, branch_of)
+        return follow_path(path, choice.stakes_at(common), round_number, branch_of), common
 
     async def _fetch_rounds(
         self, peer: PeerId, checkpoint: ChainCheckpoint

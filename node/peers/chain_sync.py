@@ -312,13 +312,13 @@ class ChainSync:
             return
         await get([chain.entry(base).state_digest])
         if base != chain.genesis:
-            await get([Digest(committed.header(base).ledger_digest)])
+            await get([Digest(committed.blocks.header(base).ledger_digest)])
         await get(committed.blocks.of_state(base), FLOAT_BYTES * committed.plan.elements_of(0))
 
     async def _get_averages(self, step: Digest, get: _Get) -> None:
         """All blocks of the averaged chunks of a round."""
         committed = self._committed
-        header = committed.header(step)
+        header = committed.blocks.header(step)
         await get([Digest(header.update_digest)])
         elements = committed.sync_sets.of_round(header.round).plan.elements_of(0)
         longest = committed.payloads.average_bytes_max(elements, len(header.members))

@@ -115,6 +115,8 @@ class ConnectionWatch:
             self._told().disconnected(peer)
             self._lost = {*filter(self._membership.is_known, self._lost), peer}
         came, self._connected = connected - self._connected, connected
+        for peer in sorted(came):
+            log.info("connected", peer=short(peer))
         if came:
             self._told().members_changed()
         # Others that come are sent the newest announcement by the transport.

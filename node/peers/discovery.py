@@ -249,7 +249,6 @@ class Discovery:
             if address:
                 self._known.reached(peer, address)
             self._metrics.dials.add("connected")
-            log.info("connected", peer=short(target.peer) if target.peer else key)
             await self._entrance.introduce(peer)
         except ConnectError as error:
             self._metrics.dials.add("unreachable")

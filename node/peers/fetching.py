@@ -135,7 +135,7 @@ class Download:
         on_stored: Callable[[Digest, int], None],
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
         spares_line: Callable[[], bool],
-        bytes_max: int = BLOCK_BYTES_MAX,
+        bytes_max: int,
     ) -> None:
         self.wanted = {digest: _Wanted(digest) for digest in digests}
         self.peers_asked: set[PeerId] = set()

@@ -83,6 +83,7 @@ class Swarm:
         """Returns whether this node carries no new connections of others: its line is metered."""
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
         admission.has_standing = lambda peer: self.gossip.statement_store.has_standing(peer)
+        admission.is_stored = self.gossip.statement_store.has
         self.equivocations = Equivocations(
             identity.peer_id,
             admission.run_id,

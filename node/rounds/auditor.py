@@ -228,10 +228,10 @@ class Auditor:
             CannotRebuildError: the disk does not have the records of all these rounds any more.
         """
         await self._state.add(job.part, own=SCALE)
-        head = Digest(job.part.header.parent)
+        blocks, head = self._committed.blocks, Digest(job.part.header.parent)
         for _ in range(job.audit.missed):
-            header = self._committed.header(head)
-            missed = AuditedRound(header, self._committed.averages_of(header), position=0)
+            header = blocks.header(head)
+            missed = AuditedRound(header, blocks.update_index(header).averages, position=0)
             await self._state.add(missed, average=1.0)
             head = Digest(header.parent)
         if job.audit.missed:
@@ -239,8 +239,8 @@ class Auditor:
             if told is None or told:
                 return told
         if self._goes_ahead(job.part.header.round):
-            header = self._committed.header(head)
-            averages = self._committed.averages_of(header)
+            header = blocks.header(head)
+            averages = blocks.update_index(header).averages
             earlier = AuditedRound.of(header, averages, job.audit.member)
             if earlier is None:
                 return None

@@ -176,6 +176,7 @@ class Follower:
                 await self.catch_up()
             if self.heads.allowed.is_finished:
                 return
+            await self._saver.retry()
             await self._orders.wait_to_tick(IDLE_SECONDS)
         if self._orders.leave:
             return

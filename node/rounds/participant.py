@@ -245,6 +245,11 @@ class Participant:
         """Returns whether the node leaves when its present round ends."""
         return self._orders.leaves_after_round
 
+    @property
+    def is_leaving(self) -> bool:
+        """Returns whether the node leaves now, which nothing takes back."""
+        return self._orders.leave
+
     # Events
 
     def stepped(self, step: Step) -> None:

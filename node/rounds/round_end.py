@@ -64,6 +64,7 @@ class WorkSaver:
         self._save_losses = save_losses
         self._due_seconds = -math.inf
         """Local time of the next regular save."""
+        self._retry_seconds = -math.inf
 
     async def save(self, *, now: bool = False) -> None:
         """Saves what is due; with `now` everything, and waits until the trainer has written."""
@@ -79,6 +80,18 @@ class WorkSaver:
                 await self._save_trainer(wait=now)
                 pause_seconds = max(SAVE_SECONDS, self._trainer.save_seconds / SAVE_SHARE)
                 self._due_seconds = trio.current_time() + pause_seconds
+
+    async def retry(self) -> None:
+        """Brings to the disk what it has not taken, now and then: a node that trains tries at the
+        end of each round."""
+        is_on_disk, now = self._committed.is_on_disk, trio.current_time()
+        if now < self._retry_seconds or (is_on_disk and not self._health.problem_of("work")):
+            return
+        self._retry_seconds = now + SAVE_SECONDS
+        await self.save(now=True)
+        if not is_on_disk:
+            with self._health.writing("state"):
+                await self._run_in_thread(self._committed.checkpoint)
 
     async def _save_trainer(self, *, wait: bool) -> None:
         if wait:

@@ -123,7 +123,8 @@ class Settlement:
             for header in headers:
                 try:
                     await self._chain_sync.fetch_update_index(header, self._swarm.sources)
-                    self._averages[header.digest] = self._committed.averages_of(header)
+                    update = self._committed.blocks.update_index(header)
+                    self._averages[header.digest] = update.averages
                 except (BehindError, CannotRebuildError, DiskError) as error:
                     log.debug("the contributors of an old round are not known", problem=str(error))
 
@@ -174,7 +175,7 @@ class Settlement:
 
     def _header(self, head: Digest) -> Header | None:
         try:
-            return self._committed.header(head)
+            return self._committed.blocks.header(head)
         except CannotRebuildError as error:
             log.warning("what an old round took is not known", problem=str(error))
             return None
@@ -194,7 +195,8 @@ class Settlement:
         taken: list[bool] | None = None
         if tokens:
             with contextlib.suppress(CannotRebuildError):
-                averages = self._averages.get(head) or self._committed.averages_of(header)
+                averages = self._averages.get(head)
+                averages = averages or self._committed.blocks.update_index(header).averages
                 taken = [each.has(position) for each in averages]
         sync_set = self._committed.sync_sets.of_round(header.round)
         # Nearly always there is one, and its record need not be read again.

@@ -5,11 +5,12 @@ of others.
 other auditors. If this node is the auditor of a round, it first asks the members for the way of the
 sum, and then for their parts, one at a time: so it never holds more than one part and one sum.
 Members forget what they did after some rounds. So an auditor that another member keeps waiting for
-so long says nothing of those that it asks later.
+so long says nothing of those that it asks later, and names the one that kept it waiting.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from gossamer.node.network.transport import (
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.opened_chunks import (
     KEPT_ROUNDS,
+    LATE_SECONDS,
     OpenedChunks,
     Opening,
     opening_seconds,
@@ -94,6 +96,9 @@ class _Job(NamedTuple):
     """Local time until which the others serve members that have not committed the round."""
     answer_seconds: float
     """Longest time of a question with its answer."""
+    slow_seconds: float
+    """Time of a member's answers beyond which it has kept this node waiting. In the time of the
+    ring its line carried far more."""
 
     @property
     def ring(self) -> Ring:
@@ -136,6 +141,8 @@ class SumAuditing:
         self._verdicts = SumVerdicts(swarm.me)
         self.opened_chunks = OpenedChunks(transport, swarm.offence, run_in_thread)
         self._job: _Job | None = None
+        self._waited_seconds = defaultdict[int, float](float)
+        """Time that the answers of each member took in the audit under way, by ring position."""
         self._wake = trio.Event()
         swarm.verdicts = self
 
@@ -204,6 +211,7 @@ class SumAuditing:
             machine.removed | removed_in(outcome.commit),
             now + served_seconds,
             opening_seconds(served_seconds),
+            max(LATE_SECONDS, served_seconds),
         )
         self._wake.set()
 
@@ -217,6 +225,7 @@ class SumAuditing:
                 await self._audit(job)
 
     async def _audit(self, job: _Job) -> None:
+        self._waited_seconds.clear()
         try:
             await self._add_again(job)
         except ReplacedSum as found:
@@ -285,16 +294,22 @@ class SumAuditing:
             if own is None:
                 raise _CannotTell("this node has not kept its own part")
             return own
+        if self._committed.entry.round >= job.round + KEPT_ROUNDS:
+            raise self._forgotten(job)
         is_due = False
         for number in count():
             is_in_time = not self._is_long_ago(job)
             is_due = is_due or is_in_time
+            began_seconds = trio.current_time()
             try:
-                return await self._ask(job, peer, with_part=with_part)
+                opening = await self._ask(job, peer, with_part=with_part)
             except ORDINARY_ENDS as error:
                 if isinstance(error, RemoteProtocolError):
                     self._swarm.offence(peer, error)
                 problem = reason_of(error)
+            else:
+                self._waited_seconds[position] += trio.current_time() - began_seconds
+                return opening
             if not is_in_time:
                 break
             if number + 1 >= ASKED_TIMES:
@@ -303,9 +318,22 @@ class SumAuditing:
                     break
             await trio.sleep(RETRY_SECONDS)
         if not is_due:
-            raise _CannotTell("the round is so long ago that its members may have forgotten it")
+            raise self._forgotten(job)
         log.debug("a chunk was not opened", peer=peer, problem=problem, round=job.round)
         raise self._not_opened(job, position)
+
+    def _forgotten(self, job: _Job) -> _CannotTell | _NotOpened:
+        """The round is so long ago that its members may have forgotten it. A member that answered
+        more slowly than one that has yet to commit the round, or has a slow line, has kept this
+        node waiting until then, and has not opened the chunk.
+
+        Raises:
+            _CannotTell: such a member has gone.
+        """
+        for position, seconds in self._waited_seconds.items():
+            if seconds > job.slow_seconds:
+                return self._not_opened(job, position)
+        return _CannotTell("the round is so long ago that its members may have forgotten it")
 
     def _is_long_ago(self, job: _Job) -> bool:
         """Returns whether the members may have forgotten the round by now. Where this node was cut

@@ -42,7 +42,7 @@ def export_state(
     settings: Settings,
     directory: Path,
     options: ExportOptions,
-    round_number: int | None = None,
+    round_number: int | None,
 ) -> int:
     """Writes the model to `directory` and returns the exit status.
 

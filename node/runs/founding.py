@@ -7,7 +7,7 @@ a thread. The stored blocks are content-addressed, so an interrupted founding ca
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
 from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.sampling import sample_texts
 from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
-from gossamer.trainer.text.sources.corpus import Progress, no_progress, scan_corpus
+from gossamer.trainer.text.sources.corpus import Corpus, Progress, Section, no_progress, scan_corpus
 from gossamer.trainer.text.sources.corpus_errors import CorpusError, NoTextError, Skipped
 from gossamer.trainer.text.sources.corpus_files import default_files, find_files
 from gossamer.trainer.text.tokenizers.tokens import (
@@ -113,35 +113,22 @@ def prepare_data(
         files, mixture = find_files([Path(path) for path in draft.corpus.heldout], skipped), None
     else:
         files, mixture = files_of(draft.corpus, corpus, skipped)
-    max_bytes = draft.corpus.max_bytes or None
-    plan, part_mixture = None, mixture
+    max_bytes, text_field = draft.corpus.max_bytes or None, draft.corpus.text_field
+    plan = None
     if start_bytes is not None and not is_own:
         plan = plan_parts(
-            files,
-            draft.seed,
-            start_bytes,
-            max_bytes,
-            text_field=draft.corpus.text_field,
-            mixture=mixture,
+            files, draft.seed, start_bytes, max_bytes, text_field=text_field, mixture=mixture
         )
-        part_mixture = mixture if plan is None else plan.mixture(0)
     scan = partial(
         scan_corpus,
         seed=draft.seed,
-        text_field=draft.corpus.text_field,
+        text_field=text_field,
         scratch=scratch,
         skipped=skipped,
         chat=imported.chat() if imported is not None and has_messages else None,
         progress=progress,
     )
-    try:
-        text = scan(files if plan is None else plan.part(0))
-    except NoTextError:
-        if plan is None or (skipped is not None and skipped.summary()):
-            raise
-        # No line begins in the sections of the first part: lines are too long for parts.
-        plan, part_mixture = None, mixture
-        text = scan(files)
+    text, plan = _scanned(scan, files, plan, skipped)
     tokenizer: Tokenizer | None = imported
     if plan is not None and imported is None and draft.tokenizer.kind == "bpe":
         tokenizer = _tokenizer_of_all_parts(plan, draft, text.num_bytes, progress)
@@ -153,7 +140,7 @@ def prepare_data(
         put=put,
         tokenizer=tokenizer,
         max_bytes=max_bytes if plan is None and not is_own else None,
-        mixture=part_mixture,
+        mixture=mixture if plan is None else plan.mixture(0),
         use="heldout" if is_own else "split",
         progress=progress,
     )
@@ -167,12 +154,27 @@ def prepare_data(
     rest = None
     if plan is not None:
         rest = _rest_of(plan, draft, cut, skip_bad=skip_bad)
-        notes.append(
-            f"the run begins with {format_bytes(plan.num_bytes(1))} of its corpus of "
-            f"{format_bytes(plan.num_bytes())}; this node cuts and adds the rest meanwhile, and "
-            "the files of the corpus have to stay where they are until then"
-        )
+        notes.append(_said_of_parts(plan))
     return PreparedData(config, cut.index, (*summary, *warnings), tuple(notes), rest)
+
+
+def _scanned(
+    scan: Callable[[Sequence[Path] | Sequence[Section]], Corpus],
+    files: Sequence[Path],
+    plan: CorpusPlan | None,
+    skipped: Skipped | None,
+) -> tuple[Corpus, CorpusPlan | None]:
+    """Returns the text of the first part, with the plan, or all text where there is no plan that
+    can be followed."""
+    if plan is None:
+        return scan(files), None
+    try:
+        return scan(plan.part(0)), plan
+    except NoTextError:
+        if skipped is not None and skipped.summary():
+            raise
+    # No line begins in the sections of the first part: lines are too long for parts.
+    return scan(files), None
 
 
 def _tokenizer_of_all_parts(
@@ -188,6 +190,14 @@ def _tokenizer_of_all_parts(
     share = num_bytes / first_bytes * plan.num_bytes(1) / plan.num_bytes()
     sample = sample_texts(plan, draft.corpus.text_field, draft.seed, share)
     return learn_bpe_from(sample, num_bytes, draft.tokenizer.vocabulary, progress)
+
+
+def _said_of_parts(plan: CorpusPlan) -> str:
+    return (
+        f"the run begins with {format_bytes(plan.num_bytes(1))} of its corpus of "
+        f"{format_bytes(plan.num_bytes())}; this node cuts and adds the rest meanwhile, and the "
+        "files of the corpus have to stay where they are until then"
+    )
 
 
 def _rest_of(plan: CorpusPlan, draft: Draft, cut: CutCorpus, *, skip_bad: bool) -> RestOfCorpus:

@@ -86,9 +86,8 @@ def read_manifest_file(path: Path, *, from_weights: bool = False) -> Draft:
             data = file.read(MANIFEST_FILE_BYTES_MAX + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ManifestError(
-            [f"manifest file {path}: {reason}; write one with: gossamer init {path}"]
-        ) from error
+        advice = "name a file" if path.exists() else f"write one with: gossamer init {path}"
+        raise ManifestError([f"manifest file {path}: {reason}; {advice}"]) from error
     if len(data) > MANIFEST_FILE_BYTES_MAX:
         raise ManifestError(
             [f"manifest file {path} has over {MANIFEST_FILE_BYTES_MAX} bytes; name the right one"]

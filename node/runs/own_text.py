@@ -25,7 +25,6 @@ from gossamer.trainer.text.shards import Put, cut_corpus
 from gossamer.trainer.text.sources.corpus import (
     DEFAULT_TEXT_FIELD,
     Progress,
-    no_progress,
     scan_corpus,
 )
 from gossamer.trainer.text.sources.corpus_errors import CorpusError, Skipped
@@ -136,7 +135,7 @@ def cut_own_text(
     *,
     put: Put,
     scratch: Path,
-    progress: Progress = no_progress,
+    progress: Progress,
 ) -> tuple[ShardIndex, list[str], list[str]]:
     """Cuts a peer's text into shards, which `put` keeps. Nothing is held out.
 

@@ -36,7 +36,7 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.payloads import Payloads, payloads_of
 from gossamer.protocol.limits import RING_MEMBERS_MAX
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, Trust
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.protocol.sync_modes import SYNC_MODES
@@ -207,26 +207,14 @@ def plan_round(
     Raises:
         ValueError: there are no peers or too many, or a rate or the latency is not allowed.
     """
-    if peers < 1:
-        raise ValueError(f"a plan is for at least one peer, not for {peers}")
-    if peers > RING_MEMBERS_MAX:
-        raise ValueError(
-            f"a round has at most {RING_MEMBERS_MAX} peers, not {peers}: others sit it out"
-        )
-    rates = [line.up, line.down, *([] if tokens_per_second is None else [tokens_per_second])]
-    if not all(0 < rate < math.inf for rate in rates):
-        raise ValueError("the rates of lines and trainers must be positive numbers")
-    if not 0 <= line.latency_seconds < math.inf:
-        raise ValueError("the latency of a line is 0 or more")
+    _require_allowed(peers, line, tokens_per_second)
     model, outer, inner = draft.model, draft.outer, draft.inner
-    payloads: Payloads
+    payloads = _payloads_of(draft, draft.trust)
     num_links = 2 * (peers - 1)
     offers_seconds = shared_steps_seconds = 0.0
     busy_share = 1.0  # part of the time in which each member's line is at work
     ring_latency_seconds = (num_links + AGREE_LINKS) * line.latency_seconds
-    mode = SYNC_MODES[draft.sync]
-    if mode.shares_steps:
-        payloads = sign_payloads(model, outer, draft.trust)
+    if SYNC_MODES[draft.sync].shares_steps:
         offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
         # The chunks of a step are under way at once, each at another member.
         chunks_at_member = -(-outer.chunks_of_step // peers)
@@ -235,8 +223,6 @@ def plan_round(
         step_seconds += model.num_parameters * TAKE_SECONDS
         shared_steps_seconds = outer.inner_steps * step_seconds
         ring_latency_seconds = AGREE_LINKS * line.latency_seconds  # the rest is in each step
-    else:
-        payloads = payloads_of(draft.sync, outer, draft.trust)
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
     payload_of, sent_of, averaging_of = [], [], []
     turns = SyncSets(model, outer, draft.sync).turns
@@ -249,12 +235,8 @@ def plan_round(
         averaging_of.append(sent_seconds + waits if peers > 1 else shared_steps_seconds)
     sent_open: int | None = None
     if draft.trust == "members":
-        signed: Payloads = (
-            sign_payloads(model, outer, "open")
-            if mode.shares_steps
-            else payloads_of(draft.sync, outer, "open")
-        )
-        sent_open = round(mean(_sent_of(exchange.plan, signed, peers) for exchange in turns))
+        unsigned = _payloads_of(draft, "open")
+        sent_open = round(mean(_sent_of(exchange.plan, unsigned, peers) for exchange in turns))
     inner_steps = outer.inner_steps // outer.fragments
     tokens = inner_steps * inner.sequences_per_step * model.context
     training_seconds = None
@@ -279,6 +261,27 @@ def plan_round(
         state_bytes=state_bytes,
         join_seconds=state_bytes / (line.down * MEGA / BITS_PER_BYTE * LINE_SHARE),
     )
+
+
+def _require_allowed(peers: int, line: Line, tokens_per_second: float | None) -> None:
+    """Raises ValueError, see `plan_round`."""
+    if peers < 1:
+        raise ValueError(f"a plan is for at least one peer, not for {peers}")
+    if peers > RING_MEMBERS_MAX:
+        raise ValueError(
+            f"a round has at most {RING_MEMBERS_MAX} peers, not {peers}: others sit it out"
+        )
+    rates = [line.up, line.down, *([] if tokens_per_second is None else [tokens_per_second])]
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ValueError("the rates of lines and trainers must be positive numbers")
+    if not 0 <= line.latency_seconds < math.inf:
+        raise ValueError("the latency of a line is 0 or more")
+
+
+def _payloads_of(draft: Draft | Manifest, trust: Trust) -> Payloads:
+    if SYNC_MODES[draft.sync].shares_steps:
+        return sign_payloads(draft.model, draft.outer, trust)
+    return payloads_of(draft.sync, draft.outer, trust)
 
 
 def _sent_of(plan: ChunkPlan, payloads: Payloads, peers: int) -> int:

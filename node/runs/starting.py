@@ -11,7 +11,8 @@ import structlog
 import trio
 from msgspec.structs import replace
 
-from gossamer.node.base.settings import Found, Settings
+from gossamer.node.base.roles import Found
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine.capacity import device_memories, free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError

@@ -148,7 +148,8 @@ def _decode(body: bytes, kind: type[msgspec.Struct]) -> Any:
 def _question(given: _Sampling, tokens: int, *, is_chat: bool, **asked: Any) -> Question:
     _require_unset("n", given.n, 1)
     _require_unset("best_of", given.best_of, 1)
-    _require_unset("logprobs", given.logprobs or None, None)
+    if given.logprobs is not False:  # 0 asks a completion for that of the chosen tokens
+        _require_unset("logprobs", given.logprobs, None)
     _require_unset("logit_bias", given.logit_bias or None, None)
     _require_unset("presence_penalty", given.presence_penalty, 0)
     _require_unset("frequency_penalty", given.frequency_penalty, 0)

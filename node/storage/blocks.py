@@ -166,10 +166,10 @@ class BlockStore:
             self._write(digest, data)
         except DiskFullError:
             # Blocks without pins are a cache: a checkpoint takes precedence.
-            if not self._evict_bytes(num_bytes):
+            if not self._remove_all(self._victims(num_bytes, None)):
                 raise
             self._write(digest, data)
-        self._evict_to_quota(keep=digest)
+        self.evict(keep=digest)
         return digest
 
     def sync(self, digests: Iterable[Digest] | None = None) -> None:
@@ -255,13 +255,18 @@ class BlockStore:
         missed = [digest for digest in digests if not os.path.exists(self.path(digest))]
         return sum(self._forget_if_gone(digest) for digest in missed)
 
-    def evict(self) -> int:
+    def evict(self, *, keep: Digest | None = None) -> int:
         """Removes the least recently used blocks until the quota holds or all others are pinned.
 
+        Args:
+            keep: a block that stays.
+
         Returns:
-            The bytes freed.
+            The bytes freed; 0 if the disk did not let go of a file.
         """
-        return self._evict_to_quota()
+        with self._evicting:
+            victims = self._victims(self.cached_bytes() - self.quota_bytes, keep)
+        return self._remove_all(victims)
 
     def _scan(self) -> None:
         if not self._read_only:
@@ -312,27 +317,14 @@ class BlockStore:
             remove_quietly(temporary)
             raise
 
-    def _evict_to_quota(self, keep: Digest | None = None) -> int:
-        """Frees what is beyond the quota, see `_evict_bytes`."""
-        with self._evicting:
-            victims = self._victims(self.cached_bytes() - self.quota_bytes, keep)
-        return self._remove_all(victims)
-
-    def _evict_bytes(self, num_bytes: int) -> int:
-        """Frees at least `num_bytes` if pins allow.
-
-        Returns:
-            The bytes freed; 0 if the disk did not let go of a file.
-        """
-        return self._remove_all(self._victims(num_bytes, None))
-
     def _victims(self, num_bytes: int, keep: Digest | None) -> dict[Digest, int]:
-        """Forgets blocks, the least recently used first, whose files are to be removed."""
+        """Forgets blocks of so many bytes, the oldest use first. Their files are to be removed."""
         if num_bytes <= 0 or self._read_only:
             return {}
         return self._index.forget_oldest(num_bytes, keep)
 
     def _remove_all(self, victims: dict[Digest, int]) -> int:
+        """Returns the bytes freed; 0 if the disk did not let go of a file."""
         removed = [digest for digest, size in victims.items() if self._remove(digest, size)]
         return sum(victims.values()) if len(removed) == len(victims) else 0
 

@@ -160,15 +160,15 @@ class ChainStore(ChainTree):
                 self._remember(head, header, len(record))
             elif head not in (self.genesis, self.root):
                 self._add_votes(head, commit)
-            try:
-                self._write_all()
-            except DiskError as error:
-                self.problem = error
-                self._health.failed("chain", error)
-            else:
-                self.problem = None
-                self._health.wrote("chain")
+            self._write_all()
         return head
+
+    def write_waiting(self) -> DiskError | None:
+        """Writes the records that the disk has not taken. Returns what went wrong."""
+        with self._adding:
+            if self._unwritten:
+                self._write_all()
+            return self.problem
 
     def _add_votes(self, head: Digest, commit: Commit) -> None:
         """Adds the votes that the record of a known round lacks: the one that came first may have
@@ -182,10 +182,27 @@ class ChainStore(ChainTree):
             number, heads = self.joined
             self.joined = number + 1, (*heads, head)[-JOINED_KEPT:]
 
+    def bytes_of_votes(self, head: Digest, commit: Commit) -> int:
+        """Returns by how many bytes the record of a known round grows with the votes of another one
+        of its header."""
+        try:
+            known = self.record(head)
+            joined = with_votes_of(decode_commit(known), commit)
+        except (OSError, RemoteProtocolError):
+            return 0  # the file is damaged, and is replaced
+        return 0 if joined is None else max(0, len(encode_commit(joined)) - len(known))
+
     def _write_all(self) -> None:
-        for unwritten in list(self._unwritten):
-            self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
-            del self._unwritten[unwritten]
+        try:
+            for unwritten in list(self._unwritten):
+                self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
+                del self._unwritten[unwritten]
+        except DiskError as error:
+            self.problem = error
+            self._health.failed("chain", error)
+        else:
+            self.problem = None
+            self._health.wrote("chain")
 
     def sync(self, head: Digest) -> None:
         """Makes the record of a known head durable: it survives a power cut from now on. DiskError.

@@ -39,7 +39,7 @@ from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, ope
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.ring_signatures import MemberSignatures
 from gossamer.protocol.standing import Standing
-from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
+from gossamer.protocol.state.chain import Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
 from gossamer.protocol.state.outer_momentum import OuterRates
@@ -296,9 +296,15 @@ class CommittedState:
         self.head = head
 
     def checkpoint(self) -> None:
-        """Writes the whole state as blocks. DiskError leaves the older checkpoints as they are."""
+        """Writes the whole state as blocks, and what the disk has not taken before. DiskError
+        leaves the older checkpoints as they are."""
         with self._changing:
-            self._disk.write_checkpoint(self._whole)
+            self._disk.write_whole(self._whole)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Returns whether the disk has taken the present state, and all records."""
+        return self._disk.is_whole and self.chain.problem is None
 
     # Rebuilding
 
@@ -352,14 +358,6 @@ class CommittedState:
             self._become(entry, parameters, momentum, index, ledger)
             self._disk.found_checkpoint(self._whole)
 
-    def averages_of(self, header: Header) -> tuple[ChunkAverage, ...]:
-        """Returns the masks of members in each average of a committed round. CannotRebuildError."""
-        return self.blocks.update_index(header).averages
-
-    def header(self, head: Digest) -> Header:
-        """Returns the header of a known head, see `StateBlocks.header`."""
-        return self.blocks.header(head)
-
     def replay(self, head: Digest) -> Replayed:
         """Applies the committed round `head`, a child of the present head, from its blocks.
 
@@ -368,7 +366,7 @@ class CommittedState:
                 the header names: the header lies, or this machine computes wrongly.
         """
         with self._changing:
-            header = self.header(head)
+            header = self.blocks.header(head)
             assert header.parent == self.head
             commit = self.chain.commit(head)
             update = self.blocks.update_index(header)

@@ -79,10 +79,7 @@ class DaemonFiles:
         try:
             data = read_bounded(self._token_path, _FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
-            raise StateDirError(
-                f"{self._token_path} cannot be read: {error}. Orders are for the user who runs the "
-                "node"
-            ) from error
+            raise unreadable(self._token_path, error) from error
         if data is None:
             raise StateDirError(
                 f"{self._token_path} is missing, and orders need it: the node is just starting, or "

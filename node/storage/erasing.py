@@ -10,53 +10,7 @@ from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
 from gossamer.node.storage import manifest_files
 from gossamer.node.storage.disk_use import bytes_beside
 from gossamer.node.storage.state_dir import StateDir
-
-IDENTITY_NAMES = ("identity.key", "incarnation")
-"""The key, and the number of its lives: other peers believe the highest number."""
-
-OWNER_NAMES = ("limits",)
-"""The owner's word on this machine, which holds for its next run too."""
-
-KEPT_NAMES = (*IDENTITY_NAMES, *OWNER_NAMES)
-"""What stays with the identity."""
-
-HELD_NAME = "lock"
-"""It stays while this process holds it: a file that a waiting process has open is the lock."""
-
-RUN_NAMES = (
-    *(
-        "api",
-        "blocks",
-        "chain",
-        "corpus_rest",
-        "cutting",
-        "expulsions",
-        "extension",
-        "format",
-        "head",
-        "logs",
-        "losses",
-        *manifest_files.NAMES,
-        "more_data",
-        "names",
-        "noticed",
-    ),
-    *(
-        "optimizer",
-        "own",
-        "paused",
-        "peers.msgpack",
-        "pinned_head",
-        "port",
-        "revoked",
-        "roll",
-        "roll.copy",
-        "rollbacks",
-        "samples",
-    ),
-    *("seeds", "starting", "token", "trainer", "voted", "work"),
-)
-"""Everything else that a node writes into its state directory."""
+from gossamer.node.storage.state_names import HELD_NAME, KEPT_NAMES, RUN_NAMES
 
 
 class Erased(NamedTuple):

@@ -30,6 +30,8 @@ class _Record(NamedTuple):
     num_members: int
     credits: Mapping[PeerId, int]
     signers: frozenset[PeerId]
+    has_more_votes: bool = False
+    """Whether the record on the disk got further votes since it was read."""
 
 
 _NOTHING = _Record(b"", 0, {}, frozenset())
@@ -115,23 +117,25 @@ class KnownRounds:
 
     def take_more_signers(self) -> Collection[Digest]:
         """Returns the rounds that have got further signers since the last call."""
-        self._forget_joined()
+        self._note_joined()
         heads, self._more_signers = self._more_signers, set()
         return heads
 
     def heard_vote(self, author: PeerId, vote: Vote) -> None:
-        """Takes a checked vote. A round that is known may have been proven without it."""
+        """Takes a checked vote. A round that is known may have been proven without it.
+
+        Nothing is read for a round that is not remembered: any peer may say votes for old ones, and
+        would displace the others. When it is asked for, `vote_of` has the vote.
+        """
         head = Digest(vote.header_digest)
-        if head not in self._chain:
-            return
-        record = self._read(head)
+        record = self._records.get(head, _NOTHING)
         is_more = author in record.credits and author not in record.signers
-        if is_more and vote.ring_id == record.ring_id and head in self._records:
+        if is_more and vote.ring_id == record.ring_id:
             self._records[head] = record._replace(signers=record.signers | {author})
             self._more_signers.add(head)
 
-    def _forget_joined(self) -> None:
-        """Forgets the records that have got further votes."""
+    def _note_joined(self) -> None:
+        """Notes which records have got further votes."""
         number, joined = self._chain.joined
         num_new, self._num_joined = number - self._num_joined, number
         if num_new:
@@ -139,17 +143,20 @@ class KnownRounds:
             if len(self._more_signers) < RECORDS_KEPT:  # else nobody asks
                 self._more_signers.update(changed)
             for head in changed:
-                self._records.pop(head, None)
+                if head in self._records:
+                    self._records[head] = self._records[head]._replace(has_more_votes=True)
 
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""
-        self._forget_joined()
+        self._note_joined()
         found = self._records.get(head)
-        if found is None:
+        if found is None or found.has_more_votes:
             try:
                 commit = self._chain.commit(head)
                 header = decode_header(commit.header)
             except (KeyError, OSError, RemoteProtocolError):
+                if found is not None:
+                    return found
                 self._unread[head] = None
                 if len(self._unread) > RECORDS_KEPT:
                     self._unread.popitem(last=False)
@@ -163,7 +170,7 @@ class KnownRounds:
 
     def _keep(self, head: Digest, commit: Commit, header: Header) -> _Record:
         members, credits = len(header.members), credits_of(header)
-        signers = signers_of(commit)
+        signers = signers_of(commit) | self._records.get(head, _NOTHING).signers
         votes = {peer: self.vote_of(peer, header.ring_id) for peer in credits.keys() - signers}
         heard = {peer for peer, vote in votes.items() if vote and vote.header_digest == head}
         record = _Record(header.ring_id, members, credits, signers | heard)

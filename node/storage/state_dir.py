@@ -34,6 +34,7 @@ so that a process killed at any instant leaves either the old content or the new
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -76,11 +77,21 @@ class StateDirError(Exception):
 
 
 def unreadable(path: Path, error: OSError | OversizedError) -> StateDirError:
-    """Returns the error of a file that this user may not read, or that is none."""
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return StateDirError(
-        f"{path} cannot be read: {reason}. Give --state-dir the directory of a node that is yours"
-    )
+    """Returns the error of a file that this user may not read, that is none, or that the disk does
+    not give."""
+    reason, advice = str(error), f"Move {path.name} away, and try again"
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        if error.errno not in (errno.EINVAL, errno.EISDIR):
+            advice = _advice(error, "Give --state-dir the directory of a node that is yours")
+    return StateDirError(f"{path} cannot be read: {reason}. {advice}")
+
+
+def _advice(error: OSError, otherwise: str) -> str:
+    """Returns what to do about an error that may be the disk's."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space on the disk"
+    return "Check the disk: the system's log says more" if error.errno == errno.EIO else otherwise
 
 
 class StateDirInUseError(StateDirError):
@@ -138,9 +149,9 @@ class StateDir:
             raise self._unusable(error) from error
 
     def _unusable(self, error: OSError) -> StateDirError:
+        advice = _advice(error, "Give --state-dir a directory that you may write to")
         return StateDirError(
-            f"{self.root} cannot be used as state directory: {error.strerror}. "
-            "Give --state-dir a directory that you may write to"
+            f"{self.root} cannot be used as state directory: {error.strerror}. {advice}"
         )
 
     @contextlib.contextmanager
@@ -291,7 +302,7 @@ class StateDir:
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
             raise self.damaged_manifest(error) from error
         except OSError as error:
-            raise StateDirError(f"{self.manifest_path} cannot be read: {error.strerror}") from error
+            raise unreadable(self.manifest_path, error) from error
 
     def damaged_manifest(self, error: Exception) -> StateDirError:
         """Returns the error that says what to do without a manifest."""
@@ -319,9 +330,12 @@ class StateDir:
             OSError, ValueError: the file cannot be read, or is damaged.
         """
         try:
-            head = bytes.fromhex(self.head_path.read_text().strip())
-        except FileNotFoundError:
+            data = read_bounded(self.head_path, _SMALL_FILE_BYTES_MAX)
+        except OversizedError as error:
+            raise ValueError(str(error)) from error
+        if data is None:
             return None
+        head = bytes.fromhex(data.decode("ascii").strip())
         if len(head) != DIGEST_BYTES:  # a power cut can leave an empty file
             raise ValueError(f"the head in {self.head_path} has {len(head)} bytes")
         return Digest(head)

@@ -65,7 +65,7 @@ class StateOnDisk:
         self._chain = chain
         self._state_dir = state_dir
         self._retention = Retention(store, clock)
-        self._is_whole = True
+        self.is_whole = True
         """Whether everything of the newest state is on disk."""
 
     @property
@@ -98,19 +98,36 @@ class StateOnDisk:
         try:
             if problem is not None:
                 raise problem
-            if not self._is_whole:
-                # Averages of some rounds may be missing, even some that were here before.
-                self._store.forget_lost()
-                self.write_checkpoint(state)
-            elif is_due:
+            if not self.is_whole:
+                self._write_anew(state)
+                return
+            if is_due:
                 self.write_checkpoint(state)
             self._chain.sync(state.entry.head)  # before the head, which is durable, names it
             self._write_head(state.entry.head)
         except DiskError as error:
             self._note_in_memory_only(error)
+
+    def write_whole(self, state: WholeState) -> None:
+        """Writes a checkpoint, and what the disk has not taken before. DiskError."""
+        if problem := self._chain.write_waiting():
+            raise problem
+        if self.is_whole:
+            self.write_checkpoint(state)
         else:
-            self._is_whole = True
-            self._state_dir.health.wrote("state")
+            self._write_anew(state)
+
+    def _write_anew(self, state: WholeState) -> None:
+        """Brings all of the state to a disk that did not take some of it. DiskError."""
+        # Averages of some rounds may be missing, even some that were here before.
+        self._store.forget_lost()
+        self.write_checkpoint(state)
+        head = state.entry.head
+        if head not in (self._chain.genesis, self._chain.root):  # these have no records
+            self._chain.sync(head)
+            self._write_head(head)
+        self.is_whole = True
+        self._state_dir.health.wrote("state")
 
     def begin(self, state: WholeState) -> None:
         """Writes the run's first state. A disk that does not take it does not end the node."""
@@ -182,5 +199,5 @@ class StateOnDisk:
         write_atomically(self._state_dir.head_path, f"{head.hex()}\n".encode())
 
     def _note_in_memory_only(self, error: DiskError) -> None:
-        self._is_whole = False
+        self.is_whole = False
         self._state_dir.health.failed("state", error)

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 import structlog
 
-from gossamer.node.base.disk_health import remove_quietly, write_atomically
+from gossamer.node.base.disk_health import disk_error, remove_quietly, write_atomically
+from gossamer.node.storage.bounded_file import open_file
 from gossamer.node.storage.work_journal import (
     VERSION,
     FileHeader,
@@ -62,6 +63,8 @@ class WorkFiles:
         self._num_elements = num_elements
         self.is_damaged = False
         """Whether `read_left_behind` found a file that it could not read."""
+        self._was_told = False
+        """Whether it was said that the disk does not take offers."""
         self._offers_path.mkdir(parents=True, exist_ok=True)
 
     # Offers
@@ -86,13 +89,18 @@ class WorkFiles:
         try:
             for old in self._offers_path.iterdir():
                 if old.name not in names:
-                    old.unlink()
+                    remove_quietly(old)
             write_with_digest(path, front_of(header), remaining, self._num_elements)
         except OSError as error:
             remove_quietly(path)
-            log.warning("the vector of an offer is in no file", problem=str(error))
+            problem = str(disk_error(path, self._num_elements * 4, error))
+            tell = log.debug if self._was_told else log.warning
+            tell("the work of this round is lost if the round is undone", problem=problem)
+            self._was_told = True
             for _ in remaining:
                 pass
+        else:
+            self._was_told = False
 
     def read_offer(self, number: int | None) -> FloatVector | None:
         """Reads the vector of an offer; None if it is not kept any more or damaged."""
@@ -117,23 +125,12 @@ class WorkFiles:
 
         A damaged file is reported and left out.
         """
-        self._leave_out_first_version()
         journal, _ = self._read_if_good(self.journal_path)
         saved, vector = self._read_if_good(self._pending_path)
         number = 0 if saved is None else saved.pending
         if saved is not None and (journal is None or journal.event < saved.event):
             return LeftBehind(saved, number, vector)
         return None if journal is None else LeftBehind(journal, number, vector)
-
-    def _leave_out_first_version(self) -> None:
-        """Removes the only file of version 0: the work that it calls committed may have been
-        abandoned since."""
-        old = self.journal_path.with_name("account")
-        if old.exists():
-            self.is_damaged = True
-            log.warning("the account of work is of an older version; its carried work is left out")
-            for path in (*old.with_name("taken").glob("*"), old):
-                remove_quietly(path)
 
     def _read_if_good(self, path: Path) -> tuple[FileHeader | None, FloatVector | None]:
         try:
@@ -152,7 +149,8 @@ class WorkFiles:
             FileNotFoundError, OSError: it cannot be read.
             ValueError: it is damaged, or of another version or model.
         """
-        content = memoryview(path.read_bytes())
+        with open_file(path) as file:
+            content = memoryview(file.read())
         data = content[DIGEST_BYTES:]
         if bytes(content[:DIGEST_BYTES]) != digest_of(data):
             raise ValueError(f"{path} does not fit its digest")

@@ -51,7 +51,9 @@ class Metrics:
         self._add_build_info(registry)
         self._add_node(add)
         self._add_network(add, registry)
-        self._add_training(add)
+        self._add_work(add)
+        self._add_steps(add)
+        self._add_losses(add)
         self._add_rounds(add, registry)
         self._add_data(add)
         self._add_storage(add)
@@ -134,8 +136,7 @@ class Metrics:
             "peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS
         )
 
-    def _add_training(self, add: Registrar) -> None:
-        self.inner_steps = add.counter("inner_steps_total", "Inner steps done.")
+    def _add_work(self, add: Registrar) -> None:
         self.tokens = add.counter("tokens_total", "Tokens trained on, committed or not.")
         self.tokens_committed = add.counters(
             "tokens_committed_total",
@@ -165,6 +166,16 @@ class Metrics:
             "reason",
             metric_labels.DROP_REASONS,
         )
+
+    def _add_steps(self, add: Registrar) -> None:
+        self.inner_steps = add.counter("inner_steps_total", "Inner steps done.")
+        self.nonfinite_steps = add.counter(
+            "nonfinite_steps_total",
+            "Inner steps skipped for a loss, gradient or momentum out of range.",
+        )
+        self.last_step_timestamp_seconds = add.gauge(
+            "last_step_timestamp_seconds", "When the newest inner step ended; 0 before the first."
+        )
         self.step_duration_seconds = add.histogram(
             "step_duration_seconds", "Time of an inner step.", _STEP_BUCKETS
         )
@@ -179,6 +190,23 @@ class Metrics:
             "trainer_waiting_seconds_total",
             "Time in which the trainer waited for its daemon.",
         )
+        self.operations_per_token = add.gauge(
+            "operations_per_token",
+            "Floating point operations that training takes for a token, without what is computed "
+            "twice. Times tokens a second, by those that the device can do: its utilisation (MFU).",
+        )
+        self.mfu_ratio = add.gauge(
+            "mfu_ratio",
+            "Part of the card's operations that training uses (MFU), while it trains; NaN if its "
+            "maker's figure is not known here.",
+        )
+        self.mfu_ratio.set(math.nan)
+        self.trainer_device_memory_bytes = add.gauge(
+            "trainer_device_memory_bytes",
+            "The most memory of the card that the trainer's tensors took in the newest inner step.",
+        )
+
+    def _add_losses(self, add: Registrar) -> None:
         self.loss = add.gauge("loss", "Training loss of the newest inner step, nats per token.")
         self.heldout_loss = add.gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."
@@ -194,32 +222,9 @@ class Metrics:
         self.gradient_norm = add.gauge(
             "gradient_norm", "Norm of the newest inner step's gradient, before clipping."
         )
-        self.operations_per_token = add.gauge(
-            "operations_per_token",
-            "Floating point operations that training takes for a token, without what is computed "
-            "twice. Times tokens a second, by those that the device can do: its utilisation (MFU).",
-        )
-        self.mfu_ratio = add.gauge(
-            "mfu_ratio",
-            "Part of the card's operations that training uses (MFU), while it trains; NaN if its "
-            "maker's figure is not known here.",
-        )
-        self.trainer_device_memory_bytes = add.gauge(
-            "trainer_device_memory_bytes",
-            "The most memory of the card that the trainer's tensors took in the newest inner step.",
-        )
-        for unknown in (self.text_loss, self.heldout_text_loss, self.mfu_ratio):
+        losses = (self.loss, self.heldout_loss, self.text_loss, self.heldout_text_loss)
+        for unknown in (*losses, self.gradient_norm):
             unknown.set(math.nan)
-        self.loss.set(math.nan)
-        self.heldout_loss.set(math.nan)
-        self.gradient_norm.set(math.nan)
-        self.nonfinite_steps = add.counter(
-            "nonfinite_steps_total",
-            "Inner steps skipped for a loss, gradient or momentum out of range.",
-        )
-        self.last_step_timestamp_seconds = add.gauge(
-            "last_step_timestamp_seconds", "When the newest inner step ended; 0 before the first."
-        )
 
     def _add_rounds(self, add: Registrar, registry: CollectorRegistry) -> None:
         self.rounds = add.counters("rounds_total", "Rounds that ended here.", "outcome", OUTCOMES)

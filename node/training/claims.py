@@ -242,7 +242,7 @@ class HeldPartitions:
 
     # The queue
 
-    def next_pieces(self, num_wanted: int, excluded: Collection[int] = ()) -> list[Piece]:
+    def next_pieces(self, num_wanted: int, excluded: Collection[int]) -> list[Piece]:
         """The pieces of the partitions in work to queue next, in order; `queue` notes each."""
         pieces: list[Piece] = []
         for number in self._working:

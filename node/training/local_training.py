@@ -232,8 +232,8 @@ class LocalTraining:
             await self._of.return_data(work.account.state.spans)
         else:
             work.trained(head, number, finished.tokens, feed.consumed(finished.spans))
-        if finished.tokens and math.isfinite(finished.loss_mean):
-            self._of.progress.loss = finished.loss_mean
+        if finished.tokens and math.isfinite(finished.loss):
+            self._of.progress.loss = finished.loss
             self._of.progress.bits_per_byte = finished.bits_per_byte
         pending = trainer.pending
         if not await self._of.run_in_thread(lambda: is_usable(pending)):

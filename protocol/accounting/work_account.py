@@ -81,7 +81,6 @@ class WorkAccount:
             stale_rounds: of the manifest.
             state: of an earlier life; then `restarted` has to be the first event.
         """
-        self._num_chunks = num_chunks
         self._all_chunks = (1 << num_chunks) - 1
         self._stale_rounds = stale_rounds
         self.state = AccountState() if state is None else state

@@ -33,11 +33,9 @@ from gossamer.protocol.codecs.record_tree import RecordTree, depth_of, leaf_of, 
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest
+from gossamer.protocol.ids import DIGEST_BYTES, SIGNATURE_BYTES, Digest
 
 DISTRO = "distro"
-
-_SIGNATURE_BYTES = 64
 
 
 class SignPayloads(ListPayloads):
@@ -55,7 +53,7 @@ class SignPayloads(ListPayloads):
         self.are_signed = are_signed
         self.are_audited = not are_signed
         path_bytes = DIGEST_BYTES * depth_of(coder.num_chunks)
-        self._tail_bytes = _SIGNATURE_BYTES + path_bytes if are_signed else 0
+        self._tail_bytes = SIGNATURE_BYTES + path_bytes if are_signed else 0
         """What stands behind the part in each block."""
 
     def part_bytes(self, num_elements: int) -> int:
@@ -127,8 +125,8 @@ class SignPayloads(ListPayloads):
             if self.are_signed:
                 assert signed is not None
                 step, number = divmod(chunk, self.coder.num_chunks)
-                root = root_over(number, part, tail[_SIGNATURE_BYTES:])
-                signed.check_step(record.position, step, root, bytes(tail[:_SIGNATURE_BYTES]))
+                root = root_over(number, part, tail[SIGNATURE_BYTES:])
+                signed.check_step(record.position, step, root, bytes(tail[:SIGNATURE_BYTES]))
             if len(part):
                 self.coder.decode_chunk(chunk, part)
 

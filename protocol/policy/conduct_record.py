@@ -34,6 +34,7 @@ class Verdict(NamedTuple):
     suspected_until: int
     marks: tuple[Mark, ...]
     """Those that went away because it sits out."""
+    accusers: frozenset[PeerId] = frozenset()
 
 
 @dataclass
@@ -63,6 +64,8 @@ class Record:
     suspected_until: int = 0
     """The last round in which it is suspected to keep sums."""
     sit_out: SitOut = field(default_factory=SitOut)
+    accusers: set[PeerId] = field(default_factory=set)
+    """The members whose marks made it sit out, until that is forgotten."""
     verdict: Verdict | None = None
     """The newest mark that made it sit out or suspected."""
 
@@ -73,7 +76,8 @@ class Record:
         if verdict is not None and verdict[:2] == (round_number, accuser):
             return verdict._replace(marks=(*verdict.marks, *self.marks))
         sit_out, marks = replace(self.sit_out), tuple(self.marks)
-        return Verdict(round_number, accuser, sit_out, self.suspected_until, marks)
+        accusers = frozenset(self.accusers)
+        return Verdict(round_number, accuser, sit_out, self.suspected_until, marks, accusers)
 
     def discredit(self, accuser: PeerId, round_number: int) -> None:
         """What an accuser said of the peer counts no more, nor what followed from it this round."""
@@ -82,6 +86,7 @@ class Record:
             self.sit_out, self.suspected_until = verdict.sit_out, verdict.suspected_until
             self.verdict = None
             self.marks.extend(verdict.marks)
+            self.accusers = {*verdict.accusers}
         for marks in (self.marks, self.slow):
             kept = [mark for mark in marks if mark.accuser != accuser]
             marks.clear()

@@ -27,7 +27,8 @@ class RecordQuota:
 
     def __init__(self, limits: RecordLimits) -> None:
         self._limits = limits
-        self._brought: dict[Digest, tuple[PeerId, int]] = {}
+        self._brought: dict[Digest, Counter[PeerId]] = {}
+        """Bytes of each record, by who brought them."""
         self._bytes_of: Counter[PeerId] = Counter()
         self._num_bytes = 0
 
@@ -40,19 +41,18 @@ class RecordQuota:
         return self._num_bytes + num_bytes <= self._limits.total
 
     def note(self, head: Digest, bringer: PeerId, num_bytes: int) -> None:
-        """A peer has brought a record; the first one that brings it pays."""
-        if head not in self._brought:
-            self._brought[head] = bringer, num_bytes
-            self._bytes_of[bringer] += num_bytes
-            self._num_bytes += num_bytes
+        """A peer has brought a record, or something that was not in it."""
+        self._brought.setdefault(head, Counter())[bringer] += num_bytes
+        self._bytes_of[bringer] += num_bytes
+        self._num_bytes += num_bytes
 
     def keep(self, wanted: Callable[[Digest], bool]) -> None:
         """Gives back the room of records that are not wanted: they were forgotten, or are on the
         own chain by now."""
         self._brought = {head: each for head, each in self._brought.items() if wanted(head)}
         self._bytes_of = Counter()
-        for bringer, num_bytes in self._brought.values():
-            self._bytes_of[bringer] += num_bytes
+        for brought in self._brought.values():
+            self._bytes_of.update(brought)
         self._num_bytes = self._bytes_of.total()
 
     def __contains__(self, head: object) -> bool:

@@ -48,7 +48,10 @@ Rules
 - An organiser that replaces its own rings again and again (`rounds.replacing`) sits out from its
   second such round within `MEMORY_ROUNDS` on. Its signatures show it, so this counts in all rings.
 - A peer sits out for longer each time (`policy.sit_out`). Within `FORGET_ROUNDS` after it is back a
-  single mark is enough, or a single accusation of a member that is not its neighbour.
+  single accusation of a member that is not its neighbour is enough, or a single mark of a member
+  that had no part in that before, or of any member once more than half of the others had. Other
+  marks make it sit out as they did the first time, and no longer. So a few that lie together keep
+  nobody out for long, while one that spoils rings is found by another neighbour each time.
 - A peer that acknowledged sums and kept them costs a ring seconds, however short rounds are. It
   sits out at least `LOST_FACTOR` times the rounds that usually take as long as its rings stood
   still. So one that comes back each time costs a third of the time at most. It is suspected until
@@ -159,7 +162,7 @@ class RingConduct:
                 self._record(accused).slow.append(Mark(round_number, accuser))
             return
         if votes.is_late if votes.have_begun else are_neighbours:
-            self._mark(accused, Mark(round_number, accuser, lost_seconds))
+            self._mark(accused, Mark(round_number, accuser, lost_seconds), len(order))
         if votes.is_late or are_neighbours:
             if accused == self._me:
                 self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS
@@ -267,26 +270,36 @@ class RingConduct:
         took_seconds = statistics.median(self._took_seconds) if self._took_seconds else 0.0
         return seconds / took_seconds if took_seconds > 0.0 else 0.0
 
-    def _sit_out(self, record: Record, round_number: int, at_least: int = 0) -> None:
-        record.sit_out.begin(round_number, at_least)
+    def _sit_out(
+        self, record: Record, round_number: int, at_least: int = 0, *, is_longer: bool = True
+    ) -> None:
+        if not record.sit_out.was_lately(round_number):
+            record.accusers.clear()
+        record.sit_out.begin(round_number, at_least, is_longer=is_longer)
         record.marks.clear()
         record.wrong.clear()
 
-    def _mark(self, accused: PeerId, mark: Mark) -> None:
-        """A member is at fault, as another one says."""
+    def _mark(self, accused: PeerId, mark: Mark, num_members: int) -> None:
+        """A member of a ring of so many is at fault, as another one says."""
         record, round_number = self._record(accused), mark.round
         before = record.before(round_number, mark.accuser)
         record.marks.append(mark)
         recent = [each for each in record.marks if _counts(each.round, round_number)]
+        accusers = {each.accuser for each in recent}
         has_kept = any(each.lost_seconds > 0.0 for each in recent)
+        was_lately = record.sit_out.was_lately(round_number)
+        known = record.accusers if was_lately else ()
+        is_known = mark.accuser in known and 2 * len(known) < num_members
         if (
-            record.sit_out.was_lately(round_number)
-            or len({each.accuser for each in recent}) >= ACCUSERS_MAX
+            (was_lately and not is_known)
+            or len(accusers) >= ACCUSERS_MAX
             or len(recent) >= MARKS_MAX
         ):
             record.verdict = before
             lost = self._in_rounds(sum(each.lost_seconds for each in recent))
-            self._sit_out(record, round_number, math.ceil(LOST_FACTOR * lost))
+            at_least = math.ceil(LOST_FACTOR * lost)
+            self._sit_out(record, round_number, at_least, is_longer=not is_known)
+            record.accusers |= accusers
             if has_kept:
                 record.suspected_until = record.sit_out.until + FORGET_ROUNDS
         elif has_kept:

@@ -79,13 +79,13 @@ class Counted:
     def why_not(self, entry: Entry) -> str:
         """Returns the reason why an entry does not count behind all others; empty if it counts."""
         certificate, members = entry.certificate, self.entries
-        if not self._is_known(certificate.sponsor):
+        if not self.is_known(certificate.sponsor):
             return "its sponsor is no member"
         if certificate.depth >= self.levels_below(certificate.sponsor):
             return "its sponsor may not let in members so deep"
-        if not self._is_known(entry.witness):
+        if not self.is_known(entry.witness):
             return "its witness is no member"
-        if self._is_known(entry.newcomer):
+        if self.is_known(entry.newcomer):
             return "the newcomer is a member already"
         if entry.unix_seconds > certificate.expires_unix_seconds:
             return "the invitation has expired"
@@ -105,7 +105,8 @@ class Counted:
             key = self.entries[key].certificate.sponsor
         return line
 
-    def _is_known(self, key: bytes) -> bool:
+    def is_known(self, key: bytes) -> bool:
+        """Returns whether a key is that of a root, or of somebody whose entry counts."""
         return key in self._roots or key in self.entries
 
 

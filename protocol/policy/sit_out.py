@@ -26,14 +26,19 @@ class SitOut:
     """The last round that it sits out."""
     times: int = 0
 
-    def begin(self, round_number: int, at_least: int = 0) -> None:
+    def begin(self, round_number: int, at_least: int = 0, *, is_longer: bool = True) -> None:
         """It sits out from the round after this one on.
 
         Args:
             at_least: so many rounds.
+            is_longer: whether a further time is longer than the one before, or as the first one.
         """
-        self.times = self.times + 1 if self.was_lately(round_number) else 1
-        rounds = max(SITS_OUT_ROUNDS * 2 ** (self.times - 1), at_least)
+        if not self.was_lately(round_number):
+            self.times = 1
+        elif is_longer:
+            self.times += 1
+        doublings = self.times - 1 if is_longer else 0
+        rounds = max(SITS_OUT_ROUNDS * 2**doublings, at_least)
         self.until = max(self.until, round_number + min(rounds, SITS_OUT_ROUNDS_MAX))
 
     def holds(self, round_number: int) -> bool:

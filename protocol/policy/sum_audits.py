@@ -30,6 +30,9 @@ roundings that IEEE 754 fixes, one element at a time. So the same parts make the
 machines. The outer step needs the same of them: on a machine that computed otherwise it would lead
 to another state.
 
+A head follows from the averages. So the member that finishes the last one can try values until the
+head picks itself as the auditor, or a chunk in which it did not lie: nothing prevents that yet.
+
 A part is looked at as it is: an audit shows that a sum was added up from what its members signed
 before, and not that this is good work (`policy.audits`).
 

@@ -16,6 +16,9 @@ Rules of accusations
   member that this peer passes over.
 - A member that is out and accuses another does not know that it is out, because it believes its
   accusers to be out. This peer accuses it in its own name, so that it does not wait for this peer.
+- A member that repeats an accusation knows nothing of its own. Where the first accuser was heard
+  too, be it out by then or not, that one is the accuser in all that follows. Otherwise one that
+  lets some members hear that it is out before the rest would make these repeat what looks made up.
 
 So two members that believe each other living come to exclude the same members. For a proof take the
 first removal on which they differ. The accuser is living for one of them, and this one repeats or
@@ -47,6 +50,9 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.ring_conduct import VotesSeen
 from gossamer.protocol.rounds.actions import Contested, Removed
 
+REPEATED = "is out"
+"""The reason of an accusation that a member repeats (`Accusations.to_repeat`)."""
+
 
 class Accusations:
     """One member's view of which members are out of one ring."""
@@ -58,27 +64,42 @@ class Accusations:
         self.out: frozenset[PeerId] = frozenset()
         self._unaware: dict[PeerId, set[PeerId]] = {}
         """Members that are out and accuse others, each with these."""
+        self._repeated: set[tuple[PeerId, PeerId]] = set()
+        """Members and those that they accuse because others do."""
 
-    def accuse(self, author: PeerId, accused: PeerId) -> bool:
-        """Takes an accusation in the order of arrival. Returns whether the accused is newly out."""
+    def accuse(self, author: PeerId, accused: PeerId, *, is_repeated: bool = False) -> bool:
+        """Takes an accusation in the order of arrival. Returns whether the accused is newly out.
+
+        Args:
+            is_repeated: whether its author only repeats what another member says.
+        """
         if author not in self._members or accused not in self._members:
             return False
         if author in self.out and author != accused:
             self._unaware.setdefault(author, set()).add(accused)
             return False
         self._accusers.setdefault(accused, set()).add(author)
+        if is_repeated:
+            self._repeated.add((author, accused))
         if accused in self.out:
             return False
         self.out |= {accused}
         return True
 
     def accusers_of(self, peer: PeerId) -> frozenset[PeerId]:
-        """The others that accuse a member."""
-        return frozenset(self._accusers.get(peer, ())) - {peer}
+        """The others that accuse a member, and do not only repeat what another one says."""
+        accusers = self._accusers.get(peer, set()) - {peer}
+        return frozenset(each for each in accusers if (each, peer) not in self._repeated)
 
     def accusers_outside(self, peer: PeerId) -> frozenset[PeerId]:
         """The members that accuse a member and do not count, because they were out by then."""
         return frozenset(author for author, said in self._unaware.items() if peer in said)
+
+    def word_of(self, heard: Heard) -> Heard:
+        """Returns an accusation with the member as its author that said so first, where `heard`
+        repeats what this peer did not believe."""
+        outside = self.accusers_outside(heard.accused) if heard.reason == REPEATED else ()
+        return replace(heard, author=min(outside)) if outside else heard
 
     def to_repeat(self) -> list[PeerId]:
         """Members that are out and that this peer has to accuse once in its own name."""
@@ -147,11 +168,11 @@ class Doubts:
         return [replace(answer, answers=accusation.reason), accusation]
 
 
-REPEATED = "is out"
-"""The reason of an accusation that a member repeats (`Accusations.to_repeat`)."""
-
 ACCUSED_BY = "accused by"
 """The reason of a member that leaves because another one accuses it begins so."""
+
+FOLLOWS_ANOTHER = "follows another ring"
+"""The reason of a member that leaves a ring, or does not follow it, because it is in another."""
 
 
 class Exclusions:
@@ -159,6 +180,14 @@ class Exclusions:
 
     def __init__(self) -> None:
         self._removed_by: dict[PeerId, Removed] = {}
+
+    @property
+    def follow_another_ring(self) -> bool:
+        """Returns whether members are out because they are in another ring, as they said."""
+        return any(
+            removed.accuser == peer and removed.reason == FOLLOWS_ANOTHER
+            for peer, removed in self._removed_by.items()
+        )
 
     def note(
         self,
@@ -193,9 +222,9 @@ class Exclusions:
         """What a member that is out says of itself: that it is at work, and who accused it.
 
         It does not count where its accuser may have waited long enough for its vote, nor where
-        several members put it out while chunks went round. One that repeats what another member
-        says (`REPEATED`) is not alone, be the other one out by now or not. In the vote hardly
-        anybody else has a reason to accuse it, so several that do lie together.
+        several members put it out while chunks went round, beside those that repeat what others
+        say. In the vote hardly anybody else has a reason to accuse it, so several that do lie
+        together.
         """
         removed = self._removed_by.get(heard.accused)
         if (
@@ -209,6 +238,6 @@ class Exclusions:
         accusers = accusations.accusers_of(heard.accused)
         if removed.reason == REPEATED:
             accusers |= accusations.accusers_outside(heard.accused)
-        if accusers != {removed.accuser} and not removed.votes.have_begun:
+        if accusers - {removed.accuser} and not removed.votes.have_begun:
             return []
         return [Contested(removed.accuser, heard.accused, len(removed.order))]

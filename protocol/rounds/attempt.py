@@ -16,6 +16,8 @@ Rules
 - A member may keep sums and not pass them on. `patience` says when its predecessor accuses it.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
+- A member that is alone in its ring because others follow another one accuses itself, and gathers
+  again. Their roster is on its way to it, and a commit of it alone would part from theirs.
 - Where a commit needs two accusers of each member that is out, the last one of a ring of three or
   more accuses itself after `LONE_SECONDS` without a quorum, and begins its round again.
 - A member that is out only listens: it takes averages, and learns the commit from the others.
@@ -87,8 +89,14 @@ class Attempt:
         doubts: Doubts,
         suspects: frozenset[PeerId],
         now: float,
+        *,
+        waits_if_left: bool,
     ) -> None:
-        """`suspects`: the members that have lately kept sums, as this peer knows."""
+        """
+        Args:
+            suspects: the members that have lately kept sums, as this peer knows.
+            waits_if_left: whether this peer gathers again if the others follow another ring.
+        """
         self._self = identity
         self._me = identity.me
         self._parent = parent
@@ -100,6 +108,7 @@ class Attempt:
         self.accusations = Accusations(ring.members, self._me)
         self._doubts = doubts
         self._suspects = suspects
+        self._waits_if_left = waits_if_left
         self._exclusions = Exclusions()
         self._commitment = Commitment(ring, self._me, rules.accusers)
         self._generation = 0
@@ -298,18 +307,18 @@ class Attempt:
 
     def _accused(self, now: float, heard: Heard, detail: str) -> list[Action]:
         """A member of the ring, perhaps this peer, accused a member."""
-        author, accused = heard.author, heard.accused
-        order = tuple(peer for peer in self.ring.members if peer not in self.removed)
-        if not self.accusations.accuse(author, accused):
+        author, accused, removed_before = heard.author, heard.accused, self.removed
+        is_repeated = heard.reason == REPEATED
+        if not self.accusations.accuse(author, accused, is_repeated=is_repeated):
             return [*self._exclusions.contested(heard, self.accusations), *self._repeat()]
-        still_seconds = self._patience.member_removed(now)
+        word, members = self.accusations.word_of(heard), self.ring.members
         removed = self._exclusions.note(
-            heard,
+            word,
             detail,
-            self.ring.members,
-            order,
-            votes=self._votes_seen(now, author, accused),
-            still_seconds=still_seconds,
+            members,
+            tuple(peer for peer in members if peer not in removed_before - {word.author}),
+            votes=self._votes_seen(now, word.author, accused),
+            still_seconds=self._patience.member_removed(now),
         )
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
         if heard.reason == SLOW:
@@ -321,11 +330,18 @@ class Attempt:
                 self.accusations.accuse(self._me, self._me)
                 actions += self._exclusions.contested(leaves, self.accusations)
             return actions
+        if self._is_left():
+            return [*actions, *self.accuse(now, self._me, "left alone")]
         actions += self._repeat()
         if self.state == "voting":
             assert self._commitment.header is not None
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_averages()]
+
+    def _is_left(self) -> bool:
+        """Returns whether this peer is alone in a ring that others left for another one."""
+        is_alone = self._waits_if_left and self.reduce.living == (self._me,)
+        return is_alone and self.state != "committed" and self._exclusions.follow_another_ring
 
     def _votes_seen(self, now: float, accuser: PeerId, accused: PeerId) -> VotesSeen:
         """What this peer sees of the votes when a member accuses another one."""
@@ -339,7 +355,7 @@ class Attempt:
         """Accusations that this peer has to repeat in its own name."""
         actions: list[Action] = []
         for peer in self.accusations.to_repeat():
-            self.accusations.accuse(self._me, peer)
+            self.accusations.accuse(self._me, peer, is_repeated=True)
             actions.append(self._accuse(peer, REPEATED))
         return actions
 

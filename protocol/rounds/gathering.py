@@ -24,12 +24,13 @@ of the members (a thawed process).
 - A peer organises no ring while a ring without it is at work on the same head. A ring is at work as
   long as one of its members is expected on this head and is not out of the ring. A member that
   leaves a ring says so.
-- The wait has an end: the manifest's `gather_seconds`, plus the training time where members train
-  in their ring. Then the peer organises a ring without those members. Otherwise one peer could stop
-  all others with a ring that it never commits.
-- Rings may come and go, and so may their members. All waits on one head together, those for commits
-  included, last `WAITS_MAX` times as long as one. Otherwise a peer that is away for an instant,
-  again and again, would stop all others for good.
+- The wait has an end: `WAITS_MAX` times the manifest's `gather_seconds`, plus the training time
+  where members train in their ring. Then the peer organises a ring without those members. Otherwise
+  one peer could stop all others with a ring that it never commits. It is not shorter, because a
+  round that a peer commits beside a ring of the others is undone when they commit theirs.
+- Rings may come and go, and so may their members. All waits on one head together have this end,
+  those for commits included; the last of these may come after it. Otherwise a peer that is away
+  for an instant, again and again, would stop all others for good.
 - The members of such a ring may all have left this head. Then they have probably committed, and
   their commit record is on its way: the peer waits `attempt_seconds` for it. Otherwise an excluded
   peer with more tokens could commit alone and outweigh the ring.
@@ -67,8 +68,8 @@ class Wait:
 
 
 WAITS_MAX = 2
-"""Whole waits for rings elsewhere on one head: for a ring that breaks, and for the next one of the
-same members."""
+"""Times `gather_seconds` that are waited for rings elsewhere on one head. Rings take longer than
+gathering where lines are slow."""
 
 
 class RingsElsewhere:
@@ -77,19 +78,19 @@ class RingsElsewhere:
     def __init__(self, me: PeerId, patience_seconds: float, commit_seconds: float) -> None:
         """
         Args:
-            patience_seconds: longest wait for a ring that is at work.
+            patience_seconds: longest wait for rings that are at work.
             commit_seconds: wait for the commit of a ring whose members left this head.
         """
         self._me = me
-        self._patience_seconds = patience_seconds
         self._commit_seconds = commit_seconds
         self._rings: dict[Digest, tuple[frozenset[PeerId], Accusations]] = {}
         self.state: GatheringState = GATHERING.initial
         self._since_seconds = 0.0
         """Time at which a ring was first seen at work; meaningful in `yielding`."""
         self._commit_until_seconds = float("-inf")
-        self._left_seconds = WAITS_MAX * patience_seconds
-        """Time that may still be waited on this head, without that of a wait under way."""
+        self._left_seconds = patience_seconds + commit_seconds
+        """Time that may still be waited on this head, without that of a wait under way: the last
+        part of it for a commit."""
 
     def note(self, ring: Ring) -> bool:
         """A ring without this peer is on this head. Returns whether the ring was unknown."""
@@ -130,6 +131,7 @@ class RingsElsewhere:
 
     def _event(self, now: float, at_work: frozenset[PeerId]) -> GatheringEvent | None:
         """Returns the events since the last call on which the state depends."""
+        waited_seconds = now - self._since_seconds
         match self.state:
             case "open" | "awaiting commit" if at_work:
                 return "ring elsewhere"
@@ -139,9 +141,7 @@ class RingsElsewhere:
                 if self._has_gone_on() or now < self._commit_until_seconds:
                     return "members went on"
                 return "ring gone"
-            case "yielding" if now >= self._since_seconds + min(
-                self._patience_seconds, self._left_seconds
-            ):
+            case "yielding" if waited_seconds >= self._left_seconds - self._commit_seconds:
                 return "patience over"
         return None
 
@@ -199,7 +199,7 @@ class Gatherer:
         self._trailing: frozenset[PeerId] = frozenset()
         """Peers that were expected at any time although they trailed."""
         self._gone: frozenset[PeerId] = frozenset()
-        patience_seconds = rules.gather_seconds + rules.ring_seconds
+        patience_seconds = WAITS_MAX * (rules.gather_seconds + rules.ring_seconds)
         self.elsewhere = RingsElsewhere(me, patience_seconds, rules.attempt_seconds)
         self._left_out: frozenset[PeerId] = frozenset()
         """Members of rings elsewhere for which this peer does not wait any longer."""

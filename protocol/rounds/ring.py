@@ -106,7 +106,6 @@ class RingReduce:
         self._contradicted: set[int] = set()
         """Members of which it is known that they signed two averages of one chunk."""
         self._sign, self._sign_sum = sign, sign_sum
-        self._position = self._members.position
         self._chunks = [Chunk() for _ in range(num_chunks)]
         self.num_averages = 0
         """Chunks whose average is here."""
@@ -179,10 +178,7 @@ class RingReduce:
     def start(self) -> list[RingAction]:
         """The ring begins, or a member is out: this member starts the chunks that are its own to
         start."""
-        actions: list[RingAction] = []
-        for chunk in range(len(self._chunks)):
-            actions += self._started(chunk)
-        return actions
+        return [action for chunk in range(len(self._chunks)) for action in self._started(chunk)]
 
     def _started(self, chunk: int) -> list[RingAction]:
         state = self._chunks[chunk]
@@ -202,7 +198,7 @@ class RingReduce:
 
     def _arrived(self, chunk: int, arrived: ArrivedSum) -> list[RingAction]:
         state, mask = self._chunks[chunk], arrived.mask
-        bit = 1 << self._position
+        bit = 1 << self._members.position
         if mask & bit and not state.copy_mask:  # no sum with my part has left this member
             raise ClaimedPartError(
                 f"partial sum of chunk {chunk} claims a part that was never added"
@@ -229,7 +225,7 @@ class RingReduce:
         state = self._chunks[chunk]
         if state.contributing_mask is None:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
-        state.copy_mask = state.contributing_mask | (1 << self._position)
+        state.copy_mask = state.contributing_mask | (1 << self._members.position)
         state.contributing_mask = None
         state.added(digest)
         state.copy_receiver = None
@@ -271,7 +267,7 @@ class RingReduce:
             return []
         mask = state.copy_mask
         signature = self._sign(chunk, mask, digest)
-        average = Average(mask, digest, self._position, payload, signature)
+        average = Average(mask, digest, self._members.position, payload, signature)
         return [*self._note_signed(chunk, average), *self._take(chunk, average, None)]
 
     def average_received(self, sender: PeerId, chunk: int, average: Average) -> list[RingAction]:
@@ -336,7 +332,7 @@ class RingReduce:
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
         is_whole = not members.num_missing(state.copy_mask)
-        if is_whole and members.finishes(chunk, self._position):
+        if is_whole and members.finishes(chunk, self._members.position):
             state.finish()
             return [FinishAverage(chunk, state.copy, state.copy_mask)]
         if state.copy_receiver is not None and state.copy_receiver in members.living:

@@ -33,7 +33,7 @@ from collections.abc import Collection
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.accusations import Doubts
+from gossamer.protocol.rounds.accusations import FOLLOWS_ANOTHER, Doubts
 from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut, Unsettled
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Payload
@@ -56,6 +56,10 @@ from gossamer.protocol.wire.statements import (
     Vote,
     key_of,
 )
+
+LEFT_RINGS_MAX = 3
+"""Rings on one head in which this peer does not commit alone because the others follow another
+one: as many as an honest organiser makes (`replacing.OF_ONE_MAX`)."""
 
 
 class Round(RoundView):
@@ -296,7 +300,7 @@ class Round(RoundView):
         is_unsettled = replacing.is_newly_unsettled(now, organiser)
         noted = [Unsettled(organiser)] if is_unsettled else []
         said = replacing.refused(organiser, ring.ring_id)
-        return [*noted, *(self._note_foreign(ring, "follows another ring") if said else [])]
+        return [*noted, *(self._note_foreign(ring, FOLLOWS_ANOTHER) if said else [])]
 
     def _note_foreign(self, ring: Ring, reason: str) -> list[Action]:
         """A ring without this peer. If it names this peer, this peer says that it is out of it."""
@@ -318,7 +322,7 @@ class Round(RoundView):
         if old is not None and self._phase == "following":
             self._void_rings.add(old.ring.ring_id)
             if not old.is_out:
-                accusation = Accusation(old.ring.ring_id, self._me, "follows another ring")
+                accusation = Accusation(old.ring.ring_id, self._me, FOLLOWS_ANOTHER)
                 actions.append(self._self.seal(accusation))
         self._go("ring followed")
         self._replacing.followed(now, ring.organiser)
@@ -346,9 +350,11 @@ class Round(RoundView):
             ring.members, self._me, rules.num_chunks, ring.starters, signed.sign, signed.sign_sum
         )
         doubts, suspects = Doubts(self._hints.doubted), self._hints.suspected
+        waits = len(self._void_rings) < LEFT_RINGS_MAX
         return Attempt(
-            self._self, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now
-        )
+            self._self, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now,
+            waits_if_left=waits,
+        )  # fmt: skip
 
     # The rules: the ring
 

@@ -14,7 +14,7 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import ForgedError, OversizedError
-from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.ids import SIGNATURE_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 from gossamer.protocol.wire.statement_checks import check_statement
 from gossamer.protocol.wire.statements import (
@@ -100,7 +100,7 @@ def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
 def check_signature(signed: Signed, run_id: Digest, verify: Verify) -> None:
     """Raises ForgedError if the author of an envelope did not sign it for this run."""
     public_key_of(PeerId(signed.author))
-    if len(signed.signature) != 64 or not verify(
+    if len(signed.signature) != SIGNATURE_BYTES or not verify(
         PeerId(signed.author), signing_bytes(run_id, signed.payload), signed.signature
     ):
         raise ForgedError(f"{signed.author} did not sign this statement for this run")

@@ -18,8 +18,7 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError, OversizedError
-from gossamer.protocol.ids import DIGEST_BYTES, PUBLIC_KEY_BYTES, Digest, digest_of
-from gossamer.protocol.wire.invitation_messages import SIGNATURE_BYTES
+from gossamer.protocol.ids import DIGEST_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Digest, digest_of
 
 EXPULSION_PROTOCOL = "/gossamer/expulsions/1"
 

@@ -24,11 +24,9 @@ import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, OversizedError
-from gossamer.protocol.ids import PUBLIC_KEY_BYTES, Digest, digest_of
+from gossamer.protocol.ids import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Digest, digest_of
 
 ROLL_PROTOCOL = "/gossamer/roll/1"
-
-SIGNATURE_BYTES = 64
 
 DEPTH_MAX = 4
 """Entries between a root and a member. A claim carries them all, some 320 bytes each, and each

@@ -17,8 +17,7 @@ import msgspec
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import decoded
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import DIGEST_BYTES
-from gossamer.protocol.wire.invitation_messages import SIGNATURE_BYTES
+from gossamer.protocol.ids import DIGEST_BYTES, SIGNATURE_BYTES
 
 OPENING_PROTOCOL = "/gossamer/opening/1"
 

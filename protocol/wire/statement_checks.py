@@ -99,34 +99,9 @@ def check_statement(statement: Statement) -> None:
         case Announce():
             _check_announce(statement)
         case Ready():
-            _check_version(statement)
-            _check_count(statement.round, limits.ROUNDS_MAX, "round")
-            _check_digest(statement.head, "head")
-            # Work without weight would be in no average, and a header without tokens would not
-            # win over its own parent.
-            _require(0 < statement.tokens <= limits.TOKENS_MAX, "tokens out of range")
-            _check_count(statement.steps, limits.TOKENS_MAX, "steps")
-            _require(-1e9 < statement.loss < 1e9, "loss out of range")  # NaN fails both
-            check_norm(statement.norm)
-            check_spans(statement.spans)
-            _require(
-                len(statement.links) % limits.LINK_BYTES == 0
-                and len(statement.links) <= limits.LINKS_BYTES_MAX,
-                f"links of {len(statement.links)} bytes",
-            )
-            if statement.root:
-                _check_digest(statement.root, "root")
+            _check_ready(statement)
         case Roster():
-            _check_count(statement.round, limits.ROUNDS_MAX, "round")
-            _check_digest(statement.head, "head")
-            _check_count(statement.attempt, limits.ATTEMPTS_MAX, "attempt")
-            _require(len(statement.members) > 0, "roster without members")
-            _check_peers((member.author for member in statement.members), "roster")
-            _check_text(statement.codec, "codec")
-            _require(
-                limits.CHUNK_ELEMENTS_MIN <= statement.chunk_elements <= limits.CHUNK_ELEMENTS_MAX,
-                "chunk_elements out of range",
-            )
+            _check_roster(statement)
         case Accusation():
             _check_digest(statement.ring_id, "ring_id")
             public_key_of(PeerId(statement.accused))
@@ -180,6 +155,38 @@ def check_statement(statement: Statement) -> None:
 def _check_version(statement: Announce | Ready) -> None:
     _check_count(statement.incarnation, limits.INCARNATION_MAX, "incarnation")
     _check_count(statement.sequence, limits.SEQUENCE_MAX, "sequence")
+
+
+def _check_ready(ready: Ready) -> None:
+    _check_version(ready)
+    _check_count(ready.round, limits.ROUNDS_MAX, "round")
+    _check_digest(ready.head, "head")
+    # Work without weight would be in no average, and a header without tokens would not win over
+    # its own parent.
+    _require(0 < ready.tokens <= limits.TOKENS_MAX, "tokens out of range")
+    _check_count(ready.steps, limits.TOKENS_MAX, "steps")
+    _require(-1e9 < ready.loss < 1e9, "loss out of range")  # NaN fails both
+    check_norm(ready.norm)
+    check_spans(ready.spans)
+    _require(
+        len(ready.links) % limits.LINK_BYTES == 0 and len(ready.links) <= limits.LINKS_BYTES_MAX,
+        f"links of {len(ready.links)} bytes",
+    )
+    if ready.root:
+        _check_digest(ready.root, "root")
+
+
+def _check_roster(roster: Roster) -> None:
+    _check_count(roster.round, limits.ROUNDS_MAX, "round")
+    _check_digest(roster.head, "head")
+    _check_count(roster.attempt, limits.ATTEMPTS_MAX, "attempt")
+    _require(len(roster.members) > 0, "roster without members")
+    _check_peers((member.author for member in roster.members), "roster")
+    _check_text(roster.codec, "codec")
+    _require(
+        limits.CHUNK_ELEMENTS_MIN <= roster.chunk_elements <= limits.CHUNK_ELEMENTS_MAX,
+        "chunk_elements out of range",
+    )
 
 
 def _check_announce(announce: Announce) -> None:

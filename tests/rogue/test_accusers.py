@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
+from gossamer.node.peers.gossip import Gossip, topics_of
 from gossamer.node.rounds import opening
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import REPEATED
 from gossamer.protocol.rounds.actions import Action, Compute
 from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.wire.gossip_messages import encode_own
 from gossamer.protocol.wire.statements import Accusation
 from tests.support.measured import measured
 from tests.support.node_world import World, credited, headers_of, simulate, start, tokens_of
@@ -31,9 +33,32 @@ Accuses = Callable[[World, Round], PeerId | None]
 """Says whom the accuser accuses now in a ring in which it has accused nobody yet."""
 
 
-async def accuse(world: World, accuses: Accuses, reason: str) -> None:
-    """Accuses members of each ring, until cancelled."""
-    node, seen = world.participant(ACCUSER), set[Digest]()
+Says = Callable[[World, Gossip, Accusation], None]
+"""Says what the accuser says, to whom it wants."""
+
+
+def to_all(_world: World, gossip: Gossip, accusation: Accusation) -> None:
+    gossip.say(accusation)
+
+
+def to_one_before_it_is_out(world: World, gossip: Gossip, accusation: Accusation) -> None:
+    """One honest member alone hears it. The others hear that the accuser is out itself. The first
+    one hears that next, and says that both are out."""
+    me, first = (world.identity(name).peer_id for name in (ACCUSER, VICTIM))
+    said = gossip._seal(accusation)
+    itself = gossip._seal(Accusation(accusation.ring_id, me, "stalled"))
+    transport = world.network.get(me)
+    assert transport is not None
+    _, topic = topics_of(world.nodes[ACCUSER].run_id)
+    for peer, connection in sorted(transport.connections.items()):
+        message = b"\x03" + encode_own(said if peer == first else itself)
+        number = world.network.next_number()
+        transport._send(topic, me, message, number, connection.ends[peer])
+
+
+async def accuse(world: World, name: str, accuses: Accuses, reason: str, says: Says) -> None:
+    """A member accuses others of each ring, until cancelled."""
+    node, seen = world.participant(name), set[Digest]()
     while True:
         newest = node.rounds._newest
         machine = None if newest is None else newest.driver.machine
@@ -42,14 +67,16 @@ async def accuse(world: World, accuses: Accuses, reason: str) -> None:
             accused = None if ring_id in seen else accuses(world, machine)
             if accused is not None:
                 seen.add(ring_id)
-                node.context.swarm.gossip.say(Accusation(ring_id, accused, reason))
+                says(world, node.context.swarm.gossip, Accusation(ring_id, accused, reason))
         await trio.sleep(LOOK_SECONDS)
 
 
-def harm_of(root: Path, accuses: Accuses, reason: str) -> tuple[int, int]:
+def harm_of(
+    root: Path, accuses: Accuses, reason: str, says: Says = to_all, accusers: str = ACCUSER
+) -> tuple[int, int]:
     """Returns of how many of `NUM_ROUNDS` rounds each honest member is credited at least, and in
     how many each sits out at another one at most."""
-    names = HONEST + ACCUSER
+    names = HONEST + accusers
     world = World(root, seed=23)
     sat_out: dict[str, set[int]] = {name: set() for name in HONEST}
     least = 0
@@ -71,7 +98,8 @@ def harm_of(root: Path, accuses: Accuses, reason: str) -> tuple[int, int]:
         await world.reach(1, *names)
         await world.until(lambda: all(credited(world, name) > 0 for name in names))
         began = len(headers_of(world, "a"))
-        nursery.start_soon(accuse, world, accuses, reason)
+        for name in accusers:
+            nursery.start_soon(accuse, world, name, accuses, reason, says)
         nursery.start_soon(look)
         await world.reach(world.round("a") + NUM_ROUNDS, *HONEST)
         headers = headers_of(world, "a")[began : began + NUM_ROUNDS]
@@ -106,6 +134,43 @@ def test_a_member_that_says_that_others_are_out_is_doubted_like_any_other(tmp_pa
     least, most = harm_of(tmp_path, accuses, REPEATED)
     assert least >= 0.95 * NUM_ROUNDS
     assert most == 0
+
+
+def test_a_member_that_repeats_what_it_alone_heard_does_not_sit_out_for_it(tmp_path: Path) -> None:
+    """It would look as if it accused one that it is no neighbour of."""
+
+    def accuses(world: World, machine: Round) -> PeerId | None:
+        assert machine.ring is not None
+        members, victim = machine.ring.members, world.identity(VICTIM).peer_id
+        if machine.state != "reducing" or victim not in members or len(members) < 5:
+            return None
+        place = members.index(victim)
+        far = [members[(place + steps) % len(members)] for steps in range(2, len(members) - 1)]
+        return next(peer for peer in far if peer != world.identity(ACCUSER).peer_id)
+
+    least, most = harm_of(tmp_path, accuses, "stalled", to_one_before_it_is_out)
+    assert least >= 0.95 * NUM_ROUNDS
+    assert most == 0
+
+
+def test_two_that_accuse_a_neighbour_keep_it_out_of_few_rounds(tmp_path: Path) -> None:
+    """Two that find the same are believed, and it is another pair each time if they are right.
+    They leave it out of their own rings, too."""
+    accusers = ACCUSER + "f"
+
+    def accuses(world: World, machine: Round) -> PeerId | None:
+        assert machine.ring is not None
+        members, victim = machine.ring.members, world.identity(VICTIM).peer_id
+        for name in accusers:
+            conduct = world.participant(name).context.swarm.admission.conduct
+            conduct._record(victim).sit_out.until = machine.number + NUM_ROUNDS
+        if machine.state != "reducing" or victim not in members:
+            return None
+        apart = abs(members.index(victim) - members.index(machine._me))
+        return victim if apart in (1, len(members) - 1) else None
+
+    least, _ = harm_of(tmp_path, accuses, "silent", accusers=accusers)
+    assert least >= NUM_ROUNDS / 2
 
 
 class KeepsFromVoting(Round):

@@ -245,7 +245,12 @@ def test_a_member_that_spoils_the_records_of_others_is_blamed_by_its_receivers(
     """A receiver that adds its own record to a set finds the fault. Once nobody looked before the
     average: its honest finisher was blamed, and the node of a shared step's finisher ended."""
     offences = noted_offences(monkeypatch)
-    world = lived(tmp_path, is_banned_by_an_auditor, lies=spoiler, **MODES[mode])
-    guilty = world.identity(LIAR).peer_id
-    assert {peer for peer, _ in offences} == {guilty}
-    assert (guilty, "malformed") in {(peer, error.reason) for peer, error in offences}
+
+    def is_over(world: World) -> bool:
+        """In a ring of two a member passes on its own record alone, and the auditor of a set that
+        it finished there may be first."""
+        is_found = any(error.reason == "malformed" for _, error in offences)
+        return is_found and is_banned_by_an_auditor(world)
+
+    world = lived(tmp_path, is_over, lies=spoiler, **MODES[mode])
+    assert {peer for peer, _ in offences} == {world.identity(LIAR).peer_id}

@@ -6,6 +6,7 @@ auditors find it, whether it opens its chunks or not, and blame nobody else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import permutations
@@ -21,6 +22,7 @@ import trio
 from gossamer.node.modes.pending_work import Contributions, FinishedSum
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.frames import asked, receive_frame
+from gossamer.node.rounds.opened_chunks import OPENING_SECONDS
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, PeerId
@@ -185,16 +187,14 @@ def open_nothing(world: World) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("answer_seconds", [math.inf, OPENING_SECONDS - 5.0])
 def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_guilty(
-    tmp_path: Path,
+    tmp_path: Path, answer_seconds: float
 ) -> None:
-    """Two questions that it leaves without an answer take as long as 25 rounds, and the others
-    have long forgotten the audited one then."""
+    """Two questions that it leaves without an answer, or one that it answers as late as it may,
+    take as long as 25 rounds, and the others have long forgotten the audited one then."""
     world = World(tmp_path, seed=23, codec="fp32")
     found = set[str]()
-
-    async def kept_for(head: Digest, peer: PeerId) -> None:
-        await trio.sleep_forever()
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a", [], SlowTrainer)
@@ -203,7 +203,14 @@ def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_gu
         await world.reach(2, *HONEST)
         sums = world.participant(LIAR)._sums
         assert sums is not None
-        sums.opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
+        opened_chunks = sums.opened_chunks
+
+        async def kept_for(head: Digest, peer: PeerId) -> Any:
+            kept = opened_chunks._kept.get(head)
+            await trio.sleep(answer_seconds)
+            return kept
+
+        opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
 
         def is_over() -> bool:
             found.update(each.member for name in HONEST for each in verdicts_of(world, name))
@@ -310,7 +317,7 @@ def flooding(me: PeerId) -> Iterator[None]:
 
     def flood(self: RingReduce, peer: PeerId, chunk: int, average: Average) -> list[RingAction]:
         actions, members = pass_on(self, peer, chunk, average), self._members.members
-        if members[self._position] != me or peer != self.successor or not actions:
+        if members[self._members.position] != me or peer != self.successor or not actions:
             return actions
         successor = members.index(peer)
         on_the_way = (successor - average.finisher - 1) % len(members) + 1

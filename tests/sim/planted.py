@@ -27,7 +27,7 @@ _contributed = RoundDispatcher.contributed
 
 def _double_count(self: RingReduce, chunk: int, arrived: ArrivedSum) -> list[RingAction]:
     """A member does not look whether it is in a sum already."""
-    others = arrived.mask & ~(1 << self._position)
+    others = arrived.mask & ~(1 << self._members.position)
     return _partial_sum_received(self, chunk, arrived._replace(mask=others or arrived.mask))
 
 

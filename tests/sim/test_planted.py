@@ -19,6 +19,8 @@ def test_the_simulator_finds(bug: str) -> None:
         outcome = run_seed(seed, bug=bug)
         if outcome.error is not None:
             print(f"{bug}: found by {outcome}")
+            slips = ("AttributeError", "NameError", "TypeError")
+            assert not outcome.error.startswith(slips), f"not planted: {outcome.trace}"
             assert run_seed(outcome.seed).error is None, "without the bug as well"
             return
     pytest.fail(f"{bug}: no seed below {SEEDS_MAX} finds it")

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from gossamer.node.app.assembly import Node
 from gossamer.node.app.joining import join_run
 from gossamer.node.app.runtime import Runtime
-from gossamer.node.base.settings import Join, Settings
+from gossamer.node.base.roles import Join
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import TrainerListener
@@ -226,7 +227,7 @@ class NumbersTrainer:
             steps=done,
             tokens=tokens,
             spans=tuple(spans),
-            loss_mean=1.0 if tokens else math.nan,
+            loss=1.0 if tokens else math.nan,
             text_bytes=2 * tokens,
         )
 

@@ -80,6 +80,8 @@ class SwarmFaults(FaultInjector[str]):
         self._note = note
         self._standstill = Standstill.install()
         self._num_crashes = 0
+        self._begun = {*story.first_names}
+        """The peers that were started once, or are about to."""
         self._living: set[str] = set()
         self._seeds: dict[str, list[str]] = {}
         """The peers whose addresses each peer was given when it began."""
@@ -154,7 +156,7 @@ class SwarmFaults(FaultInjector[str]):
 
     def absent(self) -> list[str]:
         """See `FaultInjector`."""
-        return [name for name in self._story.names if name not in self._world.nodes]
+        return [name for name in self._story.names if name not in self._begun]
 
     def may_stay_away(self, peer: str) -> bool:
         """Each piece of the corpus is with three peers, and private peers need a public one."""
@@ -179,6 +181,7 @@ class SwarmFaults(FaultInjector[str]):
     def start(self, peer: str) -> None:
         """See `FaultInjector`."""
         assert self._faults is not None
+        self._begun.add(peer)
         self._faults.start_soon(self._start, peer)
 
     async def _start(self, name: str) -> None:

@@ -10,6 +10,8 @@ At any time
 In the end, when everything has healed
 - All that live are soon in one ring again, and commit some rounds on one head. Where more are
   behind strict routers than the others may relay for, each has its turn within some rounds.
+  Parts of which none has half of the stake stay apart if they part by more rounds than one undoes:
+  rounds take half a second here, and to dial a peer again takes ten.
 - All know all data that the founder added, wherever they were then.
 - Along its chain every piece of data is told once, without a gap; and with shared steps no member
   has more tokens than a round has.
@@ -22,6 +24,8 @@ import logging
 import shlex
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import trio
@@ -168,6 +172,9 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         try:
             await until(is_well, LIVENESS_SECONDS)
         except trio.TooSlowError:
+            if stay_apart(world, names):
+                counts["swarms that stay apart"] += 1
+                return
             where = {name: (world.round(name), num_parts_of(name)) for name in names}
             raise AssertionError(
                 f"no round {goal} of all {LIVENESS_SECONDS:g} s after the healing (round and "
@@ -200,6 +207,16 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         logging.getLogger().removeHandler(errors)
     assert not errors.texts, "\n".join(errors.texts)
     return counts
+
+
+def stay_apart(world: World, names: Sequence[str]) -> bool:
+    """Whether two peers know each other's chains, and each may keep its own (decision 59)."""
+    nodes = [node.context for node in map(world.participant_or_none, names) if node is not None]
+    return any(
+        not one.choice.may_undo(one.committed.head, other.committed.head)
+        and not one.choice.may_undo(other.committed.head, one.committed.head)
+        for one, other in combinations(nodes, 2)
+    )
 
 
 def audits_of(world: World, name: str, verdict: str) -> int:

@@ -72,7 +72,7 @@ def test_a_round_learns_and_leaves_its_work_behind(
     assert finished.tokens == 60 * STEP_TOKENS
     assert finished.steps == 60
     assert finished.spans == ((0, 0, 60 * STEP_SPAN),)
-    assert finished.loss_mean == pytest.approx(np.mean([step.loss for step in steps]))
+    assert finished.loss == pytest.approx(np.mean([step.loss for step in steps]))
     assert (base == start).all(), "base is the daemon's"
     base -= pseudo_gradient
     after = trainer.evaluate((shard,), 1000).loss
@@ -142,7 +142,7 @@ def test_time_ends_a_round(make_trainer: MakeTrainer, shard: str) -> None:
     assert trainer.is_round_over
     finished = trainer.finish()
     assert (finished.steps, finished.tokens, finished.spans) == (0, 0, ())
-    assert math.isnan(finished.loss_mean)
+    assert math.isnan(finished.loss)
 
 
 def test_nonfinite_steps_are_skipped_and_their_data_is_consumed(
@@ -157,7 +157,7 @@ def test_nonfinite_steps_are_skipped_and_their_data_is_consumed(
     assert all(step.skipped and step.tokens == 0 for step in steps)
     assert (finished.steps, finished.tokens) == (2, 0)
     assert finished.spans == ((0, 0, 2 * STEP_SPAN),)
-    assert math.isnan(finished.loss_mean)
+    assert math.isnan(finished.loss)
     assert not pseudo_gradient.any()
     assert trainer.optimizer_steps == 0
     base[:] = good
@@ -464,7 +464,7 @@ def test_spans_of_a_round_fit_their_message() -> None:
         steps=2**31,
         tokens=limits.TOKENS_MAX,
         spans=(largest,) * messages.SPANS_PER_ROUND_MAX,
-        loss_mean=1.0,
+        loss=1.0,
     )
     assert len(framing.encode(finished)) < framing.MESSAGE_BYTES_MAX
     steps_max = max(preset.inner.sequences_per_step for preset in PRESETS.values())

@@ -48,7 +48,7 @@ def test_a_round_counts_all_its_steps(make_trainer: MakeTrainer, shard: str) -> 
     finished = trainer.finish()
     assert finished.text_bytes == sum(step.text_bytes for step in steps if step is not None)
     assert finished.bits_per_byte == pytest.approx(
-        finished.loss_mean * finished.tokens / finished.text_bytes / math.log(2)
+        finished.loss * finished.tokens / finished.text_bytes / math.log(2)
     )
 
 

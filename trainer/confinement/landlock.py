@@ -78,13 +78,13 @@ def forbid_writes(
     *,
     folders: Iterable[Path],
     devices: Iterable[Path],
-    files: Iterable[Path] = (),
-    with_tcp: bool = True,
+    files: Iterable[Path],
+    with_tcp: bool,
 ) -> int:
     """Takes from this process every write but those below `folders`, to `devices`, and to what is
-    there already below `files`; TCP, too
-    (`with_tcp`), and signals to other processes, where the kernel can. Reading stays as it is. It
-    cannot be undone, and the processes that this one starts have it, too.
+    there already below `files`; TCP, too (`with_tcp`), and signals to other processes, where the
+    kernel can. Reading stays as it is. It cannot be undone, and the processes that this one starts
+    have it, too.
 
     Returns the version of Landlock that was used.
 

@@ -129,7 +129,7 @@ def export_adapter(
     model: ModelConfig,
     directory: Path,
     run_id: Digest,
-    dtype: ExportType = "fp32",
+    dtype: ExportType,
 ) -> None:
     """Writes the adapters of a run as PEFT's `PeftModel.from_pretrained` loads them beside the
     model that they belong to (https://huggingface.co/docs/peft, "PEFT checkpoint format"). Makes

@@ -227,23 +227,29 @@ def _choose(logits: Tensor, request: GenerateText, random: torch.Generator) -> i
 
 
 def _texts(tokenizer: Tokenizer, before: list[int], numbers: Iterator[int]) -> Iterator[str]:
-    """The text of tokens in pieces. A piece that ends in half a character waits for the rest."""
+    """The text of tokens in pieces. A piece that ends in half a character waits for the rest, for
+    as long as that may come."""
     tokens = _last_of(tokenizer, before)
     said = tokenizer.decode(_vector(tokens))
     ends = [0, len(tokens)]
     """Places in `tokens` at which no character is cut, in ascending order."""
     for number in numbers:
         tokens.append(number)
-        text = tokenizer.decode(_vector(tokens))
-        if not text.endswith(_CUT_CHARACTER):
-            yield _added(tokenizer, text, said, tokens[ends[-1] :])
-            ends.append(len(tokens))
-            # Only the newest tokens are decoded again, or a long text would take ever longer. They
-            # begin with a whole character: some decoders spoil all of a run of bytes without one.
-            first = max(end for end in ends if end <= max(0, len(tokens) - _DECODED_BEFORE))
-            tokens = tokens[first:]
-            ends = [end - first for end in ends if end >= first]
-            said = tokenizer.decode(_vector(tokens))
+        text, end = tokenizer.decode(_vector(tokens)), len(tokens)
+        if text.endswith(_CUT_CHARACTER):
+            # No character begins before the last tokens and is still cut: it would be whole.
+            end -= _CHARACTER_TOKENS_MAX - 1
+            if end <= ends[-1]:
+                continue
+            text = tokenizer.decode(_vector(tokens[:end]))
+        yield _added(tokenizer, text, said, tokens[ends[-1] : end])
+        ends.append(end)
+        # Only the newest tokens are decoded again, or a long text would take ever longer. They
+        # begin with a whole character: some decoders spoil all of a run of bytes without one.
+        first = max(place for place in ends if place <= max(0, end - _DECODED_BEFORE))
+        tokens = tokens[first:]
+        ends = [place - first for place in ends if place >= first]
+        said = tokenizer.decode(_vector(tokens[: ends[-1]]))
     text = tokenizer.decode(_vector(tokens))
     if text != said:
         yield _added(tokenizer, text, said, tokens[ends[-1] :])

@@ -101,7 +101,7 @@ def _answers(reader: _Reader) -> Iterator[FromGenerator]:
                 if message.device == "cpu":
                     os.nice(_NICENESS)
                 model = Continuation(message)
-                yield Loaded(model.context)
+                yield Loaded()
                 continue
             if model is None:
                 return  # it has been refused, and the caller knows
@@ -109,7 +109,7 @@ def _answers(reader: _Reader) -> Iterator[FromGenerator]:
                 yield from model.answer(message, partial(reader.is_stopped, message.number))
             else:
                 model.reload()
-                yield Loaded(model.context)
+                yield Loaded()
         except Exception as error:
             yield refusal_of(error)
 

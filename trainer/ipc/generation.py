@@ -98,9 +98,6 @@ ToGenerator = LoadModel | GenerateText | StopText | ReloadModel
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The parameters are read."""
 
-    context: int
-    """Tokens that the model takes at most."""
-
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
     """A piece of the continuation, behind those before it."""

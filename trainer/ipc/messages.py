@@ -279,17 +279,22 @@ class GenesisDone(_FromWorker, frozen=True, kw_only=True):
     pass
 
 
-class Evaluated(_FromWorker, frozen=True, kw_only=True):
+class _TextLoss(_FromWorker, frozen=True, kw_only=True):
     loss: float
-    """Nats per token; NaN without tokens."""
     tokens: int
     text_bytes: int = 0
-    """Bytes of the text that these tokens stand for; 0: not known."""
+    """Bytes of the text that these tokens stand for; 0: not known, or there are no tokens."""
 
     @property
     def bits_per_byte(self) -> float | None:
-        """See `bits_per_byte`."""
+        """See `measures.bits_per_byte`."""
         return bits_per_byte(self.loss, self.tokens, self.text_bytes)
+
+
+class Evaluated(_TextLoss, frozen=True, kw_only=True):
+    loss: float
+    """Nats per token; NaN without tokens."""
+    tokens: int
 
 
 class Sampled(_FromWorker, frozen=True, kw_only=True):
@@ -317,7 +322,7 @@ class Saved(_FromWorker, frozen=True, kw_only=True):
     """Duration of the write."""
 
 
-class Step(_FromWorker, frozen=True, kw_only=True):
+class Step(_TextLoss, frozen=True, kw_only=True):
     """One inner step is done."""
 
     round: int
@@ -337,18 +342,11 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     waited_seconds: float = 0.0
     """Time since the step before in which the worker had nothing to do but to wait for a message.
     Time for taking over a state or evaluating one is not included."""
-    text_bytes: int = 0
-    """Bytes of the text that the trained tokens stand for; 0: not known, or nothing was trained."""
     times: StepTimes | None = None
     """None on a device whose clock is not read."""
     device_memory_bytes: int = 0
     """The most memory that the trainer's tensors took on the card since the step before; 0 on a
     CPU."""
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """See `bits_per_byte`."""
-        return bits_per_byte(self.loss, self.tokens, self.text_bytes)
 
 
 class Shared(_FromWorker, frozen=True, kw_only=True):
@@ -367,7 +365,7 @@ class NeedData(_FromWorker, frozen=True, kw_only=True):
     tokens_queued: int
 
 
-class Finished(_FromWorker, frozen=True, kw_only=True):
+class Finished(_TextLoss, frozen=True, kw_only=True):
     """A round has ended and `pseudo_gradient` holds its work."""
 
     round: int
@@ -377,15 +375,8 @@ class Finished(_FromWorker, frozen=True, kw_only=True):
     """Target tokens trained."""
     spans: tuple[Span, ...]
     """Ranges of the consumed data, in order; neighbouring ranges of a shard are merged."""
-    loss_mean: float
+    loss: float
     """Mean over the tokens trained; NaN if there are none."""
-    text_bytes: int = 0
-    """Bytes of the text that the trained tokens stand for; 0: not known, or nothing was trained."""
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """See `bits_per_byte`."""
-        return bits_per_byte(self.loss_mean, self.tokens, self.text_bytes)
 
 
 class Failed(_FromWorker, frozen=True, kw_only=True):

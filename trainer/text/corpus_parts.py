@@ -193,13 +193,7 @@ def plan_parts(
     random = np.random.default_rng(seed)
     placed: list[_Placed] = []
     for source, (share, target) in enumerate(zip(wanted, targets, strict=True)):
-        section_bytes = max(
-            min(
-                max(round(share * start_bytes) // _SECTIONS_A_PART, SECTION_BYTES_MIN),
-                SECTION_BYTES_MAX,
-            ),
-            sum(sizes) // _SECTIONS_MAX,
-        )
+        section_bytes = _section_bytes(round(share * start_bytes), sum(sizes))
         sections = [
             (file, start, stop)
             for file, (path, size, number) in enumerate(zip(files, sizes, groups, strict=True))
@@ -280,6 +274,12 @@ def _ends(texts: Sequence[float], start_bytes: int, total: int) -> tuple[int, ..
             ends.append(number)
             before = done
     return tuple(ends)
+
+
+def _section_bytes(first_bytes: int, corpus_bytes: int) -> int:
+    """Returns the length of a source's sections, of which so many bytes are in the first part."""
+    several = max(first_bytes // _SECTIONS_A_PART, SECTION_BYTES_MIN)
+    return max(min(several, SECTION_BYTES_MAX), corpus_bytes // _SECTIONS_MAX)
 
 
 def _sections(

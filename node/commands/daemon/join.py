@@ -11,7 +11,8 @@ from cyclopts import Parameter
 
 from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.links import Links, parse_links
-from gossamer.node.base.settings import ConfigError, Join, Resume, Role, Settings
+from gossamer.node.base.roles import Join, Resume, Role
+from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.commands.daemon.running import held, run_held
 from gossamer.node.commands.node_options import Node
 from gossamer.node.commands.options import settings_of
@@ -66,11 +67,7 @@ def join(
             if links.run_id is not None:
                 state_dir.require_run(bytes.fromhex(links.run_id))
             role = Resume(
-                addresses=links.addresses,
-                run_id=links.run_id,
-                corpus=texts,
-                text_field=text_field,
-                skip_bad=skip_bad,
+                addresses=links.addresses, corpus=texts, text_field=text_field, skip_bad=skip_bad
             )
             return run_held(settings, role, state_dir)
         if not links.addresses and settings.bootstrap:

@@ -6,9 +6,11 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 
-from gossamer.node.base.settings import Role, Settings
+from gossamer.node.base.roles import Resume, Role
+from gossamer.node.base.settings import Settings
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.storage.state_names import require_kinds
 
 _LOADS = "it loads its modules"
 
@@ -45,6 +47,7 @@ def held(settings: Settings, does: str = _LOADS) -> Iterator[StateDir]:
 
         require_packages(settings.log_to)
     state_dir = StateDir(settings.state_dir)
+    require_kinds(state_dir.root)
     with state_dir.locked():
         DaemonFiles(state_dir).write_starting(does)
         yield state_dir
@@ -61,8 +64,11 @@ def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[
     import structlog  # here, and the daemon with libp2p: see `held`
 
     from gossamer.node.app.daemon import run
+    from gossamer.node.machine.torch_probe import require_device
     from gossamer.node.telemetry.logs import configure_logs
 
+    if not isinstance(role, Resume):  # a run that is here is followed and served without it
+        require_device(settings.device, confined=settings.confine_trainer == "on")
     search_for_garbage_again()
     configure_logs(settings.log_format, settings.log_level)
     if ignored:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.settings import Found, Resume
+from gossamer.node.base.roles import Found, Resume
 from gossamer.node.commands.daemon.running import run_node
 from gossamer.node.commands.founder.founding_options import (
     PRESET_HELP,

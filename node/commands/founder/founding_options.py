@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gossamer.node.base.roles import START_BYTES_DEFAULT, START_BYTES_MIN
 from gossamer.node.base.setting_values import parse_size
-from gossamer.node.base.settings import START_BYTES_DEFAULT, START_BYTES_MIN, ConfigError
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.texts import path_problems, text_problems
 from gossamer.trainer.presets.table import PRESETS

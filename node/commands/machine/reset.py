@@ -14,8 +14,9 @@ from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_
 from gossamer.node.commands.options import State, StateOptions, flags_of, settings_of
 from gossamer.node.commands.questions import require_yes
 from gossamer.node.service.managers import Manager, ServiceError, manager_here
-from gossamer.node.storage.erasing import HELD_NAME, bytes_to_erase, erase
+from gossamer.node.storage.erasing import bytes_to_erase, erase
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.storage.state_names import HELD_NAME
 
 COMPLETIONS = (
     ".local/share/bash-completion/completions/gossamer",

@@ -16,6 +16,7 @@ from gossamer.node.base.settings import (
     ENVIRONMENT_PREFIX,
     ConfigError,
     Settings,
+    Sourced,
     config_file_of,
     source_settings,
 )
@@ -69,23 +70,9 @@ def install(
     parse_links(links)
     system = is_for_all_users(system)
     config = options.config if options is not None else None
-    settings, places = source_settings(flags_of(options), os.environ, config)
-    environment = {}
-    if "state_dir" in places and not places["state_dir"].startswith("/"):  # not from the file
-        if system:
-            raise ConfigError(
-                [f"{places['state_dir']}: the service for all users has its state in "
-                 f"{SYSTEM_STATE_DIR}; give the command without it"]
-            )  # fmt: skip
-        environment["GOSSAMER_STATE_DIR"] = str(settings.state_dir)
+    sourced = source_settings(flags_of(options), os.environ, config)
     file, is_named = config_file_of(os.environ, config)
-    if is_named:
-        if system and is_hidden(str(file)):
-            raise ConfigError(
-                [f"{file} lies in a home folder, which a service for all users does not see: put "
-                 "it where every user can read it, such as /etc/gossamer.toml"]
-            )  # fmt: skip
-        environment[CONFIG_VARIABLE] = str(file)
+    environment = _environment_of(sourced, file if is_named else None, system=system)
     if print_only:
         manager: Manager = (
             Systemd(system) if sys.platform != "darwin" else manager_here(system=False)
@@ -94,7 +81,7 @@ def install(
         return 0
     manager = manager_here(system=system)
     _require_rights(system)
-    root = SYSTEM_STATE_DIR if system else settings.state_dir
+    root = SYSTEM_STATE_DIR if system else sourced.settings.state_dir
     if not links and not StateDir(root).has_run() and not manager.knows_links():
         raise ConfigError(
             [f"there is no run in {root}: name the link of one, or found one there first "
@@ -116,6 +103,34 @@ def install(
             )
         )
     return 0
+
+
+def _environment_of(sourced: Sourced, file: Path | None, *, system: bool) -> dict[str, str]:
+    """Returns the variables that the file of the service names.
+
+    Args:
+        file: of the settings; None: the usual one.
+
+    Raises:
+        ConfigError: a service for all users cannot use one of these places.
+    """
+    environment = {}
+    place = sourced.places.get("state_dir", "/")
+    if not place.startswith("/"):  # not from the file
+        if system:
+            raise ConfigError(
+                [f"{place}: the service for all users has its state in {SYSTEM_STATE_DIR}; give "
+                 "the command without it"]
+            )  # fmt: skip
+        environment["GOSSAMER_STATE_DIR"] = str(sourced.settings.state_dir)
+    if file is not None:
+        if system and is_hidden(str(file)):
+            raise ConfigError(
+                [f"{file} lies in a home folder, which a service for all users does not see: put "
+                 "it where every user can read it, such as /etc/gossamer.toml"]
+            )  # fmt: skip
+        environment[CONFIG_VARIABLE] = str(file)
+    return environment
 
 
 def uninstall(*, system: System = False) -> int:

@@ -27,7 +27,7 @@ _PHASE_STYLES: Mapping[str, Style] = {
     "syncing": "yellow",
     "failed": "bold red",
 }
-_DASH = "-"
+DASH = "-"
 _COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("peer", "left"),
     ("phase", "left"),
@@ -76,7 +76,7 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
     if status.problem:
         row("problem", Styled(printable(status.problem), "red"))
     name = f" ({status.run_name})" if status.run_name else ""
-    row("run", f"{status.run_id or _DASH}{name}")
+    row("run", f"{status.run_id or DASH}{name}")
     row("peer", f"{status.peer_id}{f' ({status.name})' if status.name else ''}")
     for index, address in enumerate(status.addresses):
         row("" if index else "addresses", address)
@@ -87,10 +87,10 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
     row("round", f"{status.round}{final}{behind}")
     _add_rollback_rows(status, row)
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
-    row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
+    row("loss", f"{loss_text(status.loss)} training, {loss_text(status.heldout_loss)} held-out")
     if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:
-        held_out = _loss(status.heldout_bits_per_byte)
-        row("bits a byte", f"{_loss(status.bits_per_byte)} training, {held_out} held-out")
+        held_out = loss_text(status.heldout_bits_per_byte)
+        row("bits a byte", f"{loss_text(status.bits_per_byte)} training, {held_out} held-out")
     row(
         "tokens",
         f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,}"
@@ -156,14 +156,14 @@ def shown_peer(peer_id: str, name: str) -> str:
 
 
 def _peer_cells(peer: PeerStatus) -> list[Styled]:
-    speed = _DASH if peer.tokens_per_second is None else f"{peer.tokens_per_second:,.0f}"
-    memory = format_bytes(peer.device_memory_bytes) if peer.device_memory_bytes else _DASH
+    speed = DASH if peer.tokens_per_second is None else f"{peer.tokens_per_second:,.0f}"
+    memory = format_bytes(peer.device_memory_bytes) if peer.device_memory_bytes else DASH
     return [
         Styled(shown_peer(peer.peer_id, peer.name)),
         _phase(peer.phase),
         Styled(str(peer.round)),
         Styled(speed),
-        Styled(printable(peer.device or _DASH)),
+        Styled(printable(peer.device or DASH)),
         Styled(memory),
         Styled(_path(peer)),
     ]
@@ -180,7 +180,7 @@ def _pause(status: Status) -> str:
 def _path(peer: PeerStatus) -> str:
     """The way to a peer, for people."""
     if peer.path == "relayed":
-        return f"through {printable((peer.relay or _DASH)[-6:])}"
+        return f"through {printable((peer.relay or DASH)[-6:])}"
     return printable(peer.path or "none")
 
 
@@ -231,7 +231,7 @@ def _step_times(times: StepTimes) -> str:
     }
     total = sum(parts.values())
     if not total:
-        return _DASH
+        return DASH
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
 
 
@@ -247,8 +247,8 @@ def _phase(phase: str) -> Styled:
 
 
 def _digest(digest: str | None) -> str:
-    return digest[:16] if digest else _DASH
+    return digest[:16] if digest else DASH
 
 
-def _loss(loss: float | None) -> str:
-    return _DASH if loss is None else f"{loss:.4f}"
+def loss_text(loss: float | None) -> str:
+    return DASH if loss is None else f"{loss:.4f}"

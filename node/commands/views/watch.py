@@ -21,7 +21,7 @@ from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
-from gossamer.node.commands.views.status_view import shown_peer
+from gossamer.node.commands.views.status_view import DASH, loss_text, shown_peer
 
 if TYPE_CHECKING:
     from gossamer.node.peers.watching import Show, Tell, View
@@ -31,8 +31,6 @@ EVERY_SECONDS = (2, 3600)
 """Least and most time between two looks: each is some hundred KiB that a peer gives away."""
 
 ROUNDS_SHOWN = 10
-
-_DASH = "-"
 
 
 def watch(
@@ -155,7 +153,7 @@ def _screen(manifest: Manifest, view: View | None, problem: str) -> RenderableTy
     if problem:
         facts.add_row("problem", Text(printable(problem), style="red"))
     if view is None or not view.rounds:
-        facts.add_row("round", "0: no round is committed yet" if view is not None else _DASH)
+        facts.add_row("round", "0: no round is committed yet" if view is not None else DASH)
         return Group(facts)
     newest = view.rounds[-1]
     final = f" of {manifest.last_round:,}" if manifest.last_round else ""
@@ -163,7 +161,7 @@ def _screen(manifest: Manifest, view: View | None, problem: str) -> RenderableTy
     members = "1 member" if num_members == 1 else f"{num_members:,} members"
     facts.add_row("round", f"{newest.number:,}{final}, with {members}")
     facts.add_row("tokens", f"{format_count(newest.tokens_total)} by the run so far")
-    facts.add_row("loss", f"{_loss(newest.loss)} nats per token, as its members say")
+    facts.add_row("loss", f"{loss_text(newest.loss)} nats per token, as its members say")
     return Group(facts, Text(), _rounds(view), Text(), _peers(view))
 
 
@@ -171,7 +169,7 @@ def _rounds(view: View) -> Table:
     table = _table(("round", "members", "tokens", "loss"), right=4)
     for each in reversed(view.rounds[-ROUNDS_SHOWN:]):
         table.add_row(
-            f"{each.number:,}", str(len(each.members)), f"{each.tokens:,}", _loss(each.loss)
+            f"{each.number:,}", str(len(each.members)), f"{each.tokens:,}", loss_text(each.loss)
         )
     return table
 
@@ -182,7 +180,7 @@ def _peers(view: View) -> Table:
         speed = announce.capacity.tokens_per_second
         table.add_row(
             f"{announce.round:,}",
-            f"{speed:,.0f}" if speed else _DASH,
+            f"{speed:,.0f}" if speed else DASH,
             Text(shown_peer(peer, announce.name)),
             announce.phase,
             Text(printable(announce.capacity.device)),
@@ -195,7 +193,3 @@ def _table(titles: tuple[str, ...], right: int) -> Table:
     for place, title in enumerate(titles):
         table.add_column(title, justify="right" if place < right else "left")
     return table
-
-
-def _loss(loss: float | None) -> str:
-    return _DASH if loss is None else f"{loss:.4f}"

@@ -147,15 +147,10 @@ class NoiseSession(SecureSession):
 
         Cancellation: nothing is lost.
         """
-        if self._opened:
-            opened, self._opened = self._opened, []
-            return opened
-        while True:
-            end = await self._read_ready()
-            self._opened = self._open_all(end)
-            if self._opened:
-                opened, self._opened = self._opened, []
-                return opened
+        while not self._opened:
+            self._opened = self._open_all(await self._read_ready())
+        opened, self._opened = self._opened, []
+        return opened
 
     async def _read_ready(self) -> int:
         """Read into the shared buffer behind the partial message; returns the end of the bytes.

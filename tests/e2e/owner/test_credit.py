@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
-from gossamer.node.storage.erasing import HELD_NAME, IDENTITY_NAMES
+from gossamer.node.storage.state_names import HELD_NAME, IDENTITY_NAMES
 from tests.support.daemons import gossamer, start_founder, wait_for_round
 
 pytestmark = pytest.mark.e2e

@@ -220,6 +220,19 @@ def test_a_daemon_that_hangs_or_dies(
             connection.close()
 
 
+def test_an_order_to_a_daemon_that_hangs_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has taken it, and the daemon reads it when it goes on."""
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.2)
+    state_dir = StateDir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server, state_dir.locked():
+        DaemonFiles(state_dir).write_api(f"127.0.0.1:{server.getsockname()[1]}")
+        DaemonFiles(state_dir).new_token()
+        with pytest.raises(ClientError, match="It obeys the order when it goes on"):
+            give_order(state_dir, "leave")
+
+
 def test_a_damaged_address(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     state_dir.api_path.write_bytes(b"\xff\xff")

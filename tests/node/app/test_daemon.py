@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from gossamer.node.app import daemon
-from gossamer.node.base.settings import Join, Settings
+from gossamer.node.base.roles import Join
+from gossamer.node.base.settings import Settings
 from gossamer.node.runs import needs
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.storage.known_peers import KnownPeers

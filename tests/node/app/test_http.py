@@ -238,6 +238,16 @@ def test_orders(order: str) -> None:
     assert node.orders == [order]
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [("leave", "ordered to leave"), ("finish", "ordered to leave when the present round ends")],
+)
+def test_the_log_says_why_a_node_leaves(order: str, said: str) -> None:
+    with structlog.testing.capture_logs() as lines:
+        ask(Node(), "POST", f"/api/{order}", headers=ORDER)
+    assert [line["event"] for line in lines] == [said]
+
+
 def test_a_node_that_leaves_refuses_to_stay() -> None:
     node = Node()
     node.is_leaving = True

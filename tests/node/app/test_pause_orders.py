@@ -13,6 +13,7 @@ import trio.testing
 from gossamer.node.app.pause_orders import CLOCK_SECONDS, PauseOrders
 from gossamer.node.base.disk_health import DiskFullError, write_atomically
 from gossamer.node.base.pausing import UserPause
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage import pause_file
 from gossamer.node.storage.state_dir import StateDir
 
@@ -57,13 +58,15 @@ async def at_once(do: Callable[[], T]) -> T:
 
 
 def running(
-    tmp_path: Path, story: Callable[[PauseOrders, Participant], Awaitable[None]]
+    tmp_path: Path,
+    story: Callable[[PauseOrders, Participant], Awaitable[None]],
+    run_in_thread: RunInThread = at_once,
 ) -> StateDir:
     """Runs a story with the orders of a node, in virtual time."""
     state_dir = StateDir(tmp_path)
 
     async def main() -> None:
-        orders, participant = PauseOrders(state_dir, at_once, lambda: NOW), Participant()
+        orders, participant = PauseOrders(state_dir, run_in_thread, lambda: NOW), Participant()
         assert orders.read() is None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(orders.run, participant)
@@ -90,6 +93,19 @@ def test_an_order_that_the_disk_does_not_take_is_obeyed_and_its_owner_is_told(
 
     state_dir = running(tmp_path, story)
     assert state_dir.paused_path.exists()
+
+
+def test_a_disk_that_hangs_delays_no_order(tmp_path: Path) -> None:
+    async def hangs(_do: Callable[[], T]) -> T:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def story(orders: PauseOrders, participant: Participant) -> None:
+        orders.pause()
+        await trio.sleep(1)
+        assert participant.told == [UserPause()]
+
+    running(tmp_path, story, hangs)
 
 
 def test_a_disk_that_has_room_again_takes_the_order_that_holds(

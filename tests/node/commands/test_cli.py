@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
-from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
+from gossamer.node.base.roles import Found, Join, Resume, Role
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.text_table import Look
 from gossamer.node.base.units import format_bytes
 from gossamer.node.cli import run_command
@@ -190,7 +191,7 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
     monkeypatch.setattr(StateDir, "run_id", lambda _self: bytes.fromhex(RUN_ID))
     state = ["--state-dir", str(tmp_path)]
     assert run_command(["join", f"{ADDRESS}#{RUN_ID}", *state]) == 0
-    assert daemon.ran[0][1] == Resume(addresses=(ADDRESS,), run_id=RUN_ID)
+    assert daemon.ran[0][1] == Resume(addresses=(ADDRESS,))
     assert run_command(["join", f"{ADDRESS}#{'cd' * 32}", *state]) == 2
     assert len(daemon.ran) == 1
     (line,) = errors(capsys)

@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
+from gossamer.node.cli import run_command
+from gossamer.node.machine import torch_probe
+from gossamer.node.machine.torch_probe import TorchReport
+from gossamer.node.storage.state_dir import StateDir
+
 LOADING = """
 import importlib.abc, sys
 from gossamer.node.cli import run_command
@@ -103,3 +108,28 @@ def test_a_node_that_was_killed_while_it_started_is_none(
     starting.process.wait()
     asked = gossamer(tmp_path, "status")
     assert (asked.returncode, "no node runs" in asked.stderr) == (1, True), asked
+
+
+@pytest.mark.parametrize("words", [("start",), ("join", JOINING)], ids=["start", "join"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_founded_or_joined(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = TorchReport(version="2.9", kind="xpu", names=["Arc", "Arc"], hip="")
+    monkeypatch.setattr(torch_probe, "ask_torch", lambda _probe, **_options: report)
+    place = ("--state-dir", str(tmp_path / "state"), "--api", "127.0.0.1:0")
+    assert run_command([*words, "--device", "cuda", *place]) == 2
+    said = capsys.readouterr().err
+    assert "cuda does not exist: torch 2.9 finds 0 cuda devices" in said
+    assert "(auto, cpu, xpu:0, xpu:1)" in said
+    assert not StateDir(tmp_path / "state").has_run()
+
+
+def test_a_fifo_in_the_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    os.mkfifo(tmp_path / "state" / "head")
+    told = gossamer(tmp_path, "start")
+    assert told.returncode == 2
+    assert "state/head has to be a file, and is a FIFO: move it away" in told.stderr

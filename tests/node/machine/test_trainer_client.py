@@ -60,7 +60,7 @@ def trained(message):
     for part in np.array_split(vector, 64):
         part[:] = message.round
         time.sleep(0.001)
-    say(m.Finished(round=message.round, steps=1, tokens=16, spans=((0, 0, 16),), loss_mean=1.0))
+    say(m.Finished(round=message.round, steps=1, tokens=16, spans=((0, 0, 16),), loss=1.0))
 
 def stopped():
     pass
@@ -218,7 +218,7 @@ def trained(message):
         rounds.append(message.round)
 
 def finished(number):
-    say(m.Finished(round=number, steps=0, tokens=0, spans=(), loss_mean=0.0))
+    say(m.Finished(round=number, steps=0, tokens=0, spans=(), loss=0.0))
 
 def stopped():
     if rounds:
@@ -296,7 +296,7 @@ def test_a_worker_killed_at_any_moment_leaves_pending_whole(
 def test_an_answer_counts_though_the_end_comes_right_behind_it(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished = m.Finished(round=1, steps=1, tokens=16, spans=(), loss_mean=1.0)
+    finished = m.Finished(round=1, steps=1, tokens=16, spans=(), loss=1.0)
     end = TrainerExit(1, None, False, "", ())
 
     async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:

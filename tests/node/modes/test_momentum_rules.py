@@ -92,7 +92,7 @@ class Node:
         return CarriedMomentum(ME, committed, trainer, STALE_ROUNDS, in_no_thread)
 
     def become(self, chain: Chain) -> None:
-        self.committed.chain, self.committed.header = chain, chain.header
+        self.committed.chain, self.committed.blocks = chain, SimpleNamespace(header=chain.header)
         self.committed.head = digest(str(chain.length))
 
     async def keep(self, *, keep: bool) -> None:
@@ -224,7 +224,7 @@ def at_a_branch(node: Node, carried: CarriedMomentum) -> None:
     carried.had_parts_in([RingParts(digest("ring 3"), 6, has_left_out=True)])
     members = [SimpleNamespace(peer_id=ME, tokens=7)]
     node.committed.chain = SimpleNamespace(path_between=lambda *_: [digest("3 of the branch")])
-    node.committed.header = lambda _: SimpleNamespace(
+    node.committed.blocks.header = lambda _: SimpleNamespace(
         round=3, ring_id=digest("another ring"), members=members
     )
     node.committed.head = digest("3 of the branch")

@@ -318,3 +318,24 @@ def test_a_node_with_a_damaged_record_gets_that_one_from_a_peer(tmp_path: Path) 
         assert again.offences == []
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize("num_after", [0, NUM_ROUNDS])
+def test_the_head_of_the_link_stays_passed_where_the_summary_does_not_name_it(
+    tmp_path: Path, num_after: int
+) -> None:
+    """A node that stood behind the head of its link was away, and the summary of the others lacks
+    that head: a record of it was lost. No head would be allowed here any more. A head that lies on
+    a private history, which the node leaves, was not passed."""
+
+    async def story(member: Member, newcomer: Peer) -> None:
+        own_chain(newcomer, member.identities, 100)
+        if is_astray := num_after > 0:
+            own_chain(newcomer, member.identities[3:], num_after)
+        pin = newcomer.chain.pinned_head = newcomer.committed.head
+        own_chain(newcomer, member.identities[3:] if is_astray else member.identities, 20)
+        await learn(member, newcomer)
+        assert newcomer.chain.start is not None
+        assert (pin in newcomer.chain.passed) is not is_astray
+
+    play(tmp_path, story)

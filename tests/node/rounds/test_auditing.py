@@ -80,7 +80,9 @@ def verdict_of(losses: Losses, told: Told, missed: int = 0) -> Any:
     """The verdict on a member of a ring of two, which did as much as the other one."""
     members = [SimpleNamespace(tokens=100), SimpleNamespace(tokens=100)]
     header = SimpleNamespace(round=5, members=members, parent=HEAD)
-    committed = SimpleNamespace(header=lambda _head: header, averages_of=lambda _header: ())
+    index = SimpleNamespace(averages=())
+    blocks = SimpleNamespace(header=lambda _head: header, update_index=lambda _header: index)
+    committed = SimpleNamespace(blocks=blocks)
     job = SimpleNamespace(
         audit=Audit(HEAD, 5, PeerId("member"), (), missed),
         part=SimpleNamespace(header=header, position=0),

@@ -21,6 +21,7 @@ from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS, RingProgress
 from gossamer.node.rounds.turn import is_round_overtaken
+from gossamer.node.storage import known_rounds
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.protocol import limits
@@ -216,6 +217,34 @@ def test_votes_that_are_heard_count_beside_the_record_of_a_round(
         for author, vote in others:
             chain.heads.heard_vote(author, vote)
     assert head_better_than_mine(chain) is None
+    assert chain.heads.signers_of(round_of_all) == {*ALL}
+
+
+def with_heard_vote(chain: Chain) -> Digest:
+    """The head of a round that C has shown alone. Besides, my vote was heard, and is so old that
+    nothing else has it any more."""
+    round_of_all, _ = shown_by_one_signer(chain)
+    assert chain.heads.signers_of(round_of_all) == {C}
+    chain.heads.heard_vote(ME, Vote(OTHER_RING, 1, round_of_all, ()))
+    assert chain.heads.signers_of(round_of_all) == {ME, C}
+    return round_of_all
+
+
+def test_votes_for_old_rounds_displace_no_heard_vote(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any peer may say such votes. The disk was asked once for each."""
+    monkeypatch.setattr(known_rounds, "RECORDS_KEPT", 4)
+    old = [chain.add(chain.fork, [ME], TOKENS + number) for number in range(4)]
+    round_of_all = with_heard_vote(chain)
+    for head in old:
+        chain.heads.heard_vote(STRANGER, Vote(MY_RING, 1, head, ()))
+    assert chain.heads.signers_of(round_of_all) == {ME, C}
+
+
+def test_a_further_record_takes_no_heard_vote_away(chain: Chain) -> None:
+    round_of_all = with_heard_vote(chain)
+    assert chain.add(chain.mine, ALL, only=[B]) == round_of_all
     assert chain.heads.signers_of(round_of_all) == {*ALL}
 
 

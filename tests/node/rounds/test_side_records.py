@@ -156,3 +156,23 @@ def test_bytes_beside_a_head_are_those_of_other_branches(node: Node) -> None:
     assert node.store.bytes_beside(node.own[-1]) == expected > 0
     reread = ChainStore(node.store._directory, RUN_ID, Digest(bytes(32)))
     assert reread.bytes_beside(node.own[-1]) == expected
+
+
+def test_votes_that_come_later_count_as_bytes_of_who_brings_them(node: Node) -> None:
+    """A record may grow by far more than it had at first. It comes again and costs nothing."""
+    commit, header = node.made(node.own[-1], STRANGER)
+    assert node.records.admits(BRINGER, commit, header)
+    head = node.store.add(commit, header)
+    vote = b"vote" * 100
+    votes = (*commit.votes, *(Signed(peer(30 + number), vote, bytes(64)) for number in range(MANY)))
+    num_taken = 0
+    for number in range(2, MANY):
+        more = Commit(commit.header, commit.roster, votes[:number])
+        if not node.records.admits(BRINGER, more, header):
+            break
+        node.store.add(more, header)
+        num_taken += 1
+        assert node.records.admits(peer(20), more, header)
+    assert 2 <= num_taken < 20
+    assert len(node.store.record(head)) < 4_000
+    assert node.bring(node.own[-1], [STRANGER] * MANY, bringer=peer(20))

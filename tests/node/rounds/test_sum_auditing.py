@@ -87,12 +87,20 @@ class Asking:
         self.auditing = SumAuditing(*parts)
         self.asked_seconds: list[float] = []
 
-    def opened(self, answer: Callable[[], Awaitable[Opening]], late_until: float) -> Opening:
+    def opened(
+        self,
+        answer: Callable[[], Awaitable[Opening]],
+        late_until: float,
+        positions: Sequence[int] = (1,),
+        slow_seconds: float = LATE_SECONDS,
+    ) -> Opening:
         """What a member shows, in virtual time from 0 on.
 
         Args:
             answer: what the member makes of one question.
             late_until: until then a member may be late with the round.
+            positions: members that are asked one after the other; the last one's answer counts.
+            slow_seconds: a member whose answers take longer has kept its auditor waiting.
         """
         began_seconds = 0.0
 
@@ -104,8 +112,13 @@ class Asking:
         async def opened() -> Opening:
             nonlocal began_seconds
             began_seconds = trio.current_time()
-            job = job_until(began_seconds + late_until, others=self.others)
-            return await self.auditing._opened(job, 1, with_part=False)
+            job = job_until(
+                began_seconds + late_until, others=self.others, slow_seconds=slow_seconds
+            )
+            *earlier, last = positions
+            for position in earlier:
+                await self.auditing._opened(job, position, with_part=False)
+            return await self.auditing._opened(job, last, with_part=False)
 
         self.auditing._ask = ask  # type: ignore[method-assign]
         return trio.run(opened, clock=MockClock(autojump_threshold=0))
@@ -116,6 +129,7 @@ def job_until(
     answer_seconds: float = OPENING_SECONDS,
     num_elements: int = 1,
     others: Sequence[PeerId] = (),
+    slow_seconds: float = LATE_SECONDS,
 ) -> _Job:
     ready, members = SimpleNamespace(incarnation=INCARNATION), (ME, MEMBER, *others)
     ring = SimpleNamespace(members=members, ready=(ready,) * len(members))
@@ -123,7 +137,7 @@ def job_until(
     average = Average(3, NO_DIGEST, 0, b"", b"")
     return _Job(
         HEAD, ROUND, 0, num_elements, average, cast(SignedAverages, signed), frozenset(),
-        late_until, answer_seconds,
+        late_until, answer_seconds, slow_seconds,
     )  # fmt: skip
 
 
@@ -199,6 +213,49 @@ def test_silence_counts_where_the_question_came_in_time() -> None:
     with pytest.raises(_NotOpened):
         asking.opened(while_others_go_on, late_until=LINGER_SECONDS)
     assert asking.asked_seconds == [0.0, OPENING_SECONDS + RETRY_SECONDS]
+
+
+def test_nobody_is_asked_for_a_round_that_all_have_forgotten() -> None:
+    """Each of them would wait whether that round is still to come. The auditor would miss audits in
+    that time, and a member that opens nothing would be found later or never."""
+    asking = Asking(own_round=ROUND + KEPT_ROUNDS)
+    with pytest.raises(_CannotTell, match="so long ago"):
+        asking.opened(closed, late_until=120.0)
+    assert asking.asked_seconds == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ring_seconds"),
+    [
+        (LATE_SECONDS, LINGER_SECONDS),
+        (OPENING_SECONDS - 1.0, LINGER_SECONDS),
+        (OPENING_SECONDS - 1.0, OPENING_SECONDS),
+    ],
+)
+def test_a_member_that_answers_until_others_have_forgotten_is_named(
+    seconds: float, ring_seconds: float
+) -> None:
+    """Its answers are good, and take as long as an auditor waits. A member that has yet to commit
+    the round is not slower than `LATE_SECONDS`, and one with a slow line not slower than its
+    ring."""
+    asking = Asking(others_round=ROUND)
+
+    async def slow() -> Opening:
+        if asking.entry.round > ROUND:
+            return await closed()  # the next member has forgotten the round
+        await trio.sleep(seconds)
+        asking.entry.round += KEPT_ROUNDS
+        return OPENING
+
+    with pytest.raises((_CannotTell, _NotOpened)) as ended:
+        asking.opened(
+            slow,
+            late_until=LINGER_SECONDS,
+            positions=(1, 2),
+            slow_seconds=max(LATE_SECONDS, ring_seconds),
+        )
+    named = ended.value.position if isinstance(ended.value, _NotOpened) else None
+    assert named == (1 if seconds > max(LATE_SECONDS, ring_seconds) else None)
 
 
 PART_ELEMENTS = 2**20

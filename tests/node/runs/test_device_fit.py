@@ -7,7 +7,8 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.app import daemon
-from gossamer.node.base.settings import Join, Settings
+from gossamer.node.base.roles import Join
+from gossamer.node.base.settings import Settings
 from gossamer.node.machine.capacity import DeviceMemory
 from gossamer.node.runs.device_fit import DRIVER_BYTES, device_fit, require_fit
 from gossamer.node.runs.draft import Draft, draft_of_preset

@@ -10,7 +10,8 @@ import pytest
 import trio
 import zstandard
 
-from gossamer.node.base.settings import Found, Settings
+from gossamer.node.base.roles import Found
+from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs import starting
 from gossamer.node.runs.draft import Draft, draft_of_preset

@@ -21,6 +21,7 @@ from gossamer.node.storage.state_dir import (
     StateDirError,
     StateDirInUseError,
 )
+from gossamer.node.storage.state_names import require_kinds
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import (
     SignedManifest,
@@ -400,13 +401,88 @@ def test_addresses_of_the_owner_outlive_the_process(tmp_path: Path) -> None:
     assert state_dir.addresses.read_seeds() == ()
 
 
-def test_a_file_that_this_user_may_not_read_is_not_called_damaged(tmp_path: Path) -> None:
-    """To remove another user's limits is no help: the directory is the wrong one."""
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EACCES, "Permission denied. Give --state-dir the directory of a node that is yours"),
+        (errno.EIO, "Input/output error. Check the disk: the system's log says more"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    """To remove another user's limits is no help: the directory is the wrong one. Nor is it one
+    where the disk fails."""
     state_dir = StateDir(tmp_path)
-    for path in (state_dir.limits_path, state_dir.format_path):
-        path.mkdir()  # root may read every file, and no directory as a file
-    wrong = "cannot be read: Is a directory. Give --state-dir the directory of a node that is yours"
-    with pytest.raises(StateDirError, match=f"^{state_dir.limits_path} {wrong}$"):
+    real_open = os.open
+
+    def failing_open(path: str, flags: int, *args: int, **more: int) -> int:
+        if Path(path).parent == tmp_path:
+            raise OSError(code, os.strerror(code), path)
+        return real_open(path, flags, *args, **more)
+
+    monkeypatch.setattr(os, "open", failing_open)
+    with pytest.raises(StateDirError, match=f"^{state_dir.limits_path} cannot be read: {words}$"):
         read_limits(state_dir.limits_path)
-    with pytest.raises(StateDirError, match=f"^{state_dir.format_path} {wrong}$"):
+    with pytest.raises(StateDirError, match=f"^{state_dir.format_path} cannot be read: {words}$"):
         state_dir.read_manifest()
+    with pytest.raises(StateDirError, match=f"^{state_dir.token_path} cannot be read: {words}$"):
+        DaemonFiles(state_dir).read_token()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EACCES, "that you may write to"),
+        (errno.EIO, "Check the disk"),
+        (errno.ENOSPC, "Free some space"),
+    ],
+)
+def test_a_directory_that_cannot_be_used_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    def fail(*_args: object, **_more: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(StateDirError, match=words), StateDir(tmp_path).locked():
+            pass
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A FIFO waits for somebody who writes, and a device may have no end."""
+    state_dir = StateDir(tmp_path)
+    os.mkfifo(state_dir.head_path)
+    os.mkfifo(state_dir.limits_path)
+    state_dir.format_path.mkdir()
+    state_dir.api_path.symlink_to("/dev/zero")
+    assert state_dir.newest_head() is None
+    for name, reason in [("limits", "It is no file"), ("format", "Is a directory")]:
+        words = f"^{tmp_path / name} cannot be read: {reason}. Move {name} away, and try again$"
+        with pytest.raises(StateDirError, match=words):
+            read_limits(tmp_path / name)
+    with pytest.raises(StateDirError, match="api cannot be read: It is no file"):
+        DaemonFiles(state_dir).read_api()
+
+
+@pytest.mark.parametrize("name", ["lock", "head", "starting", "identity.key", "manifest.copy"])
+def test_a_folder_or_a_fifo_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir()
+    with pytest.raises(StateDirError, match=f"^{path} has to be a file, and is a folder: move it"):
+        require_kinds(tmp_path)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(StateDirError, match=f"^{path} has to be a file, and is a FIFO: move it"):
+        require_kinds(tmp_path)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "blocks").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "chain").symlink_to(tmp_path / "nowhere")
+    require_kinds(tmp_path)
+    (tmp_path / "work").write_bytes(b"")
+    with pytest.raises(StateDirError, match="work has to be a folder, and is a file: move it away"):
+        require_kinds(tmp_path)

@@ -147,4 +147,4 @@ def test_a_header_that_was_forgotten_meanwhile_is_a_missing_one(tmp_path: Path) 
     """Its averages are fetched ahead, and the branch is forgotten before all of them have come."""
     holder = Holder(small_manifest(), tmp_path)
     with pytest.raises(CannotRebuildError):
-        holder.state.header(digest_of(b"forgotten"))
+        holder.state.blocks.header(digest_of(b"forgotten"))

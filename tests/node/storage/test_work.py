@@ -343,18 +343,6 @@ def test_a_damaged_file_is_left_out(
         assert fates(new) == (0, 0, 0, 100, 0)
 
 
-def test_files_of_the_first_version_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir(parents=True)
-    for name in ("account", "taken/ab"):
-        (tmp_path / name).write_bytes(b"whatever")
-    life = Life(tmp_path)
-    assert life.work.is_damaged
-    assert not (tmp_path / "account").exists()
-    assert list((tmp_path / "taken").iterdir()) == []
-    life.train(H0, 1, 1.0)
-    assert not Life(tmp_path).work.is_damaged
-
-
 def test_a_damaged_vector_costs_the_work_behind_it_and_nothing_else(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.train(H0, 1, 1.0)
@@ -485,6 +473,38 @@ def test_an_open_offer_that_a_full_disk_did_not_take_is_written_at_the_next_star
     new.take(H1, H0, 100, ALL)
     assert new.holds(10.0)
     assert fates(new) == (100, 0, 0, 0, 100)
+
+
+def test_a_disk_that_takes_no_vectors_is_told_once(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as lines:
+        patch.setattr(work_files, "write_with_digest", _full)
+        for number in range(1, 4):
+            life.train(H0, number, 1.0)
+            life.work.offer(H0, number)
+            life.work.close_offer()
+    (told,) = (line for line in lines if line["log_level"] == "warning")
+    assert told["event"] == "the work of this round is lost if the round is undone"
+    assert "the disk is full: 32 bytes for" in told["problem"]
+
+
+def test_what_cannot_be_removed_beside_the_offers_keeps_no_vector_from_the_disk(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "offers" / "folder").mkdir(parents=True)
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.close_offer()
+    assert {path.name for path in (tmp_path / "offers").iterdir()} == {"folder", "2"}
+
+
+def test_a_fifo_in_the_place_of_the_account_is_left_out(tmp_path: Path) -> None:
+    """To open it waits until somebody writes to it."""
+    os.mkfifo(tmp_path / "journal")
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    assert fates(Life(tmp_path)) == (0, 0, 0, 100, 0)
 
 
 def test_quick_steps_do_not_wear_out_the_disk(

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from gossamer.node.peers.block_exchange import FetchError
-from gossamer.node.training.data_feed import DataFeed
+from gossamer.node.training.data_feed import LOOK_SHARE, LOST_MIN, DataFeed
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, claim_rank
 from gossamer.protocol.accounting.run_data import RunData
@@ -51,11 +51,15 @@ class AllShards:
 class FewShards(AllShards):
     """Store of a node that has some shards, where no peer has any other one."""
 
+    num_changes = 1
+
     def __init__(self, *here: Digest) -> None:
         super().__init__()
         self._here = {*here}
+        self.num_questions = 0
 
     def has(self, digest: Digest) -> bool:
+        self.num_questions += 1
         return digest in self._here
 
     def missing(self, digests: Sequence[Digest]) -> list[Digest]:
@@ -110,14 +114,16 @@ class World:
         (span,) = self.feed.consumed([(shard, start, stop)])
         return span
 
-    def run(self, story: Callable[[], Awaitable[None]]) -> None:
+    def run(
+        self, story: Callable[[], Awaitable[None]], clock: trio.testing.MockClock | None = None
+    ) -> None:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.feed.run, self._queue)
                 await story()
                 nursery.cancel_scope.cancel()
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(main, clock=clock or trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_shard_is_claimed_until_its_end_is_committed() -> None:
@@ -377,6 +383,51 @@ def test_a_node_trains_on_what_it_has_where_most_of_the_corpus_is_lost(*, is_hel
             assert world.train(here, 0, 60) == Span(here, SHARD_TOKENS, SHARD_TOKENS + 60)
 
     world.run(story)
+
+
+def test_a_corpus_that_is_lost_is_looked_through_once_as_long_as_nothing_comes() -> None:
+    """With 32,000 shards a look through all of them takes 40 ms, and there are five a second."""
+    num_shards = 400
+    world = World(num_shards)
+    few: Any = FewShards()
+    world.feed = DataFeed(world.data, few, few, world, world)
+    asked: list[int] = []
+
+    async def story() -> None:
+        world.feed.want(1)
+        await trio.sleep(10)
+        asked.append(few.num_questions)
+        few.num_changes += 1
+        await trio.sleep(10)
+        asked.append(few.num_questions)
+
+    world.run(story)
+    assert asked == [num_shards, 2 * num_shards]
+
+
+def test_looks_for_data_take_a_small_part_of_the_time() -> None:
+    """The more partitions there are the longer one takes."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    look_seconds, num_looks = 0.1, 0
+
+    class Slow(FewShards):
+        @property
+        def num_changes(self) -> int:  # type: ignore[override]
+            nonlocal num_looks
+            num_looks += 1
+            clock.jump(look_seconds)
+            return 1
+
+    world = World(400)
+    few: Any = Slow()
+    world.feed = DataFeed(world.data, few, few, world, world)
+
+    async def story() -> None:
+        world.feed.want(1)
+        await trio.sleep(100)
+
+    world.run(story, clock)
+    assert 10 <= num_looks <= 100 * LOOK_SHARE / look_seconds + LOST_MIN
 
 
 def rival(partition: int, *, is_before: bool) -> PeerId:

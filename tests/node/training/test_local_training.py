@@ -40,7 +40,7 @@ class QueueingTrainer:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def train(self, number: int, *_arguments: object) -> Finished:
-        return Finished(round=number, steps=0, tokens=0, spans=(), loss_mean=math.nan)
+        return Finished(round=number, steps=0, tokens=0, spans=(), loss=math.nan)
 
 
 class NamingWork:

@@ -17,7 +17,7 @@ from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.accounting.work_records import ABANDONED
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.state.chain import ChunkAverage, Header
+from gossamer.protocol.state.chain import Header, UpdateIndex
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc import messages
 from tests.support.node_world import (
@@ -115,14 +115,15 @@ def test_the_account_does_not_need_the_disk(
     """The members of a round are not read from blocks that a full disk did not take."""
     world = World(tmp_path, seed=45)
 
-    def not_there(_header: Header) -> tuple[ChunkAverage, ...]:
+    def not_there(_header: Header) -> UpdateIndex:
         raise CannotRebuildError("no such block")
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
         await nursery.start(world.run, "b", ["a"])
         await world.until(lambda: world.round("b") > 3 and credited(world, "b") > 0)
-        monkeypatch.setattr(world.participant("b").context.committed, "averages_of", not_there)
+        blocks = world.participant("b").context.committed.blocks
+        monkeypatch.setattr(blocks, "update_index", not_there)
         await world.reach(world.round("a") + 5, "a", "b")
         await settled(world, "b")
         assert_account_is_true(world, "b")
@@ -234,7 +235,7 @@ class SkippingTrainer(NumbersTrainer):
         finished = await super().train(round_number, *arguments)
         self._listener = listener
         self._work[:] = 0.0
-        return replace(finished, tokens=0, loss_mean=math.nan, text_bytes=0)
+        return replace(finished, tokens=0, loss=math.nan, text_bytes=0)
 
     async def _share(self, round_number: int, deadline: float) -> None:
         if round_number not in self.skipped_rounds:

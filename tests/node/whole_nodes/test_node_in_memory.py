@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 import trio
 
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.telemetry.status import OuterStep
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.rounds.round import Round
 from tests.support.balance import is_balanced
 from tests.support.node_world import (
@@ -164,6 +165,20 @@ def test_paused_peers_follow_and_resume(tmp_path: Path) -> None:
         assert account.carried == 0 or world.participant("b").progress.phase != "training"
 
     simulate(world, story)
+
+
+def test_both_sides_of_a_connection_say_that_it_begins(tmp_path: Path) -> None:
+    """A log that says `disconnected` without it leaves people with a riddle."""
+    world = World(tmp_path, seed=8)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await world.reach(1, "a", "b")
+
+    with structlog.testing.capture_logs() as lines:
+        simulate(world, story)
+    named = [line["peer"] for line in lines if line["event"] == "connected"]
+    assert sorted(named) == sorted(short(world.identity(name).peer_id) for name in "ab")
 
 
 def test_leaving_is_orderly(tmp_path: Path) -> None:

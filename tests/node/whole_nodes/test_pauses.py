@@ -178,6 +178,26 @@ def test_a_node_finishes_its_round_and_leaves(tmp_path: Path, overlap: bool) -> 
     simulate(world, story)
 
 
+def test_a_node_that_is_leaving_says_so_at_once(tmp_path: Path) -> None:
+    """Its round goes on for up to 20 s, and then the disk may take a while."""
+    world = World(tmp_path, seed=16)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        await world.until(lambda: phase_of(world) == "training", seconds=30)
+        node = world.nodes["a"]
+        node.pause()
+        await until_paused(world, "user")
+        node.leave()
+        status = status_of(world)
+        assert (status.phase, status.paused_reason, status.pauses) == ("leaving", None, ())
+        assert node.reporter is not None
+        assert node.reporter.line().startswith("leaving, round ")
+
+    simulate(world, story)
+
+
 def test_a_pause_that_ends_by_itself_takes_back_no_order_to_finish(tmp_path: Path) -> None:
     world = World(tmp_path, seed=17, inner_steps=400)
 

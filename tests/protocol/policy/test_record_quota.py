@@ -29,13 +29,19 @@ def test_each_peer_and_all_together_have_a_bound() -> None:
     assert not quota.has_room(1)
 
 
-def test_the_first_that_brings_a_record_pays_and_once() -> None:
+def test_each_peer_pays_for_what_it_adds_to_a_record() -> None:
     quota = RecordQuota(LIMITS)
-    for author in (1, 1, 2):
-        quota.note(digest_of(b"record"), peer(author), 600)
+    record = digest_of(b"record")
+    quota.note(record, peer(1), 600)
+    quota.note(record, peer(2), 300)
     assert not quota.admits(peer(1), 401)
     assert quota.admits(peer(1), 400)
-    assert quota.admits(peer(2), 1000)
+    assert not quota.admits(peer(2), 701)
+    assert quota.admits(peer(2), 700)
+    quota.keep(lambda each: each == record)
+    assert not quota.admits(peer(1), 401)
+    quota.keep(lambda each: False)
+    assert quota.admits(peer(1), 1000)
 
 
 def test_room_comes_back_with_what_is_forgotten() -> None:

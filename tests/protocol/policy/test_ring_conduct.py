@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gossamer.protocol.ids import PeerId
@@ -19,6 +21,7 @@ from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SITS_OUT_ROUNDS, SIT
 from tests.support.builders import peers
 
 ME, A, B, C, D = ORDER = peers(5)
+ELSEWHERE = peers(7)[5:]
 
 LATE = VotesSeen(have_begun=True, is_late=True, may_be_late=True)
 
@@ -27,20 +30,44 @@ def conduct() -> RingConduct:
     return RingConduct(ME)
 
 
+def before(peer: PeerId, accuser: PeerId, members: Sequence[PeerId] = ORDER) -> list[PeerId]:
+    """The order of a ring in which the accuser comes before a peer."""
+    return [accuser, peer, *(each for each in members if each not in (accuser, peer))]
+
+
 def test_a_member_that_different_ones_put_out_sits_out_twice_as_long_each_time() -> None:
     mine, now = conduct(), 1
     mine.put_out(now, B, C, ORDER)
     assert not mine.sits_out(now + 1, C)
-    for rounds in (SITS_OUT_ROUNDS, 2 * SITS_OUT_ROUNDS, 4 * SITS_OUT_ROUNDS):
-        now += 1
-        mine.put_out(now, D, C, ORDER)
+    # Each time it is another one at first. Then more than half of the others have found it so.
+    for accuser, times in ((D, 1), (A, 2), (D, 3), (A, 4)):
+        now, rounds = now + 1, SITS_OUT_ROUNDS * 2 ** (times - 1)
+        mine.put_out(now, accuser, C, before(C, accuser))
         assert all(mine.sits_out(now + ahead, C) for ahead in range(1, rounds + 1))
         now += rounds + 1
         assert not mine.sits_out(now, C)
     now += FORGET_ROUNDS
     mine.put_out(now, D, C, ORDER)
     assert not mine.sits_out(now + 1, C), "it is long ago"
-    assert not any(mine.sits_out(number, peer) for number in range(now) for peer in (B, D))
+    assert not any(mine.sits_out(number, peer) for number in range(now) for peer in (A, B, D))
+
+
+def test_two_that_lie_together_make_no_other_one_sit_out_for_ever() -> None:
+    """A and B accuse C wherever they are its neighbours, and it is not theirs for a while then."""
+    mine, num_rounds = conduct(), 600
+    next_lies, sat_out = {A: 1, B: 2}, 0
+    for number in range(1, num_rounds + 1):
+        if mine.sits_out(number, C):
+            sat_out += 1
+            continue
+        for liar in (A, B):
+            if number >= next_lies[liar]:
+                next_lies[liar] = number + MEMORY_ROUNDS + 1
+                mine.put_out(number, liar, C, before(C, liar, ORDER + ELSEWHERE))
+                break
+    assert sat_out <= 0.3 * num_rounds
+    mine.put_out(num_rounds + 1, D, C, before(C, D, ORDER + ELSEWHERE))
+    assert mine.sits_out(num_rounds + 1 + 2 * SITS_OUT_ROUNDS, C), "a third one finds it so"
 
 
 def spoilt(mine: RingConduct, *rounds: int, seconds: float = 9.0) -> None:
@@ -379,6 +406,19 @@ def test_both_marks_of_one_round_go_with_the_word_of_a_member_that_was_cut_off()
     mine.put_out(4, D, B, ORDER, votes=LATE)
     assert mine.sits_out(5, B), "the mark of C is still there"
     assert not mine.sits_out(4 + SITS_OUT_ROUNDS + 1, B), "it is the first time"
+
+
+def test_the_word_of_a_member_that_was_cut_off_makes_no_majority() -> None:
+    mine = conduct()
+    for accuser in (B, D):
+        mine.put_out(1, accuser, C, ORDER)
+    now = 2 + SITS_OUT_ROUNDS
+    mine.put_out(now, A, C, before(C, A))
+    assert mine.sits_out(now + 1, C)
+    mine.put_out(now, A, ME, (A, ME), alone_of=len(ORDER))
+    assert not mine.sits_out(now + 1, C)
+    mine.put_out(now + 1, D, C, ORDER)
+    assert not mine.sits_out(now + 2, C), "B and D have found it so before, and nobody else"
 
 
 def test_of_three_members_one_may_be_left_alone() -> None:

@@ -11,6 +11,7 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.accusations import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.actions import Action, LeftOut, Publish
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.mending import (
@@ -29,7 +30,7 @@ from gossamer.protocol.rounds.roster import (
     make_roster,
     preference,
 )
-from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round import LEFT_RINGS_MAX, Round
 from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed
 from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
@@ -69,6 +70,13 @@ def without_victim(attempt: int = 0) -> tuple[Signed, Roster]:
     envelopes = {peer: said(peer)[0] for peer in MEMBERS if peer != VICTIM}
     made = make_roster(HEAD, 5, attempt, envelopes, "fp32", 1024)
     return sealed(ORGANISER, made), made
+
+
+def of_members(*members: PeerId, attempt: int = 0) -> tuple[Signed, Roster]:
+    """The first of them organises it."""
+    envelopes = {peer: said(peer)[0] for peer in members}
+    made = make_roster(HEAD, 5, attempt, envelopes, "fp32", 1024)
+    return sealed(members[0], made), made
 
 
 def rosters(actions: list[Action]) -> list[Roster]:
@@ -322,3 +330,39 @@ def test_a_ring_that_was_followed_for_long_is_left_for_no_mended_one() -> None:
         if isinstance(action, Publish) and isinstance(action.statement, Accusation)
     ]
     assert out == [ring_id_of(signed)], "nobody waits for this member in the late ring"
+
+
+def left_by_all(machine: Round, now: float) -> list[Action]:
+    """The members of the second one's ring beside it say that they follow another one."""
+    ring = machine.ring
+    assert ring is not None
+    actions: list[Action] = []
+    for peer in sorted({*ring.members} - {SECOND}):
+        statement = Accusation(ring.ring_id, peer, FOLLOWS_ANOTHER)
+        actions += machine.statement(now, sealed(peer, statement), statement)
+    return actions
+
+
+def test_a_member_that_the_others_leave_for_a_ring_with_it_goes_there_when_it_hears_of_it() -> None:
+    """A commit of it alone would part from the one that they are about to make."""
+    machine = at_work(SECOND, RoundHints(), [ORGANISER, FIRST])
+    machine.expect(LATE, [ORGANISER, FIRST])
+    machine.statement(LATE, *of_members(ORGANISER, FIRST, SECOND))
+    actions = left_by_all(machine, LATE + 0.5)
+    assert machine.state == "gathering"
+    assert rosters(actions) == []
+    machine.statement(LATE + 0.6, *of_members(*MEMBERS))
+    assert num_members(machine) == 4
+
+
+def test_a_member_that_is_left_again_and_again_ends_its_round_alone() -> None:
+    """Otherwise one other member would keep it from all rounds."""
+    machine = at_work(SECOND, RoundHints(), [FIRST])
+    machine.expect(LATE, [FIRST])
+    for attempt in range(LEFT_RINGS_MAX):
+        machine.statement(LATE, *of_members(FIRST, SECOND, attempt=attempt))
+        left_by_all(machine, LATE)
+        assert machine.state == "gathering"
+    machine.statement(LATE, *of_members(FIRST, SECOND, attempt=LEFT_RINGS_MAX))
+    left_by_all(machine, LATE)
+    assert machine.members_at_work == (SECOND,)

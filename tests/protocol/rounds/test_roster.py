@@ -39,6 +39,8 @@ from tests.support.builders import (
 )
 
 GATHER, ATTEMPT = 20.0, 5.0
+LONGEST = WAITS_MAX * GATHER
+"""Wait for one ring without this peer."""
 SUMS = SumPayloads(codec("fp32"))
 MEMBERS = peers(3)
 FIRST = rank_order(HEAD, 0, MEMBERS)[0]
@@ -275,7 +277,7 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
     state.elsewhere.note(ring_of(OTHERS))
-    patience = GATHER + ring_seconds
+    patience = WAITS_MAX * (GATHER + ring_seconds)
     assert state.decision(1.0).attempt is None
     assert state.decision(0.9 + patience).attempt is None
     assert state.decision(1.1 + patience).attempt is not None
@@ -331,20 +333,20 @@ def test_a_peer_that_a_ring_left_behind_waits_for_its_commit() -> None:
 
 
 def overruling() -> Gatherer:
-    """A machine that organises a ring although one without it is at work, at second 1 + GATHER."""
+    """A machine that organises a ring although one without it is at work, at second 1 + LONGEST."""
     state = gatherer()
     state.expect(0.0, OTHERS)
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
     state.elsewhere.note(ring_of(OTHERS))
     assert state.decision(1.0).attempt is None
-    assert state.decision(1.0 + GATHER).attempt is not None
+    assert state.decision(1.0 + LONGEST).attempt is not None
     assert state.elsewhere.state == "overruling"
     return state
 
 
 def test_a_ring_that_was_overruled_may_still_be_left_or_committed() -> None:
-    now = 2.0 + GATHER
+    now = 2.0 + LONGEST
     dissolved, gone_on = overruling(), overruling()
     for other in OTHERS:
         dissolved.elsewhere.note_accusation(ring_of(OTHERS).ring_id, other, other)
@@ -370,8 +372,9 @@ def test_members_that_come_back_while_their_commit_is_awaited_are_waited_for() -
     state.expect(3.0, OTHERS)
     again = state.decision(3.0)
     assert again.reason == "a ring without this peer is at work on this head"
-    assert state.decision(2.9 + GATHER).attempt is None
-    assert state.decision(3.0 + GATHER).attempt is not None
+    left = WAITS_MAX * GATHER - 1.0 - ATTEMPT
+    assert state.decision(2.9 + left).attempt is None
+    assert state.decision(3.0 + left).attempt is not None
 
 
 def come_and_go(state: Gatherer, away_seconds: float) -> float:
@@ -393,7 +396,9 @@ def come_and_go(state: Gatherer, away_seconds: float) -> float:
 
 
 @pytest.mark.parametrize("away_seconds", [0.5, ATTEMPT, 2 * ATTEMPT])
-def test_rings_that_come_and_go_are_waited_for_twice_as_long_as_one(away_seconds: float) -> None:
+def test_rings_that_come_and_go_are_waited_for_twice_as_long_as_gathering(
+    away_seconds: float,
+) -> None:
     state = gatherer()
     state.expect(0.0, OTHERS)
     for member in MEMBERS:

@@ -410,7 +410,29 @@ def test_a_member_that_one_alone_says_is_out_may_be_at_work_all_the_same() -> No
     round_, ring_id = in_ring()
     round_.statement(0.5, *accusation_of(ring_id, LAST)(LAST))
     round_.statement(0.5, *accusation_of(ring_id, ME)(LAST))
-    assert contested(round_, ring_id, ME) == [], "it repeats what one says that is out"
+    assert contested(round_, ring_id, ME) == [Contested(LAST, ME, 3)], "it repeats what LAST says"
+
+
+def test_what_a_member_repeats_is_the_word_of_the_one_that_said_it_first() -> None:
+    """A hostile member accuses another one to one member alone, and itself to all others. That
+    member says honestly that both are out, and the others hear that it accuses whom it cannot
+    know."""
+    me, honest, hostile, victim = ring_of(peers(4)).members
+    for hears_hostile_first in (False, True):
+        round_, ring_id = in_ring(me, peers(4))
+        first, second = (victim, hostile) if hears_hostile_first else (hostile, victim)
+        actions = round_.statement(1.0, *accusation_of(ring_id, first)(hostile))
+        actions += round_.statement(1.0, *accusation_of(ring_id, second)(hostile))
+        said = Accusation(ring_id, victim, REPEATED)
+        actions += round_.statement(1.1, sealed(honest, said), said)
+        found = [each for each in actions if isinstance(each, Removed)]
+        (removed,) = [each for each in found if each.peer == victim]
+        assert removed.accuser == hostile
+        assert removed.order == (me, honest, hostile, victim)
+        itself = Accusation(ring_id, victim, f"accused by {honest}")
+        assert of(Contested, round_.statement(1.2, sealed(victim, itself), itself)) == [
+            Contested(hostile, victim, 4)
+        ]
 
 
 class Voting:

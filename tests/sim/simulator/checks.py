@@ -279,7 +279,11 @@ class Checks:
                 continue
             if driver.machine.state == "gathering" or peer.peer_id in driver.machine.removed:
                 continue
-            others_seconds = HELLO_SECONDS * (len(driver.ring.members) - 1)
+            scenario = self._world.scenario
+            # One after the other refuses, and then this peer does each chunk alone.
+            asked_seconds = HELLO_SECONDS + 2 * scenario.latency_seconds[1]
+            alone_seconds = 3 * scenario.arithmetic_seconds[1]
+            others_seconds = asked_seconds * (len(driver.ring.members) - 1) + alone_seconds
             if self._world.now < driver.ring_began_seconds + others_seconds:
                 # Begun by one that was away. The others are in another ring, and refuse in turn.
                 self._world.count("ring too young")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Text
 from gossamer.trainer.layers import KeyValues
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.folder import open_pretrained
+from gossamer.trainer.text.tokenizers.tokens import ByteTokenizer
 from tests.support.model_folders import LLAMA3_ROPE, config_of_family, make_folder
 
 CONFIGS = [
@@ -141,8 +143,8 @@ def test_half_a_character_waits_for_the_rest(bytes_model: ModelConfig) -> None:
     torch.nn.init.orthogonal_(decoder.embed_tokens.weight, generator=torch.Generator())
     decoder.norm.weight.data.fill_(1.0)
     continuation = continuation_of(bytes_model, decoder.flat.numpy())
-    pieces = generate(continuation, prompt="\u00fc", tokens=4)
-    assert pieces == ["\N{REPLACEMENT CHARACTER}" * 4]
+    pieces = generate(continuation, prompt="\u00fc", tokens=3)
+    assert pieces == ["\N{REPLACEMENT CHARACTER}" * 3]
 
 
 class ByteFallback:
@@ -213,6 +215,29 @@ def test_half_a_character_does_not_spoil_those_before_it(end: str, said: str) ->
     before = tokenizer.numbers("say it")
     pieces = list(_texts(cast(Any, tokenizer), before, iter(numbers)))
     assert "".join(pieces) == " \u9b31\u8594" + said
+
+
+def test_bytes_that_are_no_character_do_not_wait_for_the_end() -> None:
+    """A model that is young, or trained on something else, may never write a whole character."""
+    drawn = 0
+
+    def numbers() -> Iterator[int]:
+        nonlocal drawn
+        for _ in range(20):
+            drawn += 1
+            yield 0xFF
+
+    said, waiting = "", 0
+    for piece in _texts(ByteTokenizer(), [ord("a")], numbers()):
+        waiting = max(waiting, drawn - len(said))
+        said += piece
+    assert said == "\ufffd" * 20
+    assert waiting <= 4
+
+
+def test_characters_between_bytes_that_are_none_stay_whole() -> None:
+    text = b"\xff" * 5 + "\u9b31".encode() + b"\xc3" * 6 + "\U0001f525.".encode() + b"\xff" * 4
+    assert "".join(_texts(ByteTokenizer(), [ord("a")], iter(text))) == text.decode(errors="replace")
 
 
 def test_a_long_text_is_not_decoded_from_its_beginning() -> None:

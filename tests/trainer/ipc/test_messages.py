@@ -56,7 +56,7 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Evaluated(loss=1.5, tokens=2),
         m.Saved(problem="disk full"),
         m.NeedData(round=1, tokens_queued=0),
-        m.Finished(round=1, steps=2, tokens=3, spans=((0, 1, 2),), loss_mean=0.5),
+        m.Finished(round=1, steps=2, tokens=3, spans=((0, 1, 2),), loss=0.5),
         m.Failed(reason="because"),
     ]
     stream = b"".join(framing.encode(message) for message in to_worker)

@@ -142,9 +142,7 @@ def text_pieces(file: BinaryIO, piece_bytes: int, *, is_start: bool) -> Iterator
         offset += len(piece)
 
 
-def json_lines(
-    file: BinaryIO, read_line: LineReader, on_bad: OnBad = refuse
-) -> Iterator[tuple[int, bytes]]:
+def json_lines(file: BinaryIO, read_line: LineReader, on_bad: OnBad) -> Iterator[tuple[int, bytes]]:
     """(length of the line, its document) of a JSON lines file; blank lines have none, nor have bad
     ones that `on_bad` leaves out."""
     line_number = 0

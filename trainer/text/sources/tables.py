@@ -56,7 +56,7 @@ def table_groups(path: Path, content: Table, text_field: str) -> int:
 
 
 def table_texts(
-    path: Path, content: Table, text_field: str, on_bad: OnBad, groups: Groups = None
+    path: Path, content: Table, text_field: str, on_bad: OnBad, groups: Groups
 ) -> Iterator[tuple[float, bytes]]:
     """Yields (the part of the rows that is done, 0 to 1; the text) of each row.
 

@@ -19,8 +19,8 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from gossamer.node.network.over_libp2p.addresses import peer_id_of
 from gossamer.node.network.over_libp2p.gossip.checks import (
-    MESSAGES_PER_RPC_MAX,
     RPC_BYTES_MAX,
+    check_entries,
     check_shape,
     clean_control,
     is_signed,
@@ -182,8 +182,7 @@ class GuardedPubsub(Pubsub):
             rpc.ParseFromString(body)
         except Exception as error:  # protobuf's own, which has no types
             raise MalformedError(f"not a gossip RPC: {error}") from None
-        if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
-            raise OversizedError(f"gossip RPC of {len(rpc.publish)} messages")
+        check_entries(rpc, num_bytes)
         return num_bytes, rpc
 
     async def _take_rpc(self, peer: ID, rpc: rpc_pb2.RPC, num_bytes: int) -> None:

@@ -27,6 +27,8 @@ RECENT_MESSAGES_MAX = 64
 # Of what a peer asks for between two heartbeats: one RPC. Where next to nothing is missed, hardly
 # anything is asked for, and a comparison of statements brings what is left out.
 ANSWER_BYTES_MAX = RPC_BYTES_MAX
+# Of what waits for a peer that does not read, besides one RPC. Comparisons bring what is dropped.
+QUEUE_BYTES_MAX = RPC_BYTES_MAX
 # Peers that have to wait with their next GRAFT of a topic: the peers of a run that a node
 # remembers. Beyond that the one whose wait ends first is forgotten, and may be early.
 BACK_OFFS_MAX = MEMBERS_MAX
@@ -85,6 +87,20 @@ class GuardedGossipSub(GossipSub):
             wanting = self._random.sample(wanting, num_copies)
         for peer in wanting:
             self.send_rpc(peer, rpc)
+
+    def send_rpc(self, peer_id: ID, rpc: rpc_pb2.RPC, priority: bool = False) -> None:
+        """Queue an RPC for a peer, unless too many bytes wait for it.
+
+        Symptom: a queue holds 32 RPCs, of up to 1 MiB each, for each peer that does not read.
+        """
+        assert self.pubsub is not None
+        queue = self.pubsub.peer_queues.get(peer_id)
+        if queue is not None and len(queue):
+            waiting = [*queue._queue._priority, *queue._queue._non_priority, rpc]
+            if sum(map(rpc_pb2.RPC.ByteSize, waiting)) > QUEUE_BYTES_MAX:
+                self._handle_dropped_rpc(peer_id, rpc, "too many bytes wait")
+                return
+        super().send_rpc(peer_id, rpc, priority)
 
     async def send_recent_messages(self, peer_id: ID, topic: str) -> None:
         """Send a peer that has just named a topic our own messages of the last seconds on it, or

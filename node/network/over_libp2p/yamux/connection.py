@@ -60,6 +60,11 @@ logger = logging.getLogger(__name__)
 INBOUND_STREAMS_MAX = 64
 # Opening streams only to reset them costs the peer less than us.
 OPEN_RATE = Rate(per_second=50, burst=256)
+# Frames that carry next to nothing cost their sender less than us, a microsecond or two each. The
+# peer that sends more of them waits. A line that is full of data has some hundred a second.
+SMALL_FRAMES_RATE = Rate(per_second=4000, burst=10_000)
+# So many bytes of a message make up for one of its frames.
+FRAME_BYTES = 1024
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
 CLOSE_SECONDS_MAX = 1.0
@@ -99,8 +104,8 @@ class YamuxConnection(IMuxedConn):
         rules."""
         self.on_ending: Callable[[], None] = lambda: None
         """Is called when no more streams can be opened."""
-        self.turn: Callable[[], Awaitable[None]] | None = None
-        """Returns when the next stream that the peer has opened may be served; None: at once."""
+        self.turn: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled
+        """Returns when the next stream that the peer has opened may be served."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -118,7 +123,11 @@ class YamuxConnection(IMuxedConn):
         self.writer = YamuxWriter(secured_conn, self.search)
         self.windows = Windows()
         self._opened = Throttle(OPEN_RATE)
+        self._small_frames = Throttle(SMALL_FRAMES_RATE)
+        self._num_frames = 0  # that the newest message has begun
         self._scope = trio.CancelScope()
+        self._in_line = trio.CancelScope()
+        """Its block waits for the turn of a stream."""
         self._header = b""  # the start of a frame header whose end has not arrived
         self._body_left = 0
         self._body_stream: YamuxStream | None = None
@@ -164,6 +173,7 @@ class YamuxConnection(IMuxedConn):
         self._begin_to_end()
         self.event_started.set()
         self._accepted_out.close()
+        self._in_line.cancel()
         for stream in list(self.streams.values()):
             stream.on_reset()
         self.streams.clear()
@@ -220,15 +230,20 @@ class YamuxConnection(IMuxedConn):
 
     async def accept_stream(self) -> IMuxedStream:
         """The next stream that the peer opens, when its turn has come. One that the peer has reset
-        meanwhile is passed over."""
-        try:
-            while (stream := await self._accepted_in.receive()).was_reset:
-                pass
-        except trio.EndOfChannel as error:
-            raise MuxedConnUnavailable("the connection is closed") from error
-        if self.turn is not None:
-            await self.turn()
-        return stream
+        meanwhile is passed over, and the next one has its turn.
+
+        Raises:
+            MuxedConnUnavailable: the connection has ended.
+        """
+        has_turn = False
+        async for stream in self._accepted_in:
+            if not (has_turn or stream.was_reset):
+                with trio.CancelScope() as self._in_line:
+                    await self.turn()
+                has_turn = True
+            if not stream.was_reset:
+                return stream
+        raise MuxedConnUnavailable("the connection is closed")
 
     def forget_if_closed(self, stream: YamuxStream) -> None:
         """Free a stream's place when both directions have ended."""
@@ -255,10 +270,14 @@ class YamuxConnection(IMuxedConn):
 
     async def _read_frames(self) -> None:
         while True:
-            plaintexts = await self.secured_conn.receive()
-            self._signs.heard_seconds = trio.current_time()
-            for plaintext in plaintexts:
+            for plaintext in await self.secured_conn.receive():
+                now = self._signs.heard_seconds = trio.current_time()
+                self._num_frames = 0
                 self._feed(memoryview(plaintext))
+                # A message without a frame is no cheaper than one with one.
+                num_small = max(1, self._num_frames) - len(plaintext) / FRAME_BYTES
+                if num_small > 0 and (seconds := self._small_frames.take(now, num_small)):
+                    await trio.sleep(seconds)
 
     def _feed(self, data: memoryview) -> None:
         """Cut plaintext into frames; frames and messages need not line up."""
@@ -288,6 +307,7 @@ class YamuxConnection(IMuxedConn):
             self._on_frame(*fields)
 
     def _on_frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
+        self._num_frames += 1
         if version != 0 or kind > GO_AWAY:
             raise PeerViolation(f"not yamux: version {version}, type {kind}")
         if kind == PING:

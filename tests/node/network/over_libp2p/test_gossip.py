@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 from libp2p.peer.id import ID
 from libp2p.pubsub.mcache import default_msg_id_fn
@@ -12,14 +13,17 @@ from libp2p.pubsub.rpc_queue import RpcQueue
 from trio.testing import MockClock
 
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.gossip.checks import MESSAGES_PER_RPC_MAX, check_entries
 from gossamer.node.network.over_libp2p.gossip.message_cache import CACHE_BYTES_MAX
 from gossamer.node.network.over_libp2p.gossip.router import (
     ANSWER_BYTES_MAX,
     BACK_OFFS_MAX,
+    QUEUE_BYTES_MAX,
     GuardedGossipSub,
 )
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.protocol.limits import KIB
+from gossamer.protocol.errors import OversizedError
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX, KIB
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 PEER, OTHER = ID(b"peer"), ID(b"other")
@@ -55,6 +59,19 @@ def message_of(number: int, size: int) -> rpc_pb2.Message:
     return rpc_pb2.Message(
         from_id=b"author", seqno=number.to_bytes(4, "big"), data=bytes(size), topicIDs=[TOPIC]
     )
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def _within(field: int, body: bytes) -> bytes:
+    """A field of protobuf whose content is a message."""
+    return bytes([field << 3 | 2]) + _varint(len(body)) + body
 
 
 def ask(router: Any, peer: ID, ids: list[bytes]) -> None:
@@ -101,12 +118,19 @@ def test_a_message_that_is_asked_for_a_thousand_times_is_sent_once() -> None:
     assert len(copies) == 1
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(out) + bytes([value])
+def test_what_waits_for_a_peer_that_does_not_read_is_bounded_in_bytes() -> None:
+    """Thirty-two of the largest messages waited for each peer."""
+    router, pubsub, _ = router_with()
+    queue = pubsub.peer_queues[PEER]
+    largest = rpc_pb2.RPC(publish=[message_of(1, GOSSIP_BYTES_MAX)])
+    for _ in range(32):
+        router.send_rpc(PEER, largest)
+        router.send_rpc(OTHER, rpc_pb2.RPC(publish=[message_of(2, KIB)]))
+    assert 1 <= len(queue) <= QUEUE_BYTES_MAX // GOSSIP_BYTES_MAX
+    assert len(pubsub.peer_queues[OTHER]) == 32
+    pubsub.sent(PEER)
+    router.send_rpc(PEER, largest)
+    assert len(queue) == 1
 
 
 def test_one_id_in_several_spellings_is_one_message() -> None:
@@ -137,6 +161,35 @@ def test_an_answer_names_no_addresses_and_waits_for_no_clock() -> None:
     rpc = pubsub.peer_queues[PEER]._queue.pop()
     assert rpc is not None
     assert not rpc.senderRecord
+
+
+_MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x0a\x00" * _MANY,  # subscriptions
+        *(_within(3, bytes([field << 3 | 2, 0]) * _MANY) for field in (1, 2, 3, 4, 5)),  # control
+        *(_within(3, _within(field, b"\x0a\x00" * _MANY)) for field in (2, 5)),  # ids
+        _within(3, _within(4, b"\x12\x00" * _MANY)),  # peers of a PRUNE
+        _within(2, b"\x22\x00" * _MANY),  # topics of a message
+    ],
+)
+def test_an_rpc_of_many_empty_entries_is_refused_before_it_waits(body: bytes) -> None:
+    """Its objects take thirty times its bytes, for as long as it waits for its turn."""
+    rpc = rpc_pb2.RPC.FromString(body)
+    with pytest.raises(OversizedError):
+        check_entries(rpc, len(body))
+
+
+def test_an_rpc_of_many_ids_and_topics_passes() -> None:
+    """A heartbeat names all messages of some seconds, in as many bytes as an RPC may have."""
+    rpc = rpc_pb2.RPC()
+    ids = [number.to_bytes(46, "big") for number in range(20_000)]
+    rpc.control.ihave.add(topicID=TOPIC, messageIDs=ids)
+    rpc.publish.extend(message_of(number, 10) for number in range(MESSAGES_PER_RPC_MAX))
+    check_entries(rpc, rpc.ByteSize())
 
 
 def test_peers_that_come_prune_and_go_are_not_kept_for_ever() -> None:

@@ -24,7 +24,7 @@ from libp2p.network.swarm import Swarm as StockSwarm
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import Transport as StockNoiseTransport
-from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
@@ -43,6 +43,7 @@ from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.over_libp2p.yamux.windows import FIRST_WINDOW_BYTES
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
+from gossamer.protocol.errors import OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.throttle import Rate
 from tests.support.bounded_run import run
@@ -240,6 +241,23 @@ def test_garbage_on_meshsub_costs_one_stream() -> None:
             await stream.write(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff")
             with suppress(Exception):
                 await stream.read(100)
+            await assert_serves(server)
+
+    run(case)
+
+
+def test_gossip_of_empty_entries_is_an_offence_and_waits_for_nothing() -> None:
+    """Half a million subscriptions of two bytes: their objects were kept for two minutes."""
+
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            offences: list[RemoteProtocolError] = []
+            server.on_offence(lambda _peer, error: offences.append(error))
+            peer = ID.from_base58(server.peer_id)
+            stream = await client._host.new_stream(peer, client._pubsub.protocols)
+            await stream.write(b"\x80\x80\x40" + b"\x0a\x00" * (MIB // 2))
+            await eventually(lambda: len(offences) == 1)
+            assert isinstance(offences[0], OversizedError)
             await assert_serves(server)
 
     run(case)
@@ -598,6 +616,60 @@ def test_streams_of_strangers_wait_for_their_turn_and_those_of_members_do_not(
                 nursery.cancel_scope.cancel()
             assert served.count(member.peer_id) == 40
             assert num_strange <= 20 + 5 * seconds + 1
+
+    run(case)
+
+
+async def accepted(connection: Any, found: list[Any]) -> None:
+    """Notes the stream that a connection accepts, or why there is none."""
+    try:
+        found.append(await connection.accept_stream())
+    except MuxedConnUnavailable as error:
+        found.append(error)
+
+
+def test_a_connection_that_ends_leaves_the_line() -> None:
+    """What ends and comes back would fill the line, and the memory."""
+
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            theirs.turn = trio.sleep_forever
+            found: list[Any] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(accepted, theirs, found)
+                for _ in range(2):
+                    await ours.open_stream()
+                await eventually(lambda: len(theirs.streams) == 2)
+                await ours.close()
+            assert isinstance(found[0], MuxedConnUnavailable)
+
+    run(case)
+
+
+def test_the_turn_of_a_stream_that_is_reset_meanwhile_is_the_next_ones() -> None:
+    """A newcomer whose patience ends before its turn comes would never have one."""
+
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            turn, num_turns = trio.Event(), 0
+
+            async def wait() -> None:
+                nonlocal num_turns
+                num_turns += 1
+                await turn.wait()
+
+            theirs.turn = wait
+            found: list[Any] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(accepted, theirs, found)
+                first = await ours.open_stream()
+                await eventually(lambda: num_turns == 1)
+                await first.reset()
+                second = await ours.open_stream()
+                await eventually(lambda: second.stream_id in theirs.streams)
+                turn.set()
+            assert found == [theirs.streams[second.stream_id]]
+            assert num_turns == 1
 
     run(case)
 

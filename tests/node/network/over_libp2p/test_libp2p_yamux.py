@@ -25,9 +25,16 @@ from gossamer.node.network.over_libp2p.liveness import (
     SILENCE_SECONDS_MAX,
     Liveness,
 )
-from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux.stream import ACK, HEADER, PING, SYN
+from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.yamux.connection import SMALL_FRAMES_RATE, YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.stream import (
+    ACK,
+    DATA,
+    HEADER,
+    PING,
+    SYN,
+    WINDOW_UPDATE,
+)
 from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS, RING_PING_SECONDS
 from gossamer.protocol.policy.membership import ANSWER_SECONDS
@@ -348,6 +355,65 @@ def test_questions_do_not_grow_with_the_swarm(num_peers: int) -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class Full(Channel):
+    """A channel on which so many plaintexts have come already."""
+
+    def __init__(self, plaintext: bytes, number: int) -> None:
+        super().__init__()
+        self._plaintext = plaintext
+        self.num_left = number
+
+    async def receive(self) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        if not self.num_left:
+            await trio.sleep_forever()
+        self.num_left -= 1
+        return [self._plaintext]
+
+
+def left_after(seconds: float, plaintext: bytes, number: int) -> int:
+    """Returns how many of so many plaintexts a connection has not read after some seconds."""
+
+    async def main() -> int:
+        channel = Full(plaintext, number)
+        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.start)
+            await trio.sleep(seconds)
+            assert connection.is_established
+            nursery.cancel_scope.cancel()
+        return channel.num_left
+
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    ("plaintext", "num_frames"),
+    [
+        (b"", 1),
+        (HEADER.pack(0, PING, ACK, 0, 0), 1),
+        (HEADER.pack(0, WINDOW_UPDATE, 0, 1, 0) * 500, 500),
+        (HEADER.pack(0, DATA, 0, 99, 0) * 500, 500),
+        ((HEADER.pack(0, DATA, 0, 99, 1) + b"?") * 500, 500),
+    ],
+    ids=["no frame", "answers to no ping", "windows", "no data", "bytes"],
+)
+def test_frames_that_carry_next_to_nothing_are_read_at_a_rate(
+    plaintext: bytes, num_frames: int
+) -> None:
+    """They cost this node a microsecond or two each, and their sender less."""
+    rate = SMALL_FRAMES_RATE
+    number = int(rate.burst + 2 * rate.per_second) // num_frames
+    assert left_after(0.5, plaintext, number) >= rate.per_second // num_frames
+    assert left_after(4.0, plaintext, number) == 0
+
+
+def test_data_in_long_frames_is_read_at_once() -> None:
+    body = bytes(PLAINTEXT_BYTES_MAX - HEADER.size)
+    plaintext = HEADER.pack(0, DATA, 0, 99, len(body)) + body
+    assert left_after(0.1, plaintext, 2 * int(SMALL_FRAMES_RATE.burst)) == 0
 
 
 def test_a_look_that_fails_ends_one_connection() -> None:

@@ -193,7 +193,7 @@ def test_rounds_of_which_too_little_is_known_are_told_in_one_line(
         await world.reach(ROUNDS, "a")
         committed = world.participant("a").context.committed
         way = committed.chain.ancestors(committed.head, ROUNDS)[::-1][1:]
-        headers = [committed.header(head) for head in way[:LOST]]
+        headers = [committed.blocks.header(head) for head in way[:LOST]]
         world.crash("a")
         await trio.sleep(1.0)
         for header in headers:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import trio
@@ -38,6 +38,9 @@ from tests.support.node_world import (
     start,
     tokens_of,
 )
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 SLOW_LINE = 80_000.0
 """Bytes a second: a ring of four takes some half a second."""
@@ -102,6 +105,41 @@ def test_a_node_whose_disk_takes_nothing_stays_in_the_ring(tmp_path: Path) -> No
         await trio.sleep(1.0)
         await nursery.start(world.run, "b")
         await world.until(lambda: world.round("b") >= mended, seconds=10)
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_rounds_that_the_disk_did_not_take_are_on_it_when_it_is_back(
+    tmp_path: Path, leaves: bool
+) -> None:
+    """Also where the node has no further round: it is paused, or it leaves."""
+    world = World(tmp_path, seed=20)
+
+    async def story(nursery: trio.Nursery) -> None:
+        left = trio.Event()
+
+        async def run_a(task_status: TaskStatus[None]) -> None:
+            await world.run("a", task_status=task_status)
+            left.set()
+
+        await nursery.start(run_a)
+        await world.reach(3, "a")
+        node = world.participant("a")
+        with disk_that_takes_nothing(tmp_path / "a"):
+            await world.reach(15, "a")
+            world.nodes["a"].pause()
+            await world.until(lambda: phase(node) == "paused", seconds=30)
+        head = node.context.committed.head
+        if leaves:
+            world.nodes["a"].leave()
+            await left.wait()
+        else:
+            await world.until(lambda: node.context.health.problem is None, seconds=60)
+            world.crash("a")
+        assert StateDir(tmp_path / "a").read_head() == head
+        records = (tmp_path / "a" / "chain").glob("0*")
+        assert len([*records]) == node.context.committed.entry.round
 
     simulate(world, story)
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from gossamer.node.network.identity import SIGNATURE_BYTES
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import SIGNATURE_BYTES, Digest
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.state.frozen_weights import decode_list
