@@ -1,8 +1,8 @@
 """Committed headers on disk. `chain_tree` is the tree that they form in memory.
 
-Every commit record is a file of its own, ``chain/<round>-<head>``, behind its own BLAKE3 digest; an
-entry in memory holds what the head rule and the way from one head to another need. A file that is
-damaged is left out with a warning: its round can be fetched again from any peer.
+Every commit record is a file of its own (`record_files`), in the folder ``chain``. An entry in
+memory holds what the head rule and the way from one head to another need. A file that is damaged is
+left out with a warning: its round can be fetched again from any peer.
 
 Old rounds go. The chain then begins at its *start* (`chain_start`): a checkpoint, with so many
 rounds before it as say who has stake there.
@@ -10,20 +10,13 @@ rounds before it as say who has stake there.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
 
-from gossamer.node.base.disk_health import (
-    DiskError,
-    DiskHealth,
-    disk_error,
-    remove_quietly,
-    sync_files,
-)
+from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly
 from gossamer.node.storage.bounded_file import read_digested
 from gossamer.node.storage.chain_start import (
     FILE_NAMES,
@@ -34,6 +27,7 @@ from gossamer.node.storage.chain_start import (
     write_start,
 )
 from gossamer.node.storage.chain_tree import ChainTree, Entry
+from gossamer.node.storage.record_files import RecordFiles
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
@@ -77,8 +71,7 @@ class ChainStore(ChainTree):
     ) -> None:
         """`pinned_head`: the head that the link named by which this node joined."""
         self._directory = directory
-        self._health = health or DiskHealth()
-        self.problem: DiskError | None = None
+        self._files = RecordFiles(directory, health or DiskHealth())
         super().__init__(genesis, genesis_state)
         self.pinned_head = pinned_head
         self.passed: frozenset[Digest] = frozenset()
@@ -87,8 +80,6 @@ class ChainStore(ChainTree):
         """Files of rounds before the start, to be removed."""
         self._damaged: list[Path] = []
         """Files that cannot be read. They go with the rounds before the start."""
-        self._unwritten: dict[Digest, bytes] = {}
-        """Records that are not on disk: it did not take them, or they are just coming."""
         self.joined: tuple[int, tuple[Digest, ...]] = (0, ())
         """How often records got further votes in this life, and the newest `JOINED_KEPT` of their
         rounds. It is replaced at once."""
@@ -142,13 +133,12 @@ class ChainStore(ChainTree):
         self._link(entry)
 
     def _forget(self, head: Digest) -> None:
-        entry = self._unlink(head)
-        self._unwritten.pop(head, None)
-        remove_quietly(self._file(entry))
+        self._files.remove(self._unlink(head))
 
-    def _file(self, entry: Entry) -> str:
-        # Not a `Path`: to make one takes as long as to write the file.
-        return f"{self._directory}/{entry.round:010d}-{entry.head.hex()}"
+    @property
+    def problem(self) -> DiskError | None:
+        """The reason why the disk lacks records; None if it has all."""
+        return self._files.problem
 
     def add(self, commit: Commit, header: Header) -> Digest:
         """Stores a checked commit record, on disk if that takes it; returns its head."""
@@ -156,18 +146,19 @@ class ChainStore(ChainTree):
         with self._adding:
             if head not in self._entries:
                 # In this order: who finds the entry finds its record too.
-                self._unwritten[head] = record = encode_commit(commit)
+                record = encode_commit(commit)
+                self._files.put(head, header.round, record)
                 self._remember(head, header, len(record))
             elif head not in (self.genesis, self.root):
                 self._add_votes(head, commit)
-            self._write_all()
+            self._files.write_waiting()
         return head
 
     def write_waiting(self) -> DiskError | None:
         """Writes the records that the disk has not taken. Returns what went wrong."""
         with self._adding:
-            if self._unwritten:
-                self._write_all()
+            if not self._files.are_whole:
+                self._files.write_waiting()
             return self.problem
 
     def _add_votes(self, head: Digest, commit: Commit) -> None:
@@ -178,7 +169,7 @@ class ChainStore(ChainTree):
         except (OSError, RemoteProtocolError):
             joined = commit  # the file is damaged
         if joined is not None:
-            self._unwritten[head] = encode_commit(joined)
+            self._files.put(head, self._entries[head].round, encode_commit(joined))
             number, heads = self.joined
             self.joined = number + 1, (*heads, head)[-JOINED_KEPT:]
 
@@ -192,38 +183,13 @@ class ChainStore(ChainTree):
             return 0  # the file is damaged, and is replaced
         return 0 if joined is None else max(0, len(encode_commit(joined)) - len(known))
 
-    def _write_all(self) -> None:
-        try:
-            for unwritten in list(self._unwritten):
-                self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
-                del self._unwritten[unwritten]
-        except DiskError as error:
-            self.problem = error
-            self._health.failed("chain", error)
-        else:
-            self.problem = None
-            self._health.wrote("chain")
-
     def sync(self, head: Digest) -> None:
         """Makes the record of a known head durable: it survives a power cut from now on. DiskError.
 
         A record that is lost in the middle of the chain keeps newcomers out where no other member
         has it.
         """
-        sync_files([Path(self._file(self._entries[head]))])
-
-    @staticmethod
-    def _write(path: str, data: bytes) -> None:
-        """Replaces the file; it survives this process, and a power cut after `sync`. DiskError."""
-        folder, _, name = path.rpartition("/")
-        temporary = f"{folder}/.{name}"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(digest_of(data) + data)
-            os.replace(temporary, path)
-        except OSError as error:
-            remove_quietly(temporary)
-            raise disk_error(Path(path), len(data), error) from error
+        self._files.sync(self._entries[head])
 
     # The start
 
@@ -356,8 +322,8 @@ class ChainStore(ChainTree):
             if head in kept or (head in own and head != root):
                 entries[head] = entry
             elif head not in (self.genesis, self.root):
-                self._leftover.append(self._file(entry))
-                self._unwritten.pop(head, None)
+                self._leftover.append(self._files.path_of(entry))
+                self._files.drop(head)
         first = f"{start.before_round + 1:010d}"
         self._leftover += [str(path) for path in self._damaged if path.name < first]
         self._damaged = [path for path in self._damaged if path.name >= first]
@@ -386,8 +352,7 @@ class ChainStore(ChainTree):
 
     def record(self, head: Digest) -> bytes:
         """The encoded commit record of a head, with the errors of `commit`."""
-        unwritten = self._unwritten.get(head)
-        return read_digested(self._file(self._entries[head])) if unwritten is None else unwritten
+        return self._files.read(self._entries[head])
 
     def header(self, head: Digest) -> Header:
         """Returns the header of a head, with the errors of `commit`."""
