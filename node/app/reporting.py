@@ -100,7 +100,7 @@ class Reporter:
             reach_text=reach_text(
                 reach.reach, reach.num_confirmed, addresses[0] if addresses else "", peers
             ),
-            phase="leaving" if is_leaving else progress.phase,
+            phase=self._phase,
             problem=self._problem(),
             put_out=self._put_out(),
             waits_for=None if is_leaving else progress.waits_for,
@@ -154,14 +154,16 @@ class Reporter:
         """Returns phase, round and cause in a few words."""
         progress = self._participant.progress
         cause = progress.paused_reason or progress.waits_for
-        shown_cause = f" ({cause})" if cause else ""
-        phase: Phase = progress.phase
-        if self._participant.is_leaving:
-            phase, shown_cause = "leaving", ""
+        shown_cause = f" ({cause})" if cause and not self._participant.is_leaving else ""
         problem = self._problem()
         shown_problem = f": {problem}" if problem else ""
         round_number = self._participant.context.committed.entry.round
-        return f"{phase}{shown_cause}, round {round_number}{shown_problem}"
+        return f"{self._phase}{shown_cause}, round {round_number}{shown_problem}"
+
+    @property
+    def _phase(self) -> Phase:
+        """The phase that people see: `leaving` from the order on."""
+        return "leaving" if self._participant.is_leaving else self._participant.progress.phase
 
     def _problem(self) -> str | None:
         """Returns what is the matter with this node; the worst of several."""

@@ -157,8 +157,7 @@ class ChainStore(ChainTree):
     def write_waiting(self) -> DiskError | None:
         """Writes the records that the disk has not taken. Returns what went wrong."""
         with self._adding:
-            if not self._files.are_whole:
-                self._files.write_waiting()
+            self._files.write_waiting()
             return self.problem
 
     def _add_votes(self, head: Digest, commit: Commit) -> None:

@@ -71,11 +71,6 @@ class RecordFiles:
             self.problem = None
             self._health.wrote("chain")
 
-    @property
-    def are_whole(self) -> bool:
-        """Returns whether no record waits."""
-        return not self._waiting
-
     def sync(self, entry: Entry) -> None:
         """Makes a record durable: it survives a power cut from now on. DiskError."""
         sync_files([Path(self.path_of(entry))])

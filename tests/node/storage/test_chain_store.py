@@ -101,6 +101,25 @@ def test_what_the_disk_does_not_take_is_known_and_written_later(
     assert again.path_between(RUN_ID, Digest(third[1].digest)) is not None
 
 
+def test_nothing_is_the_matter_when_what_the_disk_did_not_take_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = chain_of(PEER, 2)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    kept = store.add(*first)
+
+    def refuse(*_args: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        store.add(*second)
+        assert store.write_waiting() is store.problem is not None
+    store.forget_all_but([kept])
+    assert store.write_waiting() is None
+    assert store.problem is None
+
+
 def test_records_are_served_while_their_branch_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
