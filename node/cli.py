@@ -54,23 +54,33 @@ def run_command(arguments: Sequence[str]) -> int:
         if arguments[0] == "status":
             from gossamer.node.commands.views.status_line import read_status_line, show_status
 
-            if (line := read_status_line(arguments)) is not None:
-                return show_status(line)
-        return _run_from_table(arguments)
+            line = read_status_line(arguments)
+            status = _run_from_table(arguments) if line is None else show_status(line)
+        else:
+            status = _run_from_table(arguments)
+        sys.stdout.flush()  # its errors show here: at Python's end nobody could catch them
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of our output has gone, as in `gossamer status | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except Exception as error:
-        from gossamer.node.commands.user_errors import exit_status, explain
+        from gossamer.node.commands.user_errors import exit_status, explain, is_of_output
 
         problems = explain(error)
         if problems is None:
             raise
+        if is_of_output(error):
+            _drop_output()
         _complain(problems)
         return exit_status(error)
+
+
+def _drop_output() -> None:
+    """What Python still has of the output would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_from_table(arguments: Sequence[str]) -> int:

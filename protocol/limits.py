@@ -5,7 +5,7 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # So many members have to fit a ring of signed records (`trust = "open"`): a chunk is one block with
 # a record of each. With fewer the ring would leave out members of a run of common size.

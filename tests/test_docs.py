@@ -18,6 +18,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.command_table import app
 from gossamer.node.commands.views import status_view
 from gossamer.node.runs.manifest_keys import HINTS
+from gossamer.node.storage.state_names import HELD_NAME, KEPT_NAMES, RUN_NAMES
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.rounds.states import TABLES
 
@@ -40,6 +41,9 @@ NOT_OF_THE_REPOSITORY |= {
     "better-gguf",
     "model.gguf",
 }
+
+OF_OTHER_VERSIONS = {"optimizer"}
+"""Names in a state directory that only older versions wrote."""
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "protocol/SPEC.md"])
 TOP = {
@@ -172,6 +176,14 @@ def test_every_benchmark_page_says_how_it_was_made() -> None:
         for part in ("**Answer.**", "**Set-up.**", "**Commit.**", "**Command.**", "\n| --- |"):
             assert part in text, (page.name, part)
         assert f"]({page.name})" in (DOCS / "benchmarks/index.md").read_text()
+
+
+def test_the_table_of_back_ups_has_all_of_the_state_directory() -> None:
+    table = (DOCS / "guides/operator.md").read_text().partition("## Back up")[2]
+    first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    said = {name.rstrip("/") for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+    missing = {*KEPT_NAMES, *RUN_NAMES, HELD_NAME} - said - OF_OTHER_VERSIONS
+    assert missing == {"manifest.copy", "roll.copy"}, "these stand beside their files"
 
 
 def test_reference_has_every_command() -> None:

@@ -35,7 +35,7 @@ class AdaptedLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., inputs) -> (..., outputs)"""
         added: Tensor = self.lora_B(self.lora_A(x))
-        return super().forward(x) + self._scale * added
+        return torch.add(super().forward(x), added, alpha=self._scale)
 
 
 def _projection(model: ModelConfig, target: Target, *, bias: bool = False) -> Linear:

@@ -192,7 +192,7 @@ class Decoder(nn.Module):
     def next_logits(self, tokens: Tensor, past: Sequence[KeyValues]) -> Tensor:
         """Logits of the token behind `tokens`, (B, T) -> (B, V), given those in `past`, one for
         each layer. `past` holds nothing, or T is 1; it gets the tokens as well."""
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens).to(self.residual_dtype)
         for layer, of_layer in zip(self.layers, past, strict=True):
             x = layer(x, self.rotary, of_layer)
         logits: Tensor = self.lm_head(self.norm(x[:, -1]))

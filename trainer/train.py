@@ -73,7 +73,7 @@ class Worker:
     ) -> None:
         self._inner, self._context = run.inner, run.model.context
         self._device = take_device(device, run.model.width)
-        if self._device.needs_loss_scale:
+        if self._device.needs_loss_scale:  # a daemon's trainer scales the loss of an old card
             self._device = dataclasses.replace(self._device, precision="fp32")
         self._decoder = decoder_on(run.model, self._device)
         self._optimizer = optimizer_for(
@@ -89,7 +89,12 @@ class Worker:
         num_steps: int,
         place: SchedulePlace | None = None,
     ) -> int:
-        """Adds the work of inner steps from `parameters` to `pending`; returns their tokens."""
+        """Adds the work of inner steps from `parameters` to `pending`; returns their tokens.
+
+        Args:
+            first_step: planned inner steps before, for the learning rate.
+            place: what the learning rate follows instead in a run that counts tokens.
+        """
         self._decoder.flat.copy_(torch.from_numpy(parameters))
         for step in range(num_steps):
             self._inner_step(learning_rate_of(first_step, step, self._inner, place))
@@ -136,13 +141,16 @@ class Swarm:
     def round(self, number: int, members: Sequence[Worker], num_steps: int = 0) -> list[int]:
         """One round, members in ring order; returns their tokens. `num_steps` 0: the run's own."""
         outer, parameters, momentum = self._run.outer, self.parameters, self.momentum
+        # Steps 2 and 3 of the docstring above.
         steps = (outer.first_inner_step_of(number), num_steps or outer.inner_steps_of(number))
         place = self._end.place_of(self._tokens, self._num_contributors)
         tokens = [worker.train(parameters, *steps, place) for worker in members]
         self._tokens, self._num_contributors = self._tokens + sum(tokens), len(members)
-        work = [worker.pending for worker in members]  # afterwards: what each worker carries on
+        # Step 4. It leaves in each worker's `pending` what that carries on: its rounding errors.
+        work = [worker.pending for worker in members]
         norms = [norm_of(each) for each in work]
         average = ring_average(work, tokens, self.plan, self._payloads, outer.error_decay)
+        # Step 5. How far the workers agree, by norms and average, may choose the momentum.
         chunks = [self.plan.range_of(chunk) for chunk in range(self.plan.num_chunks)]
         pieces = ((average[chunk], momentum[chunk]) for chunk in chunks)
         rates = rates_of_round(outer, self._run.inner.total_steps, number, pieces, norms)
@@ -180,7 +188,8 @@ def main() -> None:
         for number in range(1, options.rounds + 1):
             tokens, loss = swarm.round(number, workers), workers[0].loss(swarm.parameters, heldout)
             state = index_of(swarm.parameters, swarm.momentum, swarm.plan).digest.hex()
-            print(f"round {number}: {sum(tokens):,} tokens, loss {loss:.4f}, state {state}")
+            said = f"round {number}: {sum(tokens):,} tokens, loss {loss:.4f}, state {state}"
+            print(said, flush=True)  # into a pipe, too
 
 
 if __name__ == "__main__":

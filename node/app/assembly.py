@@ -131,14 +131,19 @@ class Node:
             runtime.unix_seconds,
             runtime.read_in_thread,
         )
-        first.limit_parts.join(
-            self._pause_watch, lambda: first.hardware.capacity().tokens_per_second
-        )
+        first.limit_parts.join(self._pause_watch, self._speed_of_rounds)
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""
         self.reporter: Reporter | None = None
         """The part that tells the node's status; None until there is a participant."""
         serve_manifest(transport, signed, first.blocks.uploads)
+
+    def _speed_of_rounds(self) -> float:
+        """Returns the tokens per second that this node trains; 0 where that is not known, and where
+        the run has no further round."""
+        if self.participant is not None and self.participant.is_finished:
+            return 0.0
+        return self.first.hardware.capacity().tokens_per_second
 
     # Orders
 

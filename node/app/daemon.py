@@ -32,7 +32,7 @@ from gossamer.node.base.roles import Found, Join, Resume, Role
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import ask
-from gossamer.node.base.threads import run_abandonable
+from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.machine.capacity import (
     device_memories,
     devices_of,
@@ -61,13 +61,13 @@ from gossamer.node.runs.needs import (
     require_disk,
     require_memory,
 )
-from gossamer.node.runs.own_text import own_text_of, require_fitting
+from gossamer.node.runs.own_text import OwnText, own_text_of, require_fitting
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -201,7 +201,7 @@ class _Daemon:
         # network do not wait for it.
         identity = await in_thread(lambda: _identity_in(state_dir))
         await in_thread(lambda: _mend_manifest(state_dir))
-        signed = signed_manifest_here(state_dir)
+        here = signed_manifest_here(state_dir)
         port = state_dir.addresses.read_port()
         given = settings.bootstrap
         if not isinstance(self._role, Found):
@@ -219,32 +219,7 @@ class _Daemon:
         ) as transport:
             await in_thread(lambda: state_dir.addresses.write_port(transport.port))
             self._manager.ready()  # to join or to found may take as long as it takes
-            addresses = given
-            own_text = None
-            if isinstance(self._role, Found):
-                signed, own_text = await found_here(
-                    self._role,
-                    identity,
-                    state_dir.blocks_path,
-                    settings,
-                    lambda does: self._starts(f"it founds a run: {does}"),
-                )
-                await in_thread(functools.partial(state_dir.write_manifest, signed))
-            else:
-                role = self._role
-                own_text = own_text_of(role.corpus, role.text_field, skip_bad=role.skip_bad)
-                if isinstance(role, Join):
-                    log.debug("asking for the run", addresses=len(addresses))
-                    self._starts("it asks its peers for the run")
-                    signed = await join_run(
-                        transport, role, addresses, state_dir, self._require_consent, in_thread
-                    )
-                    await in_thread(lambda: state_dir.addresses.write_seeds(given, has_joined=True))
-            if signed is None:
-                raise JoinError(
-                    f"there is no run in {state_dir.root}: `gossamer start` founds one, "
-                    "`gossamer join ADDRESS` joins one"
-                )
+            signed, own_text = await self._begin(transport, identity, here, given, in_thread)
             manifest = open_signed_manifest(signed)
             if isinstance(self._role, Resume):
                 require_fitting(manifest, has_text=own_text is not None, has_shards=True)
@@ -252,7 +227,7 @@ class _Daemon:
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
-            bootstrap = tuple(dict.fromkeys((*addresses, *state_dir.addresses.read_seeds())))
+            bootstrap = tuple(dict.fromkeys((*given, *state_dir.addresses.read_seeds())))
             settings = msgspec.structs.replace(settings, bootstrap=bootstrap)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime, limits)
             self._leave, self._node = node.leave, node
@@ -262,6 +237,42 @@ class _Daemon:
                 await node.run(own_text)
                 nursery.cancel_scope.cancel()
             self._reached = reached(node.participant, settings.state_dir)
+
+    async def _begin(
+        self,
+        transport: Libp2pTransport,
+        identity: Identity,
+        here: SignedManifest | None,
+        addresses: tuple[str, ...],
+        in_thread: RunInThread,
+    ) -> tuple[SignedManifest, OwnText | None]:
+        """Returns the run that is founded, joined or gone on with, and this machine's own text."""
+        state_dir, role = self._state_dir, self._role
+        if isinstance(role, Found):
+            signed, own_text = await found_here(
+                role,
+                identity,
+                state_dir.blocks_path,
+                self._settings,
+                lambda does: self._starts(f"it founds a run: {does}"),
+            )
+            await in_thread(functools.partial(state_dir.write_manifest, signed))
+            return signed, own_text
+        own_text = own_text_of(role.corpus, role.text_field, skip_bad=role.skip_bad)
+        if isinstance(role, Join):
+            log.debug("asking for the run", addresses=len(addresses))
+            self._starts("it asks its peers for the run")
+            signed = await join_run(
+                transport, role, addresses, state_dir, self._require_consent, in_thread
+            )
+            await in_thread(lambda: state_dir.addresses.write_seeds(addresses, has_joined=True))
+            return signed, own_text
+        if here is None:
+            raise JoinError(
+                f"there is no run in {state_dir.root}: `gossamer start` founds one, "
+                "`gossamer join ADDRESS` joins one"
+            )
+        return here, own_text
 
     def _require_memory(self, manifest: Manifest) -> Needs:
         """Returns what a run needs here. Raises TooLargeError where that is too much."""

@@ -4,8 +4,8 @@ They listen on loopback by default. Even there, a web page that is open in a bro
 can resolve a name of its own to 127.0.0.1 (DNS rebinding) and read everything. Therefore the Host
 header must be an address, a loopback name, or a name from the settings.
 
-h11 bounds the headers (16 KiB), and `Guard` the body. Idle and stalled connections are closed. All
-of that is so in HTTP/1 alone, and so the servers speak nothing else.
+h11 bounds the headers (16 KiB), `Guard` the body, and `http_places` the connections. Idle and
+stalled ones are closed. All of that is so in HTTP/1 alone, and so the servers speak nothing else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from hypercorn.trio import serve
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gossamer.node.app.http_places import PlacedConfig
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of
 from gossamer.node.base.address_text import HostPort, bind_remedy, parse_host_port
 from gossamer.node.base.settings import ConfigError
 from gossamer.protocol.limits import MIB
+from gossamer.protocol.policy.throttle import Rate, Throttle
 
 if TYPE_CHECKING:
     import h11
@@ -164,7 +166,7 @@ def bind_address(option: str, address_text: str) -> socket.socket:
 
 
 def _config(listener: socket.socket, read_seconds: float | None) -> Config:
-    config = Config()
+    config = PlacedConfig()
     config.bind = [f"fd://{listener.dup().detach()}"]
     config.errorlog = logging.getLogger("hypercorn.error")
     config.include_server_header = False
@@ -188,13 +190,21 @@ class Guard:
     )
     _POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str], body_bytes_max: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Sequence[str],
+        body_bytes_max: int,
+        rate: Rate | None = None,
+    ) -> None:
         """
         Args:
             hosts: host names that requests may use besides loopback names and addresses.
             body_bytes_max: 0 for an endpoint whose requests have no body.
+            rate: of the requests of all clients together; those beyond it wait.
         """
         self._app = app
+        self._requests = None if rate is None else Throttle(rate)
         self._body_bytes_max = body_bytes_max
         self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, *hosts))
 
@@ -206,6 +216,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        if self._requests is not None:
+            await trio.sleep(self._requests.take(trio.current_time()))
         body = _Body(receive)
         is_known_version = scope["http_version"] in _VERSIONS
 

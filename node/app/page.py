@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import lru_cache
 from importlib import resources
 from io import BytesIO
 
 SCRIPTS = ("page_text.js", "page_chart.js", "page_steer.js", "page.js")
 """In this order one script: each uses only names of those before it while it is loaded."""
+
+LINKS_MAX = 4
+"""Links whose picture is kept. A node's link changes with its address, and a picture takes the
+event loop 8 ms."""
 
 
 def load_page() -> tuple[str, str]:
@@ -30,6 +35,7 @@ def load_page() -> tuple[str, str]:
     return page, policy
 
 
+@lru_cache(maxsize=LINKS_MAX)
 def qr_code(link: str) -> bytes:
     """Returns a link as a QR code (ISO 18004), an SVG picture."""
     import segno  # here: few nodes are ever asked for a picture

@@ -271,7 +271,9 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             meant = name.removeprefix(ENVIRONMENT_PREFIX).lower()
             hint = _hint(meant, known_names, lambda each: ENVIRONMENT_PREFIX + each.upper())
             problems.append(
-                f"{name}: is no setting; {hint or 'docs/reference/settings.md has all'}"
+                f"{name}: is no setting; {hint}"
+                if hint
+                else f"{name}: is no setting: unset it. `gossamer config show` then lists all"
             )
     return problems
 

@@ -63,6 +63,14 @@ _MISTAKES = (
 """Errors of the system that a wrong path or missing rights cause. Others are the disk's, which may
 be mended."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_ADVICE = {
+    **dict.fromkeys(_FULL, ". Free some space, and give the command again"),
+    errno.EROFS: ". Name a place that can be written",
+}
+"""What to do, where the system's own words do not say it."""
+
 _PASSING = (
     "gossamer.node.runs.inviting:NoAddressError",
     "gossamer.node.storage.state_dir:StateDirInUseError",
@@ -81,9 +89,18 @@ def explain(error: Exception) -> list[str] | None:
     if not (isinstance(error, OSError) or _is_one_of(error, _WITH_TEXT)):
         return None
     # Only Python's own OSError: the texts of our subclasses name the file and say what to do.
-    if isinstance(error, OSError) and type(error).__module__ == "builtins" and error.filename:
-        return [f"{error.filename}: {error.strerror}"]
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":
+        advice = _ADVICE.get(error.errno or 0, "")
+        if error.filename:
+            return [f"{error.filename}: {error.strerror}{advice}"]
+        if is_of_output(error):
+            return [f"the output cannot be written: {error.strerror}{advice}"]
     return [str(error)]
+
+
+def is_of_output(error: Exception) -> bool:
+    """Whether the disk behind the output is full: errors of other files are of kinds of our own."""
+    return type(error) is OSError and not error.filename and error.errno in _FULL
 
 
 def exit_status(error: Exception) -> int:

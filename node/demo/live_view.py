@@ -187,12 +187,17 @@ def print_summary(
     if picture is not None:
         rows.append(("picture", Text(str(picture))))
     rows.append(("logs", Text(str(folder))))
-    stays = format_bytes(bytes_beside(folder))
-    rows.append(("disk", Text(f"{stays} stay; to delete them: rm -r {shlex.quote(str(folder))}")))
+    rows.append(("disk", Text(what_stays(folder))))
     for name, value in rows:
         line = Text.assemble((f"{name:<9}", "dim"), value)
         # Not wrapped: a path or a digest that is cut in two cannot be copied.
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def what_stays(folder: Path) -> str:
+    """Returns how much the demo leaves on the disk, and how to delete it."""
+    stays = format_bytes(bytes_beside(folder))
+    return f"{stays} stay; to delete them: rm -r {shlex.quote(str(folder))}"
 
 
 def _summary_rows(record: Record) -> list[tuple[str, Text]]:

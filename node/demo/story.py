@@ -24,7 +24,7 @@ from rich.text import Text
 
 from gossamer.node.base.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, ConfigError
 from gossamer.node.base.terminal import open_console
-from gossamer.node.demo.live_view import View, print_summary
+from gossamer.node.demo.live_view import View, print_summary, what_stays
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.demo.plot import Mark, draw_loss_curve
 from gossamer.node.demo.record import Record
@@ -102,14 +102,14 @@ def run_demo(
         living peers are equal; otherwise 1.
 
     Raises:
-        ConfigError: the directory is not empty.
+        ConfigError: the directory is not empty, or a file.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came.
     """
     folder = _folder(directory)
     console = console or open_console()
     record = Record()
     problems: list[str] = []
-    started = time.monotonic()
+    is_stopped, started = False, time.monotonic()
     try:
         with _Interrupts() as interrupts, LocalSwarm(folder, ("--threads", "1")) as swarm:
             demo = Demo(swarm, record, console, interrupts, started=started, seconds=seconds)
@@ -119,10 +119,15 @@ def run_demo(
             except SwarmError as error:
                 problems.append(str(error))
             demo.end()
+    except KeyboardInterrupt:
+        is_stopped = True
+        raise
     finally:
         if directory is None:
             for state_dir in folder.glob("node*/"):
                 shutil.rmtree(state_dir, ignore_errors=True)
+        if is_stopped:
+            console.print(f"stopped: {what_stays(folder)}", soft_wrap=True, highlight=False)
     picture = _draw(folder / PICTURE_NAME, record, demo.marks)
     took = time.monotonic() - started
     print_summary(record, console, seconds=took, picture=picture, folder=folder)
@@ -152,7 +157,10 @@ def _folder(directory: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="gossamer-demo-"))
     if directory.is_dir() and any(directory.iterdir()):
         raise ConfigError([f"{directory} is not empty: name a new or an empty folder"])
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError([f"{directory} is no folder: name a new or an empty folder"]) from None
     return directory.resolve()
 
 

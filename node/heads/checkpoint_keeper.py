@@ -122,13 +122,14 @@ class CheckpointKeeper:
         pending = checkpoints.pending
         if pending is not None and pending.checkpoint.head == head:
             return
-        summary = await run_in_thread(lambda: self._summary_at(head))
+        me, run_id = self._identity.peer_id, self._manifest.run_id
+        is_alone = self._choice.stakes_at(head).keys() == {me}  # no thread may ask
+        summary = await run_in_thread(lambda: self._summary_at(head, is_alone=is_alone))
         header = await run_in_thread(lambda: self._header(head))
         if summary is None or header is None or head not in self._committed.chain:
             return
         stakes, tokens = self._choice.stakes_at(head), self._choice.tokens_at(head)
         checkpoint = checkpoint_of(header, stakes, summary, tokens)
-        me, run_id = self._identity.peer_id, self._manifest.run_id
         signature = self._identity.sign(signing_bytes(run_id, checkpoint.digest))
         mine = {me: CheckpointSignature(me, signature)}
         checkpoints.pending = Pending(checkpoint, summary, mine)
@@ -144,16 +145,20 @@ class CheckpointKeeper:
         # Behind a missing record the ancestors end too early.
         return found if found in chain and chain.entry(found).round == round_number else None
 
-    def _summary_at(self, head: Digest) -> ChainSummary | None:
+    def _summary_at(self, head: Digest, *, is_alone: bool = False) -> ChainSummary | None:
         """The summary up to a head, from the newest one that is known on the way to it. None if a
-        record on the way cannot be read."""
+        record on the way cannot be read.
+
+        Args:
+            is_alone: whether this node has all stake at the head.
+        """
         chain = self._committed.chain
         base, summary = chain.genesis, NO_SUMMARY
         if chain.start is not None:
             base, summary = Digest(chain.start.head), chain.start.decoded_summary()
         way = [head] if base == head else chain.path_between(base, head)
         if way is None:
-            return self._summary_over_gaps(head, base, summary)
+            return self._summary_over_gaps(head, base, summary) if is_alone else None
         places = {each: place for place, each in enumerate(way, start=1)}
         place = len(way) if base == head else 0
         """The number of heads on the way that the summary has."""
@@ -190,11 +195,10 @@ class CheckpointKeeper:
 
         The members of a run sign the same summary. So a node makes one of its own only where it
         has all stake: then the work of all newest rounds is its own, and a newcomer could not join
-        without it. None: others have stake, or the missing record is among the rounds that say so.
+        without it. None: the missing record is among the rounds that say who has stake.
         """
         chain = self._committed.chain
-        is_alone = self._choice.stakes_at(head).keys() == {self._identity.peer_id}
-        if not is_alone or len(chain.ancestors(head, STANDING_ROUNDS)) <= STANDING_ROUNDS:
+        if len(chain.ancestors(head, STANDING_ROUNDS)) <= STANDING_ROUNDS:
             return None
         newest = base
         try:

@@ -22,6 +22,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.ticks import DISK_LOOKS, sleep_to_tick
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.storage.bounded_file import open_file
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.run_end import RunEnd, check_extension
@@ -56,7 +57,7 @@ class ExtensionFile:
                 founder of the run could have signed.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 signed = decode_signed(file.read(_FILE_BYTES_MAX))
         except FileNotFoundError:
             return None

@@ -43,24 +43,16 @@ from gossamer.protocol.policy.membership import (
     near_rounds,
 )
 from gossamer.protocol.state.chain import Header
-from gossamer.protocol.wire.audit_messages import AnyVerdict
 from gossamer.protocol.wire.statements import (
     Announce,
-    Equivocation,
     Phase,
-    Ready,
-    Roster,
-    Statement,
+    Signed,
     Vote,
     vote_key,
 )
 
 AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
 """Phases of a peer that works on the round after its head."""
-
-FUTURE_ROUNDS = 64
-"""Statements on rounds that are further ahead are forgotten. A node that is so far behind gets them
-again when it has caught up, and one that invents rounds keeps no room with them."""
 
 log = structlog.get_logger("node")
 
@@ -132,13 +124,14 @@ class Heads:
         """The members that signed a known round."""
         return self._rounds.signers_of(head)
 
-    def heard_vote(self, author: PeerId, vote: Vote) -> None:
+    def heard_vote(self, signed: Signed, vote: Vote) -> None:
         """Takes a checked vote, which may be of a round that is proven without it."""
-        self._rounds.heard_vote(author, vote)
+        self._rounds.heard_vote(signed, vote)
 
-    def _vote_of(self, author: PeerId, ring_id: bytes) -> Vote | None:
-        vote = self._swarm.gossip.statement_store.get(vote_key(author, ring_id))
-        return vote if isinstance(vote, Vote) else None
+    def _vote_of(self, author: PeerId, ring_id: bytes) -> tuple[Signed, Vote] | None:
+        store = self._swarm.gossip.statement_store
+        signed, vote = store.get(vote_key(author, ring_id)) or (None, None)
+        return (signed, vote) if signed is not None and isinstance(vote, Vote) else None
 
     def _note_signers(self) -> None:
         """Rounds may have got further signers."""
@@ -269,13 +262,11 @@ class Heads:
 
     def _branch_of(self, head: Digest) -> Digest:
         """The first round on the way to a head that is not an ancestor of the committed head."""
-        committed = self._committed
-        return (committed.chain.only_in(head, committed.head) or [head])[-1]
+        return (self._committed.chain.only_in(head, self.mine) or [head])[-1]
 
     def is_reached(self, head: Digest) -> bool:
         """Returns whether a known head is the committed one or an ancestor of it."""
-        committed = self._committed
-        return not committed.chain.only_in(head, committed.head)
+        return not self._committed.chain.only_in(head, self.mine)
 
     def is_on_disk(self, head: Digest) -> bool:
         """Returns whether this disk has a way to a known head; in a thread."""
@@ -295,8 +286,7 @@ class Heads:
 
     def is_on_mine(self, head: Digest) -> bool:
         """Returns whether a known head descends from the committed head."""
-        committed = self._committed
-        return not committed.chain.only_in(committed.head, head)
+        return not self._committed.chain.only_in(self.mine, head)
 
     def is_near(self, head: Digest) -> bool:
         """Returns whether this node is so few rounds behind a head, or catches up so quickly, that
@@ -322,8 +312,7 @@ class Heads:
 
     def recent(self) -> list[Digest]:
         """The committed head and its ancestors, newest first, as far as `Swarm.awaited` looks."""
-        committed = self._committed
-        return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
+        return self._committed.chain.ancestors(self.mine, TRAILING_ROUNDS)
 
     def near_rounds(self) -> int:
         """Returns how many rounds a peer may be behind and still be waited for."""
@@ -402,22 +391,9 @@ class Heads:
         self._moved_seconds.append(trio.current_time())
         self._rings.clear()
         self._metrics.round.set(entry.round)
-        statement_store = self._swarm.gossip.statement_store
-        statement_store.age()
-        statement_store.keep(lambda _signed, statement: self._is_kept(statement, entry.round))
         self.side_rounds.forget(lambda head: self._is_avoided(trio.current_time(), head))
-        self._swarm.admission.begin_round(entry.round + 1)
+        self._swarm.begin_round(entry.round + 1)
         if header is None:
             self._swarm.announce()
         else:
             self._swarm.committed(header)
-
-    def _is_kept(self, statement: Statement, round_number: int) -> bool:
-        """Returns whether a statement still matters after this round."""
-        if isinstance(statement, Equivocation):
-            return self._swarm.equivocations.is_kept(statement)
-        if isinstance(statement, AnyVerdict):
-            return self._swarm.verdicts is not None and self._swarm.verdicts.is_kept(statement)
-        if isinstance(statement, Ready | Roster):
-            return round_number < statement.round <= round_number + FUTURE_ROUNDS
-        return True

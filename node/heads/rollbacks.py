@@ -36,6 +36,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.ticks import DISK_LOOKS, sleep_to_tick
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.storage.bounded_file import open_file
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.policy.rollback_signers import RollbackSigners
@@ -131,7 +132,7 @@ class RollbackFiles:
             OSError, RemoteProtocolError: the file cannot be read, or is no rollback by a peer that
                 may sign one.
         """
-        with (self._path / name).open("rb") as file:
+        with open_file(self._path / name) as file:
             signed = decode_signed(file.read(_FILE_BYTES_MAX))
         statement = open_signed(signed, self._run_id, verify)
         if not isinstance(statement, Rollback) or PeerId(signed.author) not in self.signers:

@@ -25,6 +25,7 @@ import psutil
 from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
+from gossamer.trainer.ipc.environment import container_cores
 from gossamer.trainer.resources.device_names import (
     ALL,
     DEVICES_MAX,
@@ -276,10 +277,7 @@ def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
 def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Logical cores that this process may use (affinity and the container's quota), at least 1."""
     available = num_usable_cores()
-    quota, _, period = _read_line(cgroup / "cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period) > 0:
-        available = min(available, max(1, int(quota) // int(period)))
-    return available
+    return min(available, container_cores(cgroup) or available)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

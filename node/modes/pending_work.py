@@ -15,14 +15,14 @@ training begins at the latest when the round is committed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from gossamer.node.base.threads import map_pieces, num_piece_threads
 from gossamer.node.modes.sync_mode import (
     Contribution,
-    OpenedPart,
+    OpenedParts,
     Promise,
     RingDuration,
     RoundOutcome,
@@ -32,10 +32,10 @@ from gossamer.node.modes.sync_mode import (
 )
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
+from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads, SumPayloads
 from gossamer.protocol.codecs.record_tree import RecordTree
-from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
@@ -44,7 +44,7 @@ from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.set_parts import RecordPart, SetPart, blocks_of, tree_over
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.digest import FloatVector, float_bytes
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
 
@@ -62,7 +62,7 @@ class _Finished:
 
 
 class FinishedSum(_Finished, SumPart):
-    """This node's part in a ring that moves sums, which it opens for an auditor."""
+    """This node's part in a ring that moves sums, which it opens for auditors."""
 
     def __init__(
         self,
@@ -77,16 +77,21 @@ class FinishedSum(_Finished, SumPart):
         of `SumPart`."""
         super().__init__(pending, plan, coder, tokens, position)
         self._tree = tree
+        self._num_chunks = plan.num_chunks
 
-    def opened(self, chunk: int) -> OpenedPart | None:
-        """See `OpensChunks`: a copy of the work, as fp32."""
+    def opened(self) -> OpenedParts | None:
+        """See `OpensChunks`: the work, as fp32."""
         if self._tree is None:
             return None
-        return OpenedPart(self.work_of(chunk).astype("<f4").tobytes(), self._tree.path(chunk))
+        return OpenedParts(self._works, self._tree.path)
+
+    def _works(self) -> Iterator[Buffer]:
+        for chunk in range(self._num_chunks):
+            yield float_bytes(self.work_of(chunk))
 
 
 class FinishedSet(_Finished, SetPart):
-    """This node's part in a ring that moves sets, which it opens for an auditor."""
+    """This node's part in a ring that moves sets, which it opens for auditors."""
 
     def __init__(
         self,
@@ -104,11 +109,12 @@ class FinishedSet(_Finished, SetPart):
         super().__init__(pending, plan, payloads, tokens, position, error_decay, blocks)
         self._signed = signed
 
-    def opened(self, chunk: int) -> OpenedPart | None:
+    def opened(self) -> OpenedParts | None:
         """See `OpensChunks`."""
         if self._signed is None:
             return None
-        return OpenedPart(self._signed.blocks[chunk], self._signed.tree.path(chunk))
+        blocks, tree = self._signed
+        return OpenedParts(lambda: blocks, tree.path)
 
 
 class _FinishedRecords(_Finished, RecordPart):
@@ -185,13 +191,13 @@ class PendingWork:
         self,
         me: PeerId,
         committed: CommittedState,
+        payloads: AveragedPayloads,
         trainings: LocalTrainings,
     ) -> None:
         self.me = me
         self.committed = committed
         self.trainings = trainings
-        assert not isinstance(committed.payloads, SignPayloads)
-        self.contributions = Contributions(committed.payloads, trainings.manifest.outer.error_decay)
+        self.contributions = Contributions(payloads, trainings.manifest.outer.error_decay)
         self.ahead: LocalTraining | None = None
         """The training that began before its round."""
 

@@ -7,14 +7,14 @@ signature for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import trio
 
-from gossamer.node.modes.sync_mode import OpenedPart
+from gossamer.node.modes.sync_mode import OpenedParts
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId
@@ -239,9 +239,12 @@ class RingSteps:
         """See `Contribution`: every peer takes the step itself."""
         return payload
 
-    def opened(self, chunk: int) -> OpenedPart:
+    def opened(self) -> OpenedParts:
         """See `OpensChunks`: what this peer gave, and nothing where it was not asked."""
-        return OpenedPart(self._given.get(chunk, _NOTHING).update, b"")
+        return OpenedParts(self._updates, lambda _chunk: b"")
+
+    def _updates(self) -> Iterator[bytes]:
+        return (self._given.get(chunk, _NOTHING).update for chunk in range(self.num_chunks))
 
     def error_of(self, chunk: int) -> FloatVector | None:
         """See `Contribution`: what this peer did not send is in the trainer's momentum."""

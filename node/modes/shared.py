@@ -28,7 +28,6 @@ from gossamer.node.modes.sync_mode import (
     RoundWork,
     Spawn,
     StopSignal,
-    SyncMode,
 )
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
@@ -245,10 +244,3 @@ class _SharedRound:
 
     def go_on(self) -> None:
         """See `RoundWork`: the next round begins its own training."""
-
-
-def shared_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
-    """See `MakeMode`."""
-    payloads = committed.payloads
-    assert isinstance(payloads, SignPayloads)
-    return SharedSteps(me, committed, payloads, trainings)

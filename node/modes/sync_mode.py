@@ -3,19 +3,18 @@
     SyncMode    lives as long as the node: what it keeps from one round to the next
     RoundWork   lives as long as a round: trains, hands work to the ring, and settles what is left
 
-`rounds.turn` runs every round the same way and calls these hooks where modes differ. `modes.table`
-names the mode of each value of the manifest's `sync`.
+`rounds.turn` runs every round the same way and calls these hooks where modes differ.
+`rounds.opening.mode_of` chooses the mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.training.local_training import LocalTrainings
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.ring_parts import RingPart
 from gossamer.protocol.rounds.roster import Ring
@@ -36,21 +35,23 @@ class Contribution(RingPart, Protocol):
         """
 
 
-class OpenedPart(NamedTuple):
-    """A part as its member opens it for an auditor."""
+class OpenedParts(NamedTuple):
+    """A member's parts of all chunks, as it opens them for auditors."""
 
-    part: bytes
-    path: bytes
-    """To the root in the member's `Ready`; empty where none was signed before the ring."""
+    parts: Callable[[], Iterable[Buffer]]
+    """Gives them in order, each time anew. To be read before the round's commit changes the
+    work."""
+    path_to: Callable[[int], bytes]
+    """The path of a chunk's part to the root in the member's `Ready`; empty where none was signed
+    before the ring. It holds no work."""
 
 
 @runtime_checkable
 class OpensChunks(Protocol):
-    """A contribution that this peer can open for an auditor (`policy.sum_audits`)."""
+    """A contribution that this peer can open for auditors (`policy.sum_audits`)."""
 
-    def opened(self, chunk: int) -> OpenedPart | None:
-        """This peer's part of a chunk; None: it is not what this peer has signed. To be called
-        before the round's commit changes the work."""
+    def opened(self) -> OpenedParts | None:
+        """This peer's parts; None: they are not what this peer has signed."""
 
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -186,15 +187,3 @@ class SyncMode(Protocol):
 
     async def place(self) -> Place:
         """The place in the chain of the trainer's own state. It has one between rounds only."""
-
-
-class MakeMode(Protocol):
-    """Makes the strategy object of a sync mode."""
-
-    def __call__(
-        self, me: PeerId, committed: CommittedState, trainings: LocalTrainings, /
-    ) -> SyncMode:
-        """
-        Args:
-            me: this node's peer id.
-        """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ ANSWER_MILLISECONDS = 2000
 
 LOOK_SECONDS = 30.0
 """Interval of the looks whether this machine has moved to another network."""
+
+HEARD_MAX = 4096
+"""Services that come, change or go before the exchange with the network begins anew. The library
+keeps some 300 bytes for each name that it has ever heard, for as long as the name's sender says. A
+home of a few nodes has as many in years."""
+
+REST_SECONDS = 600.0
+"""Pause before the exchange begins anew: some machine of this network tells whatever it wants."""
 
 TALK_SECONDS_MAX = 10.0
 """Longest start or end of the exchange with the network. A thread that waits longer is left alone.
@@ -102,27 +111,95 @@ def _packed(host: str) -> bytes:
 
 
 class _Browser:
-    """Hears of services in threads of the library, and asks what they are."""
+    """Hears of services in a thread of the library, and asks what they are in one of its own.
 
-    def __init__(self, zeroconf: Zeroconf, on_found: Callable[[Neighbour], None]) -> None:
-        """`on_found` is called in a thread of the library."""
+    Symptom: what the library hears waits for its one thread, without a bound. Machines that tell of
+    services and say no more hold that thread for `ANSWER_MILLISECONDS` each, and 2,000 names a
+    second made a daemon grow by 0.8 MB in each.
+    """
+
+    def __init__(
+        self,
+        zeroconf: Zeroconf,
+        on_found: Callable[[Neighbour], None],
+        on_heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Both are called in threads.
+
+        Args:
+            on_heard: is told of each service that comes, changes or goes.
+        """
         self._on_found = on_found
+        self._on_heard = on_heard
+        self._lock = threading.Lock()
         self._names: set[str] = set()
+        """Services that are nodes, as far as is known. There are at most `FOUND_MAX`."""
+        self._unasked: dict[str, None] = {}
+        """Those of them that are to be asked."""
+        self._is_asking = False
+        """Whether a thread asks."""
         self._browser = ServiceBrowser(zeroconf, SERVICE, handlers=[self._changed])
 
     def _changed(
         self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
     ) -> None:
-        if state_change is ServiceStateChange.Removed:
-            self._names.discard(name)
-            return
-        if name not in self._names and len(self._names) >= FOUND_MAX:
-            return
-        self._names.add(name)
-        info = zeroconf.get_service_info(service_type, name, ANSWER_MILLISECONDS)
-        neighbour = None if info is None else neighbour_of(info)
-        if neighbour is not None:
+        self._on_heard()
+        with self._lock:
+            if state_change is ServiceStateChange.Removed:
+                self._names.discard(name)
+                self._unasked.pop(name, None)
+                return
+            if name not in self._names and len(self._names) >= FOUND_MAX:
+                return
+            self._names.add(name)
+            self._unasked[name] = None
+            if self._is_asking:
+                return
+            self._is_asking = True
+        threading.Thread(target=self._ask_all, args=(zeroconf, service_type), daemon=True).start()
+
+    def _ask_all(self, zeroconf: Zeroconf, service_type: str) -> None:
+        """Asks one after the other. A thread does this and ends."""
+        while True:
+            with self._lock:
+                name = next(iter(self._unasked), None)
+                if name is None:
+                    self._is_asking = False
+                    return
+                del self._unasked[name]
+            self._ask(zeroconf, service_type, name)
+
+    def _ask(self, zeroconf: Zeroconf, service_type: str, name: str) -> None:
+        """Asks what a service is. One that is no node gives its place to another."""
+        neighbour: Neighbour | None = None
+        try:
+            info = zeroconf.get_service_info(service_type, name, ANSWER_MILLISECONDS)
+            neighbour = None if info is None else neighbour_of(info)
+        except Exception as error:  # any machine may tell any name; an error would end the thread
+            log.debug("a service in this network is left out", name=name, error=str(error))
+        if neighbour is None:
+            with self._lock:
+                self._names.discard(name)
+        else:
             self._on_found(neighbour)
+
+
+def _begin(
+    hosts: list[str] | None,
+    on_found: Callable[[Neighbour], None],
+    on_heard: Callable[[], None] = lambda: None,
+    told: ServiceInfo | None = None,
+) -> Zeroconf:
+    """Hears of others on the interfaces of these hosts, None for all, and tells of this node."""
+    zeroconf = _zeroconf(hosts)
+    try:
+        if told is not None:
+            zeroconf.register_service(told)
+        _Browser(zeroconf, on_found, on_heard)
+    except BaseException:
+        zeroconf.close()
+        raise
+    return zeroconf
 
 
 class LanNeighbours:
@@ -147,6 +224,8 @@ class LanNeighbours:
         self._interfaces = interfaces
         self._on_found = on_found
         self._problem = ""
+        self._num_heard = 0
+        """Services that have come, changed or gone since this exchange began."""
 
     async def run(self) -> None:
         """Tells and hears until cancelled. A network that does not take part ends nothing."""
@@ -156,14 +235,30 @@ class LanNeighbours:
             try:
                 if endpoints:
                     zeroconf = await self._open(endpoints)
-                while self._interfaces() == endpoints:  # noqa: ASYNC110 - no event tells of it
+                while self._interfaces() == endpoints and not self._is_flooded:  # noqa: ASYNC110
                     await trio.sleep(LOOK_SECONDS)
             finally:
                 if zeroconf is not None:
                     await _close(zeroconf)
+            if self._is_flooded:
+                log.info(
+                    "this network tells of too many services: this node looks again later",
+                    services=self._num_heard,
+                    seconds=REST_SECONDS,
+                )
+                self._num_heard = 0
+                await trio.sleep(REST_SECONDS)
+
+    @property
+    def _is_flooded(self) -> bool:
+        return self._num_heard >= HEARD_MAX
+
+    def _heard(self) -> None:
+        self._num_heard += 1
 
     async def _open(self, endpoints: list[Endpoint]) -> Zeroconf | None:
         token = trio.lowlevel.current_trio_token()
+        is_awaited = True
 
         def found(neighbour: Neighbour) -> None:
             if neighbour.run_id == self._run_id and neighbour.peer != self._peer:
@@ -171,13 +266,10 @@ class LanNeighbours:
                     token.run_sync_soon(self._on_found, neighbour.peer, neighbour.addresses)
 
         def begin() -> Zeroconf:
-            zeroconf = _zeroconf([each.host for each in endpoints])
-            try:
-                zeroconf.register_service(info_of(self._peer, self._run_id, endpoints))
-                _Browser(zeroconf, found)
-            except BaseException:
+            told = info_of(self._peer, self._run_id, endpoints)
+            zeroconf = _begin([each.host for each in endpoints], found, self._heard, told)
+            if not is_awaited:  # nobody would close it
                 zeroconf.close()
-                raise
             return zeroconf
 
         try:
@@ -189,6 +281,8 @@ class LanNeighbours:
                 self._problem = problem
                 log.info("this network has no multicast DNS for this node", reason=problem)
             return None
+        finally:
+            is_awaited = False
         log.debug("told in this network", addresses=[each.address for each in endpoints])
         return zeroconf
 
@@ -201,12 +295,10 @@ async def look_around(seconds: float) -> list[Neighbour]:
     """
     found: dict[PeerId, Neighbour] = {}
 
-    def begin() -> Zeroconf:
-        zeroconf = _zeroconf(None)
-        _Browser(zeroconf, lambda neighbour: found.update({neighbour.peer: neighbour}))
-        return zeroconf
+    def note(neighbour: Neighbour) -> None:
+        found[neighbour.peer] = neighbour
 
-    zeroconf = await trio.to_thread.run_sync(begin)
+    zeroconf = await trio.to_thread.run_sync(_begin, None, note)
     try:
         await trio.sleep(seconds)
     finally:

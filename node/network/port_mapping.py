@@ -7,29 +7,33 @@ for long. An orderly end removes the mapping.
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 import trio
 
 from gossamer.node.base.awake_clock import suspended_seconds
+from gossamer.node.base.printable import printable
 from gossamer.node.base.threads import run_abandonable
+from gossamer.node.network import upnp
 from gossamer.node.network.dial_rules import is_private
 from gossamer.node.network.reachability import Endpoint
-
-SEARCH_MILLISECONDS = 2000
-"""Time in which routers answer the search: they do within a few hundred milliseconds, or never."""
 
 TALK_SECONDS_MAX = 15.0
 """Longest wait for the few requests to a router that was found; a thread that waits longer is left
 alone."""
 
-LEASE_SECONDS = 3600
-RENEW_SECONDS = LEASE_SECONDS / 2
+PROCESS_SECONDS_MAX = TALK_SECONDS_MAX - 1.0
+"""Longest life of the process that asks the router. A machine that answers can keep it waiting."""
+
+RENEW_SECONDS = upnp.LEASE_SECONDS / 2
 
 RETRY_SECONDS = 600.0
 """Pause between two searches where no router forwards a port: its owner may switch UPnP on."""
@@ -42,10 +46,7 @@ ASLEEP_SECONDS_MIN = 1.0
 """Sleep of the machine after which the router is asked again. The two clocks of the system that say
 how long it slept are read one after the other."""
 
-PORTS_TRIED = 8
-"""Outer ports that are asked for, from the inner one on: another node of the home may have it."""
-
-_DESCRIPTION = "gossamer"
+_NO_ANSWER = "what the router answers makes no sense"
 
 log = structlog.get_logger("network")
 
@@ -72,68 +73,53 @@ class Gateway(Protocol):
     """A router that forwards ports. All calls block, for seconds at most."""
 
     def map(self, port: int) -> Mapping:
-        """Forwards a port for `LEASE_SECONDS`. Raises MappingError."""
+        """Forwards a port for `upnp.LEASE_SECONDS`. Raises MappingError."""
 
     def unmap(self, port: int) -> None:
         """Ends a forwarding. Raises MappingError."""
 
 
 class UpnpGateway:
-    """A router that speaks UPnP, through miniupnpc."""
+    """A router that speaks UPnP. A process asks it: see `upnp`."""
 
     def map(self, port: int) -> Mapping:
         """See `Gateway`."""
-        import miniupnpc
-
-        upnp = miniupnpc.UPnP()
-        upnp.discoverdelay = SEARCH_MILLISECONDS
-        try:
-            upnp.discover()
-            upnp.selectigd()
-        except Exception:
-            raise MappingError(
-                "no router answers UPnP: it has none, or it is switched off"
-            ) from None
-        try:
-            outer = upnp.externalipaddress()
-        except Exception as error:
-            raise MappingError(f"the router's UPnP does not work: {error}") from None
-        if not _is_address(outer):
-            raise MappingError("the router has no outer address: is it connected?")
-        if is_private(outer):
-            raise MappingError(f"the router is behind another one (its address is {outer})")
-        problem = ""
-        for outer_port in range(port, min(port + PORTS_TRIED, 65_536)):
-            try:
-                upnp.addportmapping(
-                    outer_port, "TCP", upnp.lanaddr, port, _DESCRIPTION, "", LEASE_SECONDS
-                )
-            except Exception as error:
-                problem = str(error)
-                continue
-            return Mapping(outer, outer_port)
-        raise MappingError(f"the router forwards no port from {port} on: {problem}")
+        match _asked("map", port):
+            case [str(host), int(outer_port)]:
+                return Mapping(host, outer_port)
+            case [str(problem)]:
+                raise MappingError(printable(problem))
+        raise MappingError(_NO_ANSWER)
 
     def unmap(self, port: int) -> None:
         """See `Gateway`."""
-        import miniupnpc
-
-        upnp = miniupnpc.UPnP()
-        upnp.discoverdelay = SEARCH_MILLISECONDS
-        try:
-            upnp.discover()
-            upnp.selectigd()
-            upnp.deleteportmapping(port, "TCP", "")
-        except Exception as error:
-            raise MappingError(str(error)) from None
+        match _asked("unmap", port):
+            case [None]:
+                return
+            case [str(problem)]:
+                raise MappingError(printable(problem))
+        raise MappingError(_NO_ANSWER)
 
 
-def _is_address(text: object) -> bool:
+def _asked(what: str, port: int) -> object:
+    """The answer of a process that asks the router. Raises MappingError without one."""
+    command = [sys.executable, "-m", upnp.__name__, what, str(port)]
     try:
-        ipaddress.ip_address(str(text))
-    except ValueError:
-        return False
-    return True
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PROCESS_SECONDS_MAX,
+        )
+    except subprocess.TimeoutExpired:
+        raise MappingError("the router does not answer in time") from None
+    except OSError as error:
+        raise MappingError(f"no process can be started to ask the router: {error}") from error
+    try:
+        return cast(object, json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        raise MappingError(_NO_ANSWER) from None
 
 
 class PortMapper:

@@ -28,7 +28,7 @@ PING_SECONDS = 5.5
 node with many of them (`Transport.signs_seconds`): two of them come in the shortest time after
 which a silent peer counts as gone (`membership.MEMBER_SECONDS`), and a peer has six seconds for its
 answer, as in a ring. Signs of life are most of what a node among many does while it waits. The
-kernel notices a dead link by itself (`tcp.KEEPALIVE_IDLE_SECONDS`): these find a process that
+kernel notices a dead link by itself (`carriers.KEEPALIVE_IDLE_SECONDS`): these find a process that
 hangs."""
 
 RING_PING_SECONDS = 2.0

@@ -213,8 +213,7 @@ class ChainSync:
         self, base: Digest, head: Digest, sources: Callable[[], Sequence[PeerId]]
     ) -> None:
         committed = self._committed
-        path = committed.chain.path_between(base, head)
-        assert path is not None
+        path = committed.blocks.way(base, head)
         present = committed.head if committed.is_loaded else None
         get = self._getter(sources)
         if present != base:
@@ -281,7 +280,7 @@ class ChainSync:
         async def fetch_from(start: Digest) -> None:
             if not committed.is_loaded or committed.head != start:
                 await self._get_checkpoint(start, get)
-            for step in committed.chain.path_between(start, head) or ():
+            for step in committed.blocks.way(start, head):
                 await self._get_averages(step, get)
 
         for base in self._bases(head):
@@ -307,13 +306,13 @@ class ChainSync:
 
     async def _get_checkpoint(self, base: Digest, get: _Get) -> None:
         """All blocks of the state of `base`."""
-        committed, chain = self._committed, self._committed.chain
-        if committed.blocks.has_state(base):
+        committed, blocks = self._committed, self._committed.blocks
+        if blocks.has_state(base):
             return
-        await get([chain.entry(base).state_digest])
-        if base != chain.genesis:
-            await get([Digest(committed.blocks.header(base).ledger_digest)])
-        await get(committed.blocks.of_state(base), FLOAT_BYTES * committed.plan.elements_of(0))
+        await get([blocks.entry(base).state_digest])
+        if base != committed.chain.genesis:
+            await get([Digest(blocks.header(base).ledger_digest)])
+        await get(blocks.of_state(base), FLOAT_BYTES * committed.plan.elements_of(0))
 
     async def _get_averages(self, step: Digest, get: _Get) -> None:
         """All blocks of the averaged chunks of a round."""

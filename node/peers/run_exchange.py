@@ -119,18 +119,7 @@ async def request_manifest(
         try:
             with trio.fail_after(REQUEST_SECONDS):
                 peer = await transport.connect(address)
-                if applicant is not None:
-                    if problem := await applicant.ask(transport, peer):
-                        raise NotAdmittedError(
-                            f"the peer at {address} does not let this node in "
-                            f"({transport.peer_id}): {problem}. Ask for another invitation"
-                        )
-                elif not await _is_admitted(transport, peer):
-                    raise NotAdmittedError(
-                        f"the run of the peer at {address} does not admit this node. Its id is "
-                        f"{transport.peer_id}: the founder of the run has to name it, or a member "
-                        "has to send an invitation (`gossamer invite`)"
-                    )
+                await _require_let_in(transport, peer, address, applicant)
                 signed = await _request(transport, peer)
             open_signed_manifest(signed)
         except trio.TooSlowError:
@@ -160,6 +149,24 @@ async def request_manifest(
             "link, or leave out what follows the #"
         )
     return signed
+
+
+async def _require_let_in(
+    transport: Transport, peer: PeerId, address: str, applicant: Applicant | None
+) -> None:
+    """Raises NotAdmittedError if a peer does not let this node in, or as its questions do."""
+    if applicant is not None:
+        if problem := await applicant.ask(transport, peer):
+            raise NotAdmittedError(
+                f"the peer at {address} does not let this node in ({transport.peer_id}): "
+                f"{problem}. Ask for another invitation"
+            )
+    elif not await _is_admitted(transport, peer):
+        raise NotAdmittedError(
+            f"the run of the peer at {address} does not admit this node. Its id is "
+            f"{transport.peer_id}: the founder of the run has to name it, or a member has to send "
+            "an invitation (`gossamer invite`)"
+        )
 
 
 def require_admitted(manifest: Manifest, me: PeerId) -> None:

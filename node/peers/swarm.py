@@ -37,7 +37,18 @@ from gossamer.protocol.policy.membership import (
 from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.state.chain import Commit, Header, credits_of
 from gossamer.protocol.wire.audit_messages import AnyVerdict
-from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
+from gossamer.protocol.wire.statements import (
+    Announce,
+    Equivocation,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+)
+
+FUTURE_ROUNDS = 64
+"""Statements on rounds that are further ahead are forgotten. A node that is so far behind gets them
+again when it has caught up, and one that invents rounds keeps no room with them."""
 
 READY_HEADS_MAX = 64
 """Heads for which the time of the first `Ready` is remembered. A peer can make up heads; then the
@@ -156,6 +167,23 @@ class Swarm:
         if self.me in heralds(header.digest, credits):
             self.announce()
 
+    def begin_round(self, round_number: int) -> None:
+        """Rounds of this number are next: forgets what was said of earlier ones."""
+        store = self.gossip.statement_store
+        store.age()
+        store.keep(lambda _signed, statement: self._is_kept(statement, round_number))
+        self.admission.begin_round(round_number)
+
+    def _is_kept(self, statement: Statement, round_number: int) -> bool:
+        """Returns whether a statement matters for this round, or for later ones."""
+        if isinstance(statement, Equivocation):
+            return self.equivocations.is_kept(statement)
+        if isinstance(statement, AnyVerdict):
+            return self.verdicts is not None and self.verdicts.is_kept(statement)
+        if isinstance(statement, Ready | Roster):
+            return round_number <= statement.round < round_number + FUTURE_ROUNDS
+        return True
+
     # The others
 
     def living(self) -> dict[PeerId, Announce]:
@@ -193,7 +221,8 @@ class Swarm:
             for peer, said in self.living_anywhere().items()
             if (peer in connected or peer in together) and self._may_be_awaited(peer)
         }
-        found = awaited(living, chain, round_number, is_lost, near_rounds)
+        has_standing = self.gossip.statement_store.has_standing
+        found = awaited(living, chain, round_number, is_lost, near_rounds, has_standing)
         unheard = {peer for peer in together if not self.membership.is_known(peer)}
         at_work = sorted({*found.at_work, *filter(self._may_be_awaited, unheard)})
         return found._replace(at_work=at_work)
@@ -240,7 +269,7 @@ class Swarm:
         return encode_links(good, makeshift)
 
     def claims(self) -> dict[PeerId, Collection[int]]:
-        """The partitions of data that living others hold. A peer that trains no more holds none.
+        """The partitions of data that living others hold.
 
         A peer without a connection to this node counts if it has standing: a newcomer hears of most
         members before it is connected to them. Others without one may be invented.
@@ -248,10 +277,18 @@ class Swarm:
         connected = {*self._transport.peers()}
         has_standing = self.gossip.statement_store.has_standing
         return {
+            peer: claims
+            for peer, claims in self.claims_heard_of().items()
+            if peer in connected or has_standing(peer)
+        }
+
+    def claims_heard_of(self) -> dict[PeerId, Collection[int]]:
+        """The partitions that all living others say they hold, those too that may be invented. A
+        peer that trains no more holds none."""
+        return {
             peer: announce.claims
             for peer, announce in self.living_anywhere().items()
             if announce.phase not in ("failed", "finished")
-            and (peer in connected or has_standing(peer))
         }
 
     async def reach(self, peer: PeerId) -> None:

@@ -6,11 +6,10 @@ the next round runs beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import trio
 
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.network.identity import verify
@@ -42,6 +41,7 @@ class ActiveRounds:
     def __init__(
         self,
         context: NodeContext,
+        heads: Heads,
         head_prover: HeadProver,
         side_records: SideRecords,
         orders: Orders,
@@ -49,6 +49,7 @@ class ActiveRounds:
         self._run_id = context.manifest.run_id
         self._committed = context.committed
         self._swarm = context.swarm
+        self._heads = heads
         self._head_prover = head_prover
         self._side_records = side_records
         self._rollbacks = context.rollbacks
@@ -58,8 +59,6 @@ class ActiveRounds:
         self._newest: OpenRound | None = None
         self._drivers: list[RoundDriver] = []
         """Drivers that run: the newest round's, and earlier ones that still deliver averages."""
-        self.heard_vote: Callable[[PeerId, Vote], None] = lambda _author, _vote: None
-        """Takes a checked vote: the round may be committed here already."""
 
     # The rounds
 
@@ -131,7 +130,7 @@ class ActiveRounds:
         if isinstance(statement, Accusation):
             self._note_accuser(PeerId(signed.author), statement)
         if isinstance(statement, Vote):
-            self.heard_vote(PeerId(signed.author), statement)
+            self._heads.heard_vote(signed, statement)  # its round may be committed here already
         for each in self._drivers.copy():
             each.heard(signed, statement)
 

@@ -1,6 +1,6 @@
 """Decides what one peer does with the events of one round, without I/O and without a clock.
 
-    dispatcher = RoundDispatcher(machine, me, payloads, effects)
+    dispatcher = RoundDispatcher(machine, me, payloads, effects, node)
     dispatcher.begin(now, statements)          # the statements that came before the round
     dispatcher.tick(now, awaited)              # every TICK_SECONDS while `is_running`
     dispatcher.heard(now, signed, statement)   # and the other events, as they come
@@ -10,7 +10,7 @@ The state machine of a round (`protocol/rounds/round.py`) says what has to happe
 turns that into calls of `Effects`: which links exist, what is still of use, which outer step is
 still wanted, who is silent, and when the round has ended for the others too. `RoundDriver`
 implements `Effects` with streams and threads. The simulator implements `Effects` with virtual time,
-so its seeds test this module.
+so its seeds test this module. What a round says of other peers goes to an `Observer`, the node.
 
 Every event takes the local time in seconds, from a clock that never goes back.
 """
@@ -25,6 +25,7 @@ from gossamer.node.rounds.effects import (
     Effects,
     LinkFullError,
     LinkTarget,
+    Observer,
     OuterStepOrder,
     OutgoingLink,
 )
@@ -51,6 +52,7 @@ from gossamer.protocol.rounds.commit import members_of
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory, Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.ring_signatures import FoundStep, SignedSteps
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
@@ -80,18 +82,20 @@ class RoundDispatcher:
     It has more than 15 public methods: each event of a round is one.
     """
 
-    def __init__(self, machine: Round, me: PeerId, payloads: Payloads, effects: Effects) -> None:
+    def __init__(
+        self, machine: Round, me: PeerId, payloads: Payloads, effects: Effects, node: Observer
+    ) -> None:
         self.machine = machine
         self.committed: Committed | None = None
         self.ends_seconds: float | None = None
         """Local time at which the round ends here, delivered or not; None before the commit."""
         self._me = me
         self._payloads = payloads
-        self._effects: Effects | None = effects
+        self._around: tuple[Effects, Observer] | None = effects, node
+        """What is called here; None once the round has ended."""
         self.phase: Phase = "new"
         self._position = 0
         """This peer's position in the ring that is followed."""
-        self._envelope: Signed | None = None
         self._links: dict[PeerId, OutgoingLink] = {}
         self._began_seconds = 0.0
         """Local time at which the round or its newest ring began. Silence before counts for no
@@ -124,7 +128,7 @@ class RoundDispatcher:
         self._close_links()
         # Effects hold the dispatcher as well. Without this cycle the vectors of a round are freed
         # when the round is forgotten, not when the garbage collector runs.
-        self._effects = None
+        self._around = None
 
     @property
     def is_running(self) -> bool:
@@ -155,10 +159,8 @@ class RoundDispatcher:
         if not self.is_running:
             return
         self.apply(now, self.machine.expect(now, *awaited))
-        while (successor := self.machine.successor) is not None and self.is_running:
-            if not self._is_silent(successor):
-                break
-            self.link_failed(now, self._ring_id(), successor, "timeout: silent")
+        while self.is_running and (peer := self.machine.successor) and self._is_silent(peer):
+            self.link_failed(now, self._ring.ring_id, peer, "timeout: silent")
 
     def _is_silent(self, peer: PeerId) -> bool:
         """A machine that froze, or whose line was cut, does not close its connections. Without a
@@ -166,12 +168,12 @@ class RoundDispatcher:
         heard_seconds = self._do.heard_seconds(peer)
         if heard_seconds is None:
             return False
-        return self._do.awake_since(max(heard_seconds, self._began_seconds)) >= SILENT_SECONDS
+        return self._node.awake_since(max(heard_seconds, self._began_seconds)) >= SILENT_SECONDS
 
     def disconnected(self, now: float, peer: PeerId) -> None:
         """The connection to a peer broke: as successor it has failed."""
         if peer == self.machine.successor:
-            self.link_failed(now, self._ring_id(), peer, "reset")
+            self.link_failed(now, self._ring.ring_id, peer, "reset")
 
     # Events: statements
 
@@ -187,7 +189,7 @@ class RoundDispatcher:
         try:
             self.apply(now, self.machine.statement(now, signed, statement))
         except RemoteProtocolError as error:
-            self._do.offence(PeerId(signed.author), error)
+            self._node.offence(PeerId(signed.author), error)
 
     def commit_received(self, now: float, commit: Commit) -> bool:
         """A checked commit record came; says whether this round is committed now."""
@@ -249,10 +251,10 @@ class RoundDispatcher:
 
     def steps_signed(self, found: Sequence[FoundStep]) -> None:
         """Parts of shared steps came, and their members' signatures were checked."""
-        if self._effects is None:  # the round ended here meanwhile
+        if self._around is None:  # the round ended here meanwhile
             return
         for proof in self._signed_steps.add(found):
-            self._do.contradicted(proof)
+            self._node.contradicted(proof)
 
     # Events: arithmetic that was started is done
 
@@ -273,7 +275,7 @@ class RoundDispatcher:
     ) -> None:
         """The partial sum to add to was malformed."""
         if self.is_open:
-            self._do.offence(sender, error)
+            self._node.offence(sender, error)
             self.apply(now, self.machine.rejected(now, ring_id, chunk, sender))
 
     def average_finished(
@@ -320,23 +322,23 @@ class RoundDispatcher:
             case BeginRing():
                 self._begin_ring(now, action)
             case Contribute():
-                self._do.contribute(self._ring_id(), action)
+                self._do.contribute(self._ring.ring_id, action)
             case FinishAverage():
-                self._do.finish_average(self._ring_id(), action)
+                self._do.finish_average(self._ring.ring_id, action)
             case Send():
                 self._send(now, action)
             case Compute():
                 self._take_outer_step(action)
             case Removed():
-                self._do.removed(action)
+                self._node.removed(action)
             case Contested():
-                self._do.contested(action)
+                self._node.contested(action)
             case LeftOut():
-                self._do.left_out(action)
+                self._node.left_out(action)
             case Unsettled():
-                self._do.unsettled(action.organiser)
+                self._node.unsettled(action.organiser)
             case Contradicted():
-                self._do.contradicted(self.machine.signed_averages.proof(action))
+                self._node.contradicted(self.machine.signed_averages.proof(action))
             case Committed():
                 self.phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + self.serves_seconds(now)
@@ -348,7 +350,6 @@ class RoundDispatcher:
     def _begin_ring(self, now: float, action: BeginRing) -> None:
         self._close_links()
         self._wanted_step = None
-        self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
         self._began_seconds = now
         self._do.begin_ring(action.ring)
@@ -360,10 +361,7 @@ class RoundDispatcher:
 
     def _link_to(self, peer: PeerId) -> OutgoingLink:
         if peer not in self._links:
-            ring, envelope = self.machine.ring, self._envelope
-            assert ring is not None
-            assert envelope is not None
-            target = LinkTarget(peer, ring, envelope, bool(self.machine.removed))
+            target = LinkTarget(peer, self._ring, bool(self.machine.removed))
             self._links[peer] = self._do.open_link(target)
         return self._links[peer]
 
@@ -371,11 +369,10 @@ class RoundDispatcher:
         try:
             self._link_to(action.peer).send(action)
         except LinkFullError:
-            self.link_failed(now, self._ring_id(), action.peer, "slow: too much is queued")
+            self.link_failed(now, self._ring.ring_id, action.peer, "slow: too much is queued")
 
     def _take_outer_step(self, action: Compute) -> None:
-        ring, contributors = self.machine.ring, self._payloads.contributors
-        assert ring is not None
+        ring, contributors = self._ring, self._payloads.contributors
         masks = [contributors(average.payload, average.mask) for average in action.averages]
         order = OuterStepOrder(
             ring.ring_id,
@@ -389,9 +386,15 @@ class RoundDispatcher:
 
     @property
     def _do(self) -> Effects:
-        assert self._effects is not None, "the round has ended here"
-        return self._effects
+        assert self._around is not None, "the round has ended here"
+        return self._around[0]
 
-    def _ring_id(self) -> Digest:
-        assert self.machine.ring is not None
-        return self.machine.ring.ring_id
+    @property
+    def _node(self) -> Observer:
+        assert self._around is not None, "the round has ended here"
+        return self._around[1]
+
+    @property
+    def _ring(self) -> Ring:
+        assert self.machine.ring is not None, "there is no ring yet"
+        return self.machine.ring

@@ -1,16 +1,13 @@
-"""The interfaces of a round: the effects of a `RoundDispatcher`, which a node and the simulator
-implement, and the node around a driver."""
+"""What a `RoundDispatcher` calls: its effects, and the node that hears of its peers. A node and the
+simulator implement both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossamer.node.modes.sync_mode import Contribution
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import (
     Contested,
     Contribute,
@@ -19,7 +16,7 @@ from gossamer.protocol.rounds.actions import (
     Removed,
     Send,
 )
-from gossamer.protocol.rounds.inventory import Average, Payload
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.wire.statements import Equivocation, Signed, Statement
@@ -48,12 +45,10 @@ class OutgoingLink(Protocol):
 
 @dataclass(frozen=True)
 class LinkTarget:
-    """The member and the ring for which a link is opened."""
+    """The member and the ring for which a link is opened. Its stream begins with the roster."""
 
     peer: PeerId
     ring: Ring
-    envelope: Signed
-    """The signed roster, with which the stream begins."""
     waits_for_inventory: bool
     """Whether the member may hold chunks already. In a ring without removed members a member holds
     nothing that its predecessor did not send."""
@@ -71,7 +66,7 @@ class OuterStepOrder:
 
 
 class Observer(Protocol):
-    """The node, as both a dispatcher and its driver ask and tell it of the peers of a round."""
+    """The node, as a dispatcher asks and tells it of the peers of a round."""
 
     def awake_since(self, seconds: float) -> float:
         """Seconds for which this process has run since a local time. A stop of this process is no
@@ -96,7 +91,7 @@ class Observer(Protocol):
         """A member has signed two averages of one chunk, or two parts of one step."""
 
 
-class Effects(Observer, Protocol):
+class Effects(Protocol):
     """The effects of a dispatcher. No method waits."""
 
     def publish(self, signed: Signed, statement: Statement) -> None:
@@ -122,43 +117,3 @@ class Effects(Observer, Protocol):
 
     def notify_changed(self) -> None:
         """The machine may have changed: the round may be committed here, or delivered to all."""
-
-
-class RoundHost(Observer, Protocol):
-    """The node around one round, which its driver asks."""
-
-    def contribution_to(self, ring: Ring) -> Contribution:
-        """A ring begins: this peer's part in it."""
-
-    def outer_step(
-        self,
-        parent: Digest,
-        averages: Sequence[Payload],
-        masks: Sequence[int],
-        members: Sequence[Member],
-        is_wanted: Callable[[], bool],
-    ) -> Digest | None:
-        """The state that follows a parent; None for a step that was dropped. Runs in a thread. The
-        state takes one step at a time.
-
-        Args:
-            averages: of all chunks.
-            masks: of each average, by ring position.
-            is_wanted: whether the step is still the newest one.
-        """
-
-    def awaited(self) -> Awaited:
-        """Living peers for which the round waits."""
-
-    async def reach(self, peer: PeerId) -> None:
-        """Returns when there is a connection to a peer. Raises TransportError."""
-
-    def transferred(self, num_bytes: int, seconds: float) -> None:
-        """A link was busy for that time and transferred so many bytes."""
-
-    def upload_limit(self) -> float:
-        """The owner's present limit of all that this node sends, in bytes per second; inf for
-        none."""
-
-    def changed(self) -> None:
-        """The machine of the round may have changed."""

@@ -18,7 +18,7 @@ from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.evaluation import HeldoutLoss
 from gossamer.node.rounds.following import RETRY_SECONDS, Follower
 from gossamer.node.rounds.opening import NodeContext
-from gossamer.node.rounds.round_end import WorkSaver
+from gossamer.node.rounds.settlement import WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.ids import Digest, short

@@ -2,8 +2,7 @@
 
 `Joiner` gets the first state from the disk, from the swarm, or from the run's seed; a run that
 began with the weights of a folder has no seed for them. `Follower` takes over heavier heads, waits
-for the trainer or the disk, and serves blocks while the node is paused. `FirstRoundWait` waits for
-the peers of the run's first round.
+for the trainer or the disk, and serves blocks while the node is paused.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
-from gossamer.node.base.orders import Orders
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import AT_WORK, Heads
 from gossamer.node.heads.prover import HeadProver
@@ -21,9 +19,7 @@ from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.decisions import DecisionLog, is_too_early
-from gossamer.node.rounds.round_end import WorkSaver
-from gossamer.node.rounds.settlement import Settlement
+from gossamer.node.rounds.settlement import Settlement, WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS, Phases
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import restore
@@ -40,6 +36,10 @@ blocks are here, are news."""
 
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""
+
+UNHEARD_MAX = 8
+"""Connected peers that are asked at once what they know, if they have not announced themselves in
+that time: more than a node is given addresses when it begins."""
 
 CLAIMS_SECONDS = 15.0
 """Longest wait of a node for the claims of the others: the wait for five peers that do not answer.
@@ -185,57 +185,6 @@ class Follower:
         self._trainings.feed.requeue()
 
 
-class FirstRoundWait:
-    """The wait before the run's first round for the peers that the operator wants in it."""
-
-    def __init__(
-        self,
-        follower: Follower,
-        committed: CommittedState,
-        swarm: Swarm,
-        orders: Orders,
-        decisions: DecisionLog,
-        num_wanted: int,
-    ) -> None:
-        """`num_wanted`: others that have to be ready; 0: none."""
-        self._follower = follower
-        self._committed = committed
-        self._swarm = swarm
-        self._orders = orders
-        self._decisions = decisions
-        self._num_wanted = num_wanted
-
-    async def wait(self) -> None:
-        """Returns when they are ready, or when the run has a round.
-
-        Raises:
-            LeaveRequested: the node was asked to leave.
-        """
-        try:
-            await self._until_ready()
-        finally:
-            self._follower.phases.progress.waits_for = None
-
-    async def _until_ready(self) -> None:
-        progress = self._follower.phases.progress
-        while True:
-            phases = [announce.phase for announce in self._swarm.living().values()]
-            decision = is_too_early(self._committed.entry.round, phases, self._num_wanted)
-            if not self._decisions.note("does the first round wait for peers", decision):
-                return
-            self._follower.check_leave()
-            if self._orders.pause:
-                progress.waits_for = None
-                await self._follower.while_paused()
-                continue
-            if progress.waits_for is None:
-                log.info("the first round waits for other peers", wanted=self._num_wanted)
-            progress.waits_for = f"the first round waits: {decision.reason}"
-            self._follower.phases.set("training")
-            await self._orders.wait_to_tick(POLL_SECONDS)
-            await self._follower.catch_up()
-
-
 class Joiner:
     """Gets the first state of a node's life.
 
@@ -292,6 +241,7 @@ class Joiner:
             with trio.move_on_after(FIRST_CONTACT_SECONDS):
                 while not self._swarm.living() or self._swarm.unheard():
                     await self._trainings.orders.wait()
+            await self._ask_unheard()
         self._proven_until = trio.current_time() + PROOF_SECONDS
         while not self._committed.is_loaded:
             await self._try_to_load()
@@ -350,6 +300,23 @@ class Joiner:
             while self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
                 await self._trainings.orders.wait(POLL_SECONDS)
 
+    async def _ask_unheard(self) -> None:
+        """Asks the connected peers that have not announced themselves for what they know. Gossip
+        may have lost it, and they may be the only ones that have rounds."""
+        with trio.move_on_after(FIRST_CONTACT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for peer in self._swarm.unheard()[:UNHEARD_MAX]:
+                    nursery.start_soon(self._ask, peer)
+
+    async def _ask(self, peer: PeerId) -> bool:
+        """Takes what a peer's statement store has. Returns False if it does not answer."""
+        try:
+            await self._swarm.gossip.reconcile(peer)
+        except (TransportError, RemoteProtocolError) as error:
+            log.debug("exchange failed", peer=peer, error=str(error))
+            return False
+        return True
+
     async def _hear_claims(self) -> None:
         """Hears all claims on data from one peer, before this node claims any: otherwise it would
         take what others have claimed. Peers that take part come first: these have done so. Another
@@ -359,11 +326,8 @@ class Joiner:
         with trio.move_on_after(CLAIMS_SECONDS):
             for peer in sorted(self._swarm.sources(), key=lambda peer: (peer not in at_work, peer)):
                 with trio.move_on_after(FIRST_CONTACT_SECONDS):
-                    try:
-                        await self._swarm.gossip.reconcile(peer)
+                    if await self._ask(peer):
                         return  # one statement store has what all peers have said
-                    except (TransportError, RemoteProtocolError) as error:
-                        log.debug("exchange failed", peer=peer, error=str(error))
 
     async def _begin_at_genesis(self) -> None:
         committed = self._committed

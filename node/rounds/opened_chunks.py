@@ -1,14 +1,16 @@
 """The chunks that this node opens for auditors (`policy.sum_audits`).
 
-When a round is committed, its head names a chunk. This node keeps its part of that chunk for
-`KEPT_ROUNDS` rounds, in memory, because the commit changes the work. Where sums travel, that takes
-4 bytes an element of one chunk. It shows that to the round's auditor and to nobody else.
+An auditor chooses its chunk in secret, and asks when it has committed the round. So this node keeps
+its parts of all chunks for `KEPT_ROUNDS` rounds, because the commit changes the work
+(`storage.kept_parts`). It shows each auditor the chunk that its secret picked, and others nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -20,15 +22,18 @@ from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport
 from gossamer.node.rounds.decisions import LINGER_SECONDS_MAX
 from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.storage.kept_parts import KeptParts
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.sum_audits import audited_chunk, auditor_after
+from gossamer.protocol.policy.sum_audits import audited_chunk, commitment_to, is_auditor
 from gossamer.protocol.rounds.inventory import SumStep
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.sum_way import encode_step
 from gossamer.protocol.state.chain import Header, credits_of
 from gossamer.protocol.wire.opening_messages import (
     OPENING_MESSAGE_BYTES_MAX,
     OPENING_PROTOCOL,
     Closed,
+    Open,
     Opened,
     decode_question,
     encode_opening_message,
@@ -61,14 +66,36 @@ class Opening(NamedTuple):
     path: bytes
 
 
-class _Kept(NamedTuple):
-    """The chunks that this node shows of one round."""
+class KeptRound(NamedTuple):
+    """The chunks that this node can show of one round."""
 
-    auditor: PeerId
-    members: tuple[PeerId, ...]
-    opening: Opening
+    head: Digest
+    ring: Ring
+    credited: frozenset[PeerId]
+    """Members of which the round took tokens."""
+    steps: tuple[tuple[SumStep, ...], ...]
+    """What this node did to the sums of each chunk."""
+    parts: KeptParts
+    path_to: Callable[[int], bytes]
     seconds: float
-    """Longest time for which it shows that."""
+    """Longest time for which it shows them."""
+
+    def chunk_for(self, peer: PeerId, secret: bytes) -> int | None:
+        """Returns the chunk that a peer looks at if this is its secret; None: it is no auditor."""
+        if peer not in self.credited:
+            return None
+        said = self.ring.ready_of(peer).commitment
+        if commitment_to(secret) != said or not is_auditor(self.head, secret, len(self.credited)):
+            return None
+        return audited_chunk(self.head, secret, len(self.steps))
+
+    def opening(self, chunk: int, *, with_part: bool = True) -> Opening | None:
+        """Returns what this node shows of a chunk; None if its disk does not give it back. Blocks
+        for as long as the disk needs."""
+        if not with_part:
+            return Opening(self.steps[chunk], b"", b"")
+        part = self.parts.part(chunk)
+        return None if part is None else Opening(self.steps[chunk], part, self.path_to(chunk))
 
 
 def opening_seconds(served_seconds: float) -> float:
@@ -84,40 +111,51 @@ class OpenedChunks:
     """The chunks that one node shows of its newest rounds."""
 
     def __init__(
-        self, transport: Transport, on_offence: OffenceHandler, run_in_thread: RunInThread
+        self,
+        transport: Transport,
+        on_offence: OffenceHandler,
+        run_in_thread: RunInThread,
+        directory: Path,
     ) -> None:
+        """`directory`: where the parts are kept."""
         self._on_offence = on_offence
         self._run_in_thread = run_in_thread
-        self._kept: OrderedDict[Digest, _Kept] = OrderedDict()
+        self._directory = directory
+        self._kept: OrderedDict[Digest, KeptRound] = OrderedDict()
         self._has_more = trio.Event()
         """Set when there is one more round in `_kept`; then a new event takes its place."""
         transport.handle(OPENING_PROTOCOL, self._serve, streams_per_peer_max=STREAMS_PER_PEER_MAX)
 
-    def own(self, head: Digest) -> Opening | None:
-        """Returns the chunks that this node shows of a round; None: it has not kept it."""
+    async def own(self, head: Digest, chunk: int) -> Opening | None:
+        """Returns what this node shows of a chunk of a round; None: it has not kept it."""
         kept = self._kept.get(head)
-        return None if kept is None else kept.opening
+        return None if kept is None else await self._run_in_thread(partial(kept.opening, chunk))
 
     async def keep(self, opened: OpenRound, header: Header) -> None:
         """Keeps what this node can open of a round that is committed, here or by the others of its
         ring."""
         machine, contribution = opened.driver.machine, opened.driver.contribution
-        auditor = auditor_after(header.digest, credits_of(header))
+        credited = frozenset(credits_of(header))
         if (
-            auditor is None
+            len(credited) < 2
             or machine.ring is None
             or machine.ring.ring_id != header.ring_id
             or not isinstance(contribution, OpensChunks)
         ):
             return
-        chunk = audited_chunk(header.digest, opened.sync_set.plan.num_chunks)
-        mine = await self._run_in_thread(partial(contribution.opened, chunk))
+        mine = contribution.opened()
         if mine is None:
             log.error("this node's work is not that which it signed: it cannot be audited")
             return
-        opening = Opening(machine.steps_of(chunk), *mine)
         seconds = opening_seconds(opened.driver.dispatcher.serves_seconds(trio.current_time()))
-        self._kept[header.digest] = _Kept(auditor, machine.ring.members, opening, seconds)
+        steps = tuple(map(machine.steps_of, range(opened.sync_set.plan.num_chunks)))
+        parts = await self._run_in_thread(partial(KeptParts, self._directory, mine.parts))
+        if parts.are_in_memory:  # of one round alone: they may be as large as the model
+            for head in [head for head, kept in self._kept.items() if kept.parts.are_in_memory]:
+                del self._kept[head]
+        self._kept[header.digest] = KeptRound(
+            header.digest, machine.ring, credited, steps, parts, mine.path_to, seconds
+        )
         if len(self._kept) > KEPT_ROUNDS:
             self._kept.popitem(last=False)
         self._has_more.set()
@@ -127,26 +165,30 @@ class OpenedChunks:
         async with answering(stream, OPENING_SECONDS + LINGER_SECONDS_MAX, self._on_offence):
             with trio.fail_after(OPENING_SECONDS):
                 question = decode_question(await receive_message(stream, OPENING_MESSAGE_BYTES_MAX))
-                kept = await self._kept_for(Digest(question.head), stream.peer_id)
+                kept = await self._kept_for(Digest(question.head))
             with trio.fail_after(OPENING_SECONDS if kept is None else kept.seconds):
-                await self._answer(stream, kept, with_part=question.with_part)
+                await self._answer(stream, kept, question)
 
-    async def _answer(self, stream: Stream, kept: _Kept | None, *, with_part: bool) -> None:
-        if kept is None:
+    async def _answer(self, stream: Stream, kept: KeptRound | None, question: Open) -> None:
+        chunk = None if kept is None else kept.chunk_for(stream.peer_id, question.secret)
+        opening = None
+        if kept is not None and chunk is not None:
+            opening = await self._run_in_thread(
+                partial(kept.opening, chunk, with_part=question.with_part)
+            )
+        if kept is None or opening is None:
             await send_frame(stream, encode_opening_message(Closed()))
             return
-        opening = kept.opening
-        steps = tuple(encode_step(step, kept.members) for step in opening.steps)
-        if with_part:
-            answer = encode_opening_message(Opened(steps, opening.path))
+        steps = tuple(encode_step(step, kept.ring.members) for step in opening.steps)
+        answer = encode_opening_message(Opened(steps, opening.path))
+        if question.with_part:
             await send_frame(stream, answer, opening.part)
         else:
-            await send_frame(stream, encode_opening_message(Opened(steps, b"")))
+            await send_frame(stream, answer)
 
-    async def _kept_for(self, head: Digest, peer: PeerId) -> _Kept | None:
-        """What a peer may see of a round. It may ask before this node has committed the round."""
+    async def _kept_for(self, head: Digest) -> KeptRound | None:
+        """What this node can show of a round. It may be asked before it has committed the round."""
         with trio.move_on_after(LATE_SECONDS):
             while head not in self._kept:
                 await self._has_more.wait()
-        kept = self._kept.get(head)
-        return kept if kept is not None and kept.auditor == peer else None
+        return self._kept.get(head)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
@@ -17,6 +18,8 @@ from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
+from gossamer.node.modes.pending_work import PendingWork
+from gossamer.node.modes.shared import SharedSteps
 from gossamer.node.modes.sync_mode import Contribution, Promise, RoundWork, Spawn, SyncMode
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Transport
@@ -31,11 +34,14 @@ from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.feed import Feed
+from gossamer.node.training.local_training import LocalTrainings
 from gossamer.node.training.more_data import AddedData
+from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.policy.sum_audits import AuditSecrets, commitment_to, has_sum_audits
 from gossamer.protocol.rounds.accusations import BASELESS
 from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
 from gossamer.protocol.rounds.attempt import SLOW, STALLED
@@ -44,6 +50,8 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Ready
+
+log = structlog.get_logger("round")
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,13 @@ class NodeContext:
         """This node's peer id."""
         return self.identity.peer_id
 
+    @property
+    def secrets(self) -> AuditSecrets | None:
+        """This node's secrets in a run whose sums are audited; None in others."""
+        if not has_sum_audits(self.manifest):
+            return None
+        return AuditSecrets(self.manifest.run_id, self.identity.sign)
+
 
 class OpenRound:
     """One round of this node, from its opening on."""
@@ -101,12 +116,14 @@ class OpenRound:
         training_since_seconds: float,
         swarm: Swarm,
         work: Work,
+        secrets: AuditSecrets | None = None,
     ) -> None:
         """
         Args:
             sync_set: what the round averages.
             hints: what the round before showed.
             training_since_seconds: local time at which the round's training began.
+            secrets: this node's, behind the commitments in its `Ready`; None in a run without them.
         """
         self.driver = driver
         self.work = round_work
@@ -115,14 +132,17 @@ class OpenRound:
         self.training_since_seconds = training_since_seconds
         self._swarm = swarm
         self._account = work
+        self._secrets = secrets
 
     def say_ready(self, promise: Promise, loss: float | None) -> None:
         """Hands this node's work to the round: the driver sends its `Ready`."""
         machine = self.driver.machine
+        number = self._swarm.incarnation, self._swarm.new_sequence()
+        secrets = self._secrets
         self.driver.ready(
             Ready(
-                incarnation=self._swarm.incarnation,
-                sequence=self._swarm.new_sequence(),
+                incarnation=number[0],
+                sequence=number[1],
                 round=machine.number,
                 head=machine.head,
                 tokens=promise.tokens,
@@ -132,6 +152,7 @@ class OpenRound:
                 spans=promise.spans,
                 links=self._swarm.links(),
                 root=promise.root,
+                commitment=b"" if secrets is None else commitment_to(secrets.of(*number)),
             )
         )
 
@@ -149,33 +170,22 @@ class OpenRound:
             self._account.followed(ring_id, contribution, self.sync_set.first_chunk)
 
 
-class NodeHost:
-    """The host of one turn of a node's loop."""
+class _NodeHost:
+    """The node around one round (a `RoundHost`)."""
 
-    def __init__(
-        self,
-        context: NodeContext,
-        heads: Heads,
-        contribution_to: Callable[[Ring], Contribution],
-        on_changed: Callable[[], None],
-    ) -> None:
-        """
-        Args:
-            heads: as they are at the beginning of the turn; they hear of each ring.
-            contribution_to: makes this peer's part of a ring.
-            on_changed: is called when the machine of the round may have changed.
-        """
+    def __init__(self, context: NodeContext, heads: Heads, work: RoundWork) -> None:
+        """`heads`: as they are at the beginning of the round; they hear of each ring."""
         self._context = context
         self._heads, self._recent_heads = heads, heads.recent()
         self._parent = context.committed.entry
-        self._contribution_to = contribution_to
+        self._work = work
         self.outer_step = context.committed.compute
         self.reach = context.swarm.reach
         self.offence = context.swarm.offence
         self.awake_since = context.awake.awake_since
         self.transferred = context.speed.transfer
         self.contradicted = context.swarm.equivocations.found
-        self.changed = on_changed
+        self.changed = work.machine_changed
 
     def upload_limit(self) -> float:
         """See `RoundHost`."""
@@ -193,10 +203,16 @@ class NodeHost:
     def contribution_to(self, ring: Ring) -> Contribution:
         """See `RoundHost`."""
         self._heads.followed(ring.ring_id)
-        return self._contribution_to(ring)
+        return self._work.contribution(ring)
 
     def removed(self, removed: Removed) -> None:
-        """See `RoundHost`."""
+        """See `Observer`."""
+        log.warning(
+            "a member is out of the ring",
+            peer=removed.peer,
+            reason=removed.reason,
+            detail=removed.detail,
+        )
         self._context.metrics.ring_skips.add(first_word(removed.reason))
         swarm = self._context.swarm
         swarm.admission.conduct.put_out(
@@ -211,24 +227,40 @@ class NodeHost:
             is_reply=removed.peer == self._context.me and removed.reason == BASELESS,
             alone_of=removed.alone_of,
             lost_seconds=removed.still_seconds if removed.reason == STALLED else 0.0,
+            num_members=removed.num_members,
         )
 
     def contested(self, contested: Contested) -> None:
-        """See `RoundHost`."""
+        """See `Observer`."""
         self._context.swarm.admission.conduct.contested(
             self._parent.round + 1, contested.accuser, contested.peer, contested.num_members
         )
 
     def left_out(self, left_out: LeftOut) -> None:
-        """See `RoundHost`."""
+        """See `Observer`."""
+        log.debug(
+            "a roster leaves out peers that are ready",
+            organiser=left_out.organiser,
+            peers=len(left_out.peers),
+            is_mended=left_out.is_mended,
+        )
         self._context.swarm.admission.conduct.left_out(
             self._parent.round + 1, left_out.organiser, left_out.peers
         )
 
     def unsettled(self, organiser: PeerId) -> None:
-        """See `RoundHost`."""
+        """See `Observer`."""
+        log.warning("a member replaces its own rings again and again", peer=organiser)
         conduct = self._context.swarm.admission.conduct
         conduct.unsettled(self._parent.round + 1, organiser)
+
+
+def mode_of(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
+    """The strategy of the run's sync mode, by what travels in its rings."""
+    payloads = committed.payloads
+    if isinstance(payloads, SignPayloads):
+        return SharedSteps(me, committed, payloads, trainings)
+    return PendingWork(me, committed, payloads, trainings)
 
 
 class RoundOpener:
@@ -275,8 +307,9 @@ class RoundOpener:
         round_work = self._mode.new_round(machine, sync_set, self._spawn)
         driver = self._driver(machine, round_work, sync_set.plan)
         return OpenRound(
-            driver, round_work, sync_set, hints, since_seconds, context.swarm, context.work
-        )
+            driver, round_work, sync_set, hints, since_seconds, context.swarm, context.work,
+            context.secrets,
+        )  # fmt: skip
 
     def _rules(self, plan: ChunkPlan) -> RoundRules:
         outer, rounds = self._context.manifest.outer, self._context.manifest.rounds
@@ -302,12 +335,7 @@ class RoundOpener:
             plan=plan,
             payloads=context.committed.payloads,
             run_in_thread=context.run_in_thread,
-            host=NodeHost(
-                context,
-                self._heads,
-                round_work.contribution,
-                round_work.machine_changed,
-            ),
+            host=_NodeHost(context, self._heads, round_work),
         )
 
 

@@ -26,25 +26,22 @@ from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.heads.side_records import SideRecords
-from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.auditing import Auditing
 from gossamer.node.rounds.auditor import Auditor
-from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on
+from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
 from gossamer.node.rounds.evaluation import HeldoutLoss, LossCurve
 from gossamer.node.rounds.finish import FinishedRun
-from gossamer.node.rounds.following import FirstRoundWait, Follower, Joiner, LeaveRequested
-from gossamer.node.rounds.opening import NodeContext, RoundOpener
-from gossamer.node.rounds.round_end import RoundEnd, WorkSaver
-from gossamer.node.rounds.settlement import Settlement
+from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
+from gossamer.node.rounds.opening import NodeContext, RoundOpener, mode_of
+from gossamer.node.rounds.settlement import Settlement, WorkSaver
 from gossamer.node.rounds.sum_auditing import SumAuditing
-from gossamer.node.rounds.turn import POLL_SECONDS, Phases, Turn
+from gossamer.node.rounds.turn import POLL_SECONDS, Phases, RoundEnd, Turn
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings, RoundPlaces
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.audits import rounds_between
-from gossamer.protocol.policy.sum_audits import has_sum_audits
 from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
@@ -78,6 +75,7 @@ class Participant:
         self.progress = Progress()
         self._has_skipped = False
         """Whether the newest inner step was skipped."""
+        self._wait_for_peers = wait_for_peers
         self._orders = orders = orders or Orders()
         self._decisions = DecisionLog()
         committed, swarm, chain_sync = context.committed, context.swarm, context.chain_sync
@@ -99,7 +97,7 @@ class Participant:
             context.manifest, trainer, context.feed, work, self.progress, orders,
             context.run_in_thread, RoundPlaces(committed),
         )  # fmt: skip
-        self._mode = mode_for(context.manifest)(context.me, committed, trainings)
+        self._mode = mode_of(context.me, committed, trainings)
         self._settlement = Settlement(
             committed, work, chain_sync, swarm, trainings, allowed.is_void
         )
@@ -121,10 +119,10 @@ class Participant:
                 context.me, context.manifest.outer,
             )  # fmt: skip
         self._sums: SumAuditing | None = None
-        if has_sum_audits(context.manifest):
+        if (secrets := context.secrets) is not None:
             self._sums = SumAuditing(
                 committed, context.rounds, swarm, context.transport, metrics,
-                context.run_in_thread,
+                context.run_in_thread, secrets, work.directory,
             )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
@@ -133,17 +131,13 @@ class Participant:
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
         )
-        self._first_round = FirstRoundWait(
-            self._follower, committed, swarm, orders, self._decisions, wait_for_peers
-        )
         self._joiner = Joiner(
             committed, chain_sync, swarm, trainings, self._follower, self._head_prover,
             self._head_fetcher, has_bootstrap=has_bootstrap,
             founder=PeerId(context.manifest.founder),
         )  # fmt: skip
-        self.rounds = ActiveRounds(context, self._head_prover, side_records, orders)
+        self.rounds = ActiveRounds(context, self._heads, self._head_prover, side_records, orders)
         self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring
-        self.rounds.heard_vote = self._heads.heard_vote
         self._finished_run = FinishedRun(
             context, trainings, self._follower, self._saver, heldout, self.rounds, serve_seconds
         )
@@ -287,7 +281,7 @@ class Participant:
             try:
                 await self._joiner.join()
                 await self._follower.until_trainer_is_up()
-                await self._first_round.wait()
+                await self._until_peers_are_ready()
                 opener = RoundOpener(self.context, self._heads, self._mode, rounds.start_soon)
                 while not self._orders.leave:
                     if await self._is_ready_for_round():
@@ -297,6 +291,35 @@ class Participant:
                 pass
             await self._leave()
             rounds.cancel_scope.cancel()
+
+    async def _until_peers_are_ready(self) -> None:
+        """Waits before the run's first round for as many peers as the operator wants in it.
+
+        Raises:
+            LeaveRequested: the node was asked to leave.
+        """
+        orders, follower, context = self._orders, self._follower, self.context
+        try:
+            while True:
+                phases = [announce.phase for announce in context.swarm.living().values()]
+                number = context.committed.entry.round
+                decision = is_too_early(number, phases, self._wait_for_peers)
+                if not self._decisions.note("does the first round wait for peers", decision):
+                    return
+                follower.check_leave()
+                if orders.pause:
+                    self.progress.waits_for = None
+                    await follower.while_paused()
+                    continue
+                if self.progress.waits_for is None:
+                    wanted = self._wait_for_peers
+                    log.info("the first round waits for other peers", wanted=wanted)
+                self.progress.waits_for = f"the first round waits: {decision.reason}"
+                self._phases.set("training")
+                await orders.wait_to_tick(POLL_SECONDS)
+                await follower.catch_up()
+        finally:
+            self.progress.waits_for = None
 
     async def _is_ready_for_round(self) -> bool:
         """Does what has to come before a round; False if something came in between."""

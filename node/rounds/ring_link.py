@@ -271,7 +271,7 @@ class RingLink:
 
     async def _send_queued(self, stream: Stream) -> None:
         num_members = len(self._target.ring.members)
-        await send_frame(stream, encode_ring_message(Hello(self._target.envelope)))
+        await send_frame(stream, encode_ring_message(Hello(self._target.ring.envelope)))
         await self._greeted.wait()
         async for action in self._outbox:
             if not self._sent.is_wanted(action):

@@ -7,7 +7,8 @@ to commit: they get `linger_seconds`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import structlog
 import trio
@@ -17,35 +18,69 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
-from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder, OutgoingLink, RoundHost
+from gossamer.node.rounds.effects import LinkTarget, Observer, OuterStepOrder, OutgoingLink
 from gossamer.node.rounds.ring_chunks import OwnPart, RingChunks
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
-from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.rounds.actions import (
-    Committed,
-    Contested,
-    Contribute,
-    FinishAverage,
-    LeftOut,
-    Removed,
-)
+from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.rounds.actions import Committed, Contribute, FinishAverage
+from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_view import RoundState
-from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import ring_id_of
-from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Ready, Signed, Statement
 
 log = structlog.get_logger("round")
 
 
+class RoundHost(Observer, Protocol):
+    """The node around one round, which its driver asks."""
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """A ring begins: this peer's part in it."""
+
+    def outer_step(
+        self,
+        parent: Digest,
+        averages: Sequence[Payload],
+        masks: Sequence[int],
+        members: Sequence[Member],
+        is_wanted: Callable[[], bool],
+    ) -> Digest | None:
+        """The state that follows a parent; None for a step that was dropped. Runs in a thread. The
+        state takes one step at a time.
+
+        Args:
+            averages: of all chunks.
+            masks: of each average, by ring position.
+            is_wanted: whether the step is still the newest one.
+        """
+
+    def awaited(self) -> Awaited:
+        """Living peers for which the round waits."""
+
+    async def reach(self, peer: PeerId) -> None:
+        """Returns when there is a connection to a peer. Raises TransportError."""
+
+    def transferred(self, num_bytes: int, seconds: float) -> None:
+        """A link was busy for that time and transferred so many bytes."""
+
+    def upload_limit(self) -> float:
+        """The owner's present limit of all that this node sends, in bytes per second; inf for
+        none."""
+
+    def changed(self) -> None:
+        """The machine of the round may have changed."""
+
+
 class RoundDriver:
-    """One peer in one round. With the 13 methods of `Effects` it has more than 15 public ones."""
+    """One peer in one round. With the methods of `Effects` it has more than 15 public ones."""
 
     def __init__(
         self,
@@ -59,7 +94,7 @@ class RoundDriver:
         host: RoundHost,
     ) -> None:
         self.machine = machine
-        self.dispatcher = RoundDispatcher(machine, transport.peer_id, payloads, self)
+        self.dispatcher = RoundDispatcher(machine, transport.peer_id, payloads, self, host)
         self._transport = transport
         self._gossip = gossip
         self._chunks = RingChunks(plan, payloads, run_in_thread)
@@ -190,11 +225,9 @@ class RoundDriver:
         with trio.move_on_after(HELLO_SECONDS):
             while (answer := self.dispatcher.greeting(ring_id)) == "later":
                 await self._changed.wait()
-            return None if answer == "refused" else self._receiver(ring_id)
+            if answer != "refused":
+                return RingReceiver(self.dispatcher, ring_id, self._chunks)
         return None
-
-    def _receiver(self, ring_id: Digest) -> Receiver:
-        return RingReceiver(self.dispatcher, ring_id, self._chunks)
 
     # Effects of the dispatcher
 
@@ -227,7 +260,7 @@ class RoundDriver:
             self._transport,
             target,
             self._chunks,
-            self.awake_since,
+            self._node.awake_since,
             on_transfer=self._node.transferred,
             on_measured=lambda measure: self._measured(ring_id, peer, measure),
         )
@@ -262,47 +295,6 @@ class RoundDriver:
     def heard_seconds(self, peer: PeerId) -> float | None:
         """See `Effects`."""
         return self._transport.heard_seconds(peer)
-
-    def awake_since(self, seconds: float) -> float:
-        """See `Effects`."""
-        return self._node.awake_since(seconds)
-
-    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """See `Effects`."""
-        self._node.offence(peer, error)
-
-    def removed(self, removed: Removed) -> None:
-        """See `Effects`."""
-        log.warning(
-            "a member is out of the ring",
-            peer=removed.peer,
-            reason=removed.reason,
-            detail=removed.detail,
-        )
-        self._node.removed(removed)
-
-    def contested(self, contested: Contested) -> None:
-        """See `Effects`."""
-        self._node.contested(contested)
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `Effects`."""
-        log.debug(
-            "a roster leaves out peers that are ready",
-            organiser=left_out.organiser,
-            peers=len(left_out.peers),
-            is_mended=left_out.is_mended,
-        )
-        self._node.left_out(left_out)
-
-    def unsettled(self, organiser: PeerId) -> None:
-        """See `Effects`."""
-        log.warning("a member replaces its own rings again and again", peer=organiser)
-        self._node.unsettled(organiser)
-
-    def contradicted(self, proof: Equivocation) -> None:
-        """See `Effects`."""
-        self._node.contradicted(proof)
 
     def notify_changed(self) -> None:
         """See `Effects`."""

@@ -1,14 +1,23 @@
-"""The account of this node's work follows the chain: what committed rounds took is not carried."""
+"""The account of this node's work, which follows the chain: what committed rounds took is not
+carried.
+
+`WorkSaver` writes carried work and the trainer's own state to disk between rounds, in a small share
+of the time.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.trainer import Trainer
+from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.peers.chain_records import BehindError
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
@@ -25,6 +34,14 @@ from gossamer.protocol.state.chain import ChunkAverage, Header, spans_taken
 LISTS_SECONDS = 15.0
 """Time for fetching lists of contributors: a few KiB each, for the one or two rounds that may have
 taken work of an offer. The next round waits meanwhile."""
+
+SAVE_SECONDS = 30.0
+"""Carried rounding errors, and the trainer's own state (the inner optimiser, or the momentum of
+shared steps), are written at most this often."""
+
+SAVE_SHARE = 0.02
+"""Upper bound on the part of the wall time in which the trainer writes and does not train. It
+writes one or two vectors of the model's size, perhaps to a slow disk."""
 
 log = structlog.get_logger("node")
 
@@ -227,3 +244,63 @@ class Settlement:
         if await self._trainings.run_in_thread(lambda: work.drop_stale(next_round)):
             await self._trainings.return_data()
         await self._trainings.return_uncounted_data()
+
+
+class WorkSaver:
+    """Saves the work that a kill would lose."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        work: Work,
+        trainer: Trainer,
+        mode: SyncMode,
+        health: DiskHealth,
+        run_in_thread: RunInThread,
+        save_losses: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`save_losses`: writes the curve of losses; raises DiskError."""
+        self._committed = committed
+        self._work = work
+        self._trainer = trainer
+        self._mode = mode
+        self._health = health
+        self._run_in_thread = run_in_thread
+        self._save_losses = save_losses
+        self._due_seconds = -math.inf
+        """Local time of the next regular save."""
+        self._retry_seconds = -math.inf
+
+    async def save(self, *, now: bool = False) -> None:
+        """Saves what is due; with `now` everything, and waits until the trainer has written."""
+        if not self._committed.is_loaded:
+            return  # nothing is carried yet, and the disk may hold what has not been read
+        is_due = now or trio.current_time() > self._due_seconds
+        if not (is_due or self._work.must_save):
+            return
+        with self._health.writing("work"):
+            await self._run_in_thread(self._work.save)
+            if is_due:
+                await self._save_losses()
+                await self._save_trainer(wait=now)
+                pause_seconds = max(SAVE_SECONDS, self._trainer.save_seconds / SAVE_SHARE)
+                self._due_seconds = trio.current_time() + pause_seconds
+
+    async def retry(self) -> None:
+        """Brings to the disk what it has not taken, now and then: a node that trains tries at the
+        end of each round."""
+        is_on_disk, now = self._committed.is_on_disk, trio.current_time()
+        if now < self._retry_seconds or (is_on_disk and not self._health.problem_of("work")):
+            return
+        self._retry_seconds = now + SAVE_SECONDS
+        await self.save(now=True)
+        if not is_on_disk:
+            with self._health.writing("state"):
+                await self._run_in_thread(self._committed.write_missing)
+
+    async def _save_trainer(self, *, wait: bool) -> None:
+        if wait:
+            await self._trainer.is_saved()  # an earlier save may be under way
+        await self._trainer.save(await self._mode.place())
+        if wait:
+            await self._trainer.is_saved()

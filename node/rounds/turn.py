@@ -2,7 +2,8 @@
 
 A turn ends with the round's commit at this node, or early if there is something better to do: a
 heavier head, a pause, a leave. Work that was trained by then is carried, as the sync mode says
-(`modes.sync_mode`).
+(`modes.sync_mode`). `RoundEnd` does what comes after: it installs the result, settles, saves,
+evaluates and reports.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import structlog
 import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
 from gossamer.node.heads.heads import AT_WORK, BetterHead, Heads
 from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.auditor import Auditor
 from gossamer.node.rounds.decisions import (
     Decision,
     DecisionLog,
@@ -24,12 +27,17 @@ from gossamer.node.rounds.decisions import (
     is_overtaken,
     stops_training,
 )
-from gossamer.node.rounds.opening import OpenRound
-from gossamer.node.rounds.round_end import RoundEnd
+from gossamer.node.rounds.evaluation import HeldoutLoss
+from gossamer.node.rounds.opening import NodeContext, OpenRound
+from gossamer.node.rounds.settlement import Settlement, WorkSaver
+from gossamer.node.rounds.sum_auditing import SumAuditing
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
-from gossamer.protocol.ids import PeerId
+from gossamer.node.telemetry.status import LastRound, Outcome
+from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.state.chain import lost_members
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Phase
 
 LEAVE_SECONDS = 20.0
@@ -38,6 +46,8 @@ LEAVE_SECONDS = 20.0
 POLL_SECONDS = 0.25
 """Interval at which a waiting turn looks for changes without an event: a deadline, a better head,
 an order."""
+
+log = structlog.get_logger("node")
 
 
 class Phases:
@@ -213,3 +223,125 @@ def is_round_overtaken(
         is_on_mine=heads.is_on_mine(better.head),
         finishing_until=progress.finishing_until(better.since_seconds) if is_finishing else None,
     )
+
+
+class RoundEnd:
+    """Ends this node's rounds. It lives as long as the node."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        settlement: Settlement,
+        saver: WorkSaver,
+        heldout: HeldoutLoss,
+        heads: Heads,
+        auditor: Auditor | None = None,
+        sums: SumAuditing | None = None,
+    ) -> None:
+        """`auditor`, `sums`: None in a run without such audits."""
+        self.metrics = context.metrics
+        self.progress = heldout.progress
+        self._settlement = settlement
+        self._saver = saver
+        self._heldout = heldout
+        self._samples = context.samples
+        self._heads = heads
+        self._transport = context.transport
+        self._auditor = auditor
+        self._sums = sums
+
+    def ring_traffic(self) -> tuple[int, int]:
+        """Bytes sent and received by all rings so far."""
+        return self._transport.traffic().get(RING_PROTOCOL, (0, 0))
+
+    async def evaluate(self, opened: OpenRound) -> None:
+        """Evaluates on held-out text, and audits a member, if that is due."""
+        if self._auditor is not None:
+            await self._auditor.measure()
+        await self._heldout.evaluate(trio.current_time() - opened.training_since_seconds)
+
+    async def sample(self, opened: OpenRound, round_number: int) -> None:
+        """Has the model write for its owner, if that is due. `round_number`: of its state."""
+        seconds = trio.current_time() - opened.training_since_seconds
+        await self._samples.take(round_number, seconds)
+
+    async def missed(self, opened: OpenRound) -> None:
+        """The round has no commit at this node: its work is settled without one."""
+        opened.driver.leave()
+        better = self._heads.better()
+        if self._sums is not None and better is not None:
+            first = self._heads.first_of(better.head)
+            if first is not None:
+                await self._sums.opened_chunks.keep(opened, first)
+        await opened.work.missed()
+        if opened.driver.is_spoilt:
+            await self._settlement.drop_out_of_range()
+        await self._saver.save()
+
+    async def committed(self, opened: OpenRound, outcome: Committed) -> None:
+        """Makes the round's result the committed state, and settles its work with it."""
+        started = trio.current_time()
+        if self._auditor is not None:
+            await self._auditor.note(outcome)
+        if self._sums is not None:
+            await self._sums.note(opened, outcome)
+        await self._settlement.install(outcome)
+        await opened.work.rebase()
+        await self._settlement.take(outcome)
+        # Two parts of a ring that lost each other may be at two heads, and have to say so.
+        is_whole = not lost_members(outcome.commit)
+        self._heads.note_new(outcome.proposal.header if is_whole else None)
+        opened.work.settled()
+        await self._settlement.drop_if_stale()
+        await self._saver.save()
+        self.metrics.observe_round_phase("committing", trio.current_time() - started)
+        if not opened.work.is_ahead:
+            await self.evaluate(opened)
+            if opened.work.trains_in_ring:
+                await self.sample(opened, outcome.proposal.header.round)  # no time is better
+        opened.work.go_on()
+
+    def report(
+        self,
+        opened: OpenRound,
+        outcome: Committed | None,
+        started_seconds: float,
+        traffic: tuple[int, int],
+    ) -> None:
+        """Shows a round that is over in status, metrics and log.
+
+        Args:
+            outcome: None for a round without a commit at this node.
+            started_seconds: local time at its start.
+            traffic: `ring_traffic` at its start.
+        """
+        machine, progress = opened.driver.machine, self.progress
+        members = machine.ring.members if machine.ring is not None else ()
+        result: Outcome = "missed" if outcome is None else "committed"
+        contributors: tuple[str, ...] = ()
+        if outcome is not None:
+            header = outcome.proposal.header
+            contributors = tuple(m.peer_id for m in header.members if m.tokens > 0)
+        seconds = trio.current_time() - started_seconds
+        if outcome is not None:
+            opened.took(seconds)
+        sent, received = self.ring_traffic()
+        progress.last_round = LastRound(
+            round=machine.number,
+            members=tuple(members),
+            contributors=contributors,
+            duration_seconds=seconds,
+            bytes_sent=sent - traffic[0],
+            bytes_received=received - traffic[1],
+            outcome=result,
+        )
+        self.metrics.end_round(result, len(members))
+        progress.add_point(self._heldout.point(machine.number))
+        log.info(
+            f"round {machine.number} {result}",
+            peers=len(members),
+            loss=None if progress.loss is None else round(progress.loss, 3),
+            seconds=round(seconds, 2),
+            head=short(self._heads.mine),
+            fields={"event": "round ended", "round": machine.number, "outcome": result},
+        )

@@ -236,6 +236,23 @@ def problems_of_draft(draft: Draft) -> list[str]:
     problems = dict.fromkeys(problem for part in parts for problem in problems_of(_probe(part)))
     # Reported below with the file's key, tokenizer.vocabulary, and the tokenizer's limits.
     found = [problem for problem in problems if not problem.startswith("model.vocabulary ")]
+    found += _tokenizer_problems(draft)
+    if 0 < draft.inner.total_steps < draft.inner.warmup_steps:
+        found.append(
+            f"inner.warmup_steps is {draft.inner.warmup_steps}; allowed: at most inner.total_steps "
+            f"({draft.inner.total_steps})"
+        )
+    if draft.schedule.kind == "cosine" and draft.schedule != ScheduleDraft():
+        found.append(
+            'schedule.kind is "cosine"; warmup_tokens, total_tokens and cooldown_tokens are then 0'
+        )
+    if not found:
+        found += _message_problems(draft)
+    return found + _corpus_problems(draft.corpus)
+
+
+def _tokenizer_problems(draft: Draft) -> list[str]:
+    found: list[str] = []
     vocabulary = draft.tokenizer.vocabulary
     if draft.tokenizer.kind == "bytes" and vocabulary != BYTES_VOCABULARY:
         found.append(
@@ -251,33 +268,29 @@ def problems_of_draft(draft: Draft) -> list[str]:
     context_max = SHARD_BYTES_MAX // token_bytes_of(vocabulary) // SHARD_SEQUENCES_MIN
     if context_max < draft.model.context <= 2**20:
         found.append(f"model.context is {draft.model.context}; allowed: 8 to {context_max}")
-    if 0 < draft.inner.total_steps < draft.inner.warmup_steps:
-        found.append(
-            f"inner.warmup_steps is {draft.inner.warmup_steps}; allowed: at most inner.total_steps "
-            f"({draft.inner.total_steps})"
-        )
-    if draft.schedule.kind == "cosine" and draft.schedule != ScheduleDraft():
-        found.append(
-            'schedule.kind is "cosine"; warmup_tokens, total_tokens and cooldown_tokens are then 0'
-        )
-    mode = SYNC_MODES[draft.sync]
-    if mode.shares_steps and not found:
+    return found
+
+
+def _message_problems(draft: Draft) -> list[str]:
+    """What is wrong if the parts of too few peers fit one message. The draft has no other
+    problem."""
+    if SYNC_MODES[draft.sync].shares_steps:
         members_max = sign_payloads(draft.model, draft.outer, draft.trust).members_max(1)
         if members_max < DISTRO_MEMBERS_MIN:
-            found.append(
+            return [
                 f"outer.top_k is {draft.outer.top_k}; with a model of this size the parts of only "
                 f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit: choose "
                 "less, or more outer.step_chunks"
-            )
-    if draft.trust == "open" and not mode.shares_steps and not found:
+            ]
+    elif draft.trust == "open":
         elements_max = open_chunk_elements_max(draft.sync, draft.outer)
         if draft.outer.chunk_elements > elements_max:
-            found.append(
+            return [
                 f'outer.chunk_elements is {draft.outer.chunk_elements}; with trust = "open" and '
                 f"these codec settings at most {elements_max}, so that the records of "
                 f"{limits.OPEN_MEMBERS_MIN} peers fit one message"
-            )
-    return found + _corpus_problems(draft.corpus)
+            ]
+    return []
 
 
 def _corpus_problems(corpus: CorpusDraft) -> list[str]:

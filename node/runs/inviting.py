@@ -137,6 +137,8 @@ class InviteOnlyRun:
         secret = secrets.token_bytes(32)
         key = public_key_of(Identity.from_seed(secret).peer_id)
         levels = self.roll.levels_below(me)
+        if levels and depth is not None and not 0 <= depth < levels:
+            raise InvitationError(f"--depth {depth} is not allowed: 0 to {levels - 1}")
         try:
             certificate = self.roll.certify(
                 me,

@@ -172,9 +172,15 @@ def write_manifest_file(path: Path, draft: Draft, *, preset: str | None = None) 
     Raises:
         ManifestError: the file exists already or cannot be written.
     """
+    text = render(draft, preset=preset)
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(render(draft, preset=preset))
+        file = path.open("x", encoding="utf-8")
+        try:
+            with file:
+                file.write(text)
+        except OSError:
+            path.unlink()  # what a full disk took of it would be in the way of the next attempt
+            raise
     except FileExistsError as error:
         raise ManifestError([f"{path} exists already; name another file or remove it"]) from error
     except OSError as error:

@@ -103,11 +103,7 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
         *adapters,
         ("vocabulary", f"{model.vocabulary:,} ({manifest.data.tokenizer})"),
         ("training sequences", f"{model.context:,} tokens"),
-        (
-            "training text",
-            f"{manifest.data.num_tokens:,} tokens "
-            + ("when the run began; its founder added more" if manifest.data.grows else "an epoch"),
-        ),
+        ("training text", _training_text(manifest)),
         ("first state", "imported weights" if model.imported else f"seed {manifest.seed}"),
         ("way of averaging", f"{manifest.sync}, codec {outer.codec}, trust {manifest.trust}"),
         ("inner optimiser", f"{optimizer}, learning rate {inner.learning_rate:g}"),
@@ -115,6 +111,13 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
         ("round", f"{outer.inner_steps} inner steps"),
         ("outer step", f"learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"),
     ]
+
+
+def _training_text(manifest: Manifest) -> str:
+    if manifest.data.own:  # the index counts only what is held out
+        return "each member's own, which the others do not know"
+    when = "when the run began; its founder added more" if manifest.data.grows else "an epoch"
+    return f"{manifest.data.num_tokens:,} tokens {when}"
 
 
 def _members(credits: Credits) -> str:

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import mean
+from typing import NamedTuple
 
 from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_parameters import sign_payloads
@@ -210,19 +211,7 @@ def plan_round(
     _require_allowed(peers, line, tokens_per_second)
     model, outer, inner = draft.model, draft.outer, draft.inner
     payloads = _payloads_of(draft, draft.trust)
-    num_links = 2 * (peers - 1)
-    offers_seconds = shared_steps_seconds = 0.0
-    busy_share = 1.0  # part of the time in which each member's line is at work
-    ring_latency_seconds = (num_links + AGREE_LINKS) * line.latency_seconds
-    if SYNC_MODES[draft.sync].shares_steps:
-        offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
-        # The chunks of a step are under way at once, each at another member.
-        chunks_at_member = -(-outer.chunks_of_step // peers)
-        busy_share = outer.chunks_of_step / (peers * chunks_at_member)
-        step_seconds = num_links * (HOP_SECONDS * chunks_at_member + line.latency_seconds)
-        step_seconds += model.num_parameters * TAKE_SECONDS
-        shared_steps_seconds = outer.inner_steps * step_seconds
-        ring_latency_seconds = AGREE_LINKS * line.latency_seconds  # the rest is in each step
+    waits = _waits_of(draft, peers, line)
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
     payload_of, sent_of, averaging_of = [], [], []
     turns = SyncSets(model, outer, draft.sync).turns
@@ -230,9 +219,9 @@ def plan_round(
         sizes = [exchange.plan.elements_of(chunk) for chunk in range(exchange.plan.num_chunks)]
         payload_of.append(sum(map(payloads.part_bytes, sizes)))
         sent_of.append(_sent_of(exchange.plan, payloads, peers))
-        waits = AGREE_SECONDS + ring_latency_seconds + shared_steps_seconds
-        sent_seconds = sent_of[-1] / (slower * busy_share)
-        averaging_of.append(sent_seconds + waits if peers > 1 else shared_steps_seconds)
+        waits_seconds = AGREE_SECONDS + waits.latency_seconds + waits.steps_seconds
+        sent_seconds = sent_of[-1] / (slower * waits.busy_share)
+        averaging_of.append(sent_seconds + waits_seconds if peers > 1 else waits.steps_seconds)
     sent_open: int | None = None
     if draft.trust == "members":
         unsigned = _payloads_of(draft, "open")
@@ -241,7 +230,7 @@ def plan_round(
     tokens = inner_steps * inner.sequences_per_step * model.context
     training_seconds = None
     if tokens_per_second is not None:
-        training_seconds = tokens / tokens_per_second + offers_seconds
+        training_seconds = tokens / tokens_per_second + waits.offers_seconds
     state_bytes = 8 * model.num_parameters + model.frozen_bytes
     has_momentum = inner.optimizer == "muon" and outer.momentum >= MIXING_MOMENTUM_MIN
     return RoundPlan(
@@ -263,6 +252,35 @@ def plan_round(
     )
 
 
+class _Waits(NamedTuple):
+    """The time of a round in which no member sends."""
+
+    latency_seconds: float
+    """Of the ring, but for shared steps."""
+    steps_seconds: float = 0.0
+    """Of shared steps, without what they send."""
+    offers_seconds: float = 0.0
+    """To make the offers of shared steps."""
+    busy_share: float = 1.0
+    """Part of the time in which each member's line is at work."""
+
+
+def _waits_of(draft: Draft | Manifest, peers: int, line: Line) -> _Waits:
+    model, outer, num_links = draft.model, draft.outer, 2 * (peers - 1)
+    if not SYNC_MODES[draft.sync].shares_steps:
+        return _Waits((num_links + AGREE_LINKS) * line.latency_seconds)
+    # The chunks of a step are under way at once, each at another member.
+    chunks_at_member = -(-outer.chunks_of_step // peers)
+    step_seconds = num_links * (HOP_SECONDS * chunks_at_member + line.latency_seconds)
+    step_seconds += model.num_parameters * TAKE_SECONDS
+    return _Waits(
+        AGREE_LINKS * line.latency_seconds,  # the rest is in each step
+        outer.inner_steps * step_seconds,
+        outer.inner_steps * model.num_parameters * OFFER_SECONDS,
+        outer.chunks_of_step / (peers * chunks_at_member),
+    )
+
+
 def _require_allowed(peers: int, line: Line, tokens_per_second: float | None) -> None:
     """Raises ValueError, see `plan_round`."""
     if peers < 1:
@@ -271,9 +289,14 @@ def _require_allowed(peers: int, line: Line, tokens_per_second: float | None) ->
         raise ValueError(
             f"a round has at most {RING_MEMBERS_MAX} peers, not {peers}: others sit it out"
         )
-    rates = [line.up, line.down, *([] if tokens_per_second is None else [tokens_per_second])]
-    if not all(0 < rate < math.inf for rate in rates):
-        raise ValueError("the rates of lines and trainers must be positive numbers")
+    speed = 1.0 if tokens_per_second is None else tokens_per_second
+    for what, rate, unit in (
+        ("the upload of a line", line.up, "Mbit/s"),
+        ("the download of a line", line.down, "Mbit/s"),
+        ("the speed of a trainer", speed, "tokens/s"),
+    ):
+        if not 0 < rate < math.inf:
+            raise ValueError(f"{what} is {rate:g} {unit}; allowed: more than 0")
     if not 0 <= line.latency_seconds < math.inf:
         raise ValueError("the latency of a line is 0 or more")
 

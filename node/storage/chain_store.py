@@ -27,6 +27,7 @@ from gossamer.node.storage.chain_start import (
     write_start,
 )
 from gossamer.node.storage.chain_tree import ChainTree, Entry
+from gossamer.node.storage.further_votes import FurtherVotes
 from gossamer.node.storage.record_files import RecordFiles
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
@@ -72,6 +73,9 @@ class ChainStore(ChainTree):
         """`pinned_head`: the head that the link named by which this node joined."""
         self._directory = directory
         self._files = RecordFiles(directory, health or DiskHealth())
+        self.further_votes = FurtherVotes()
+        """Votes of known rounds that this node has heard. `sync` and `write_waiting` put them into
+        the records."""
         super().__init__(genesis, genesis_state)
         self.pinned_head = pinned_head
         self.passed: frozenset[Digest] = frozenset()
@@ -92,7 +96,7 @@ class ChainStore(ChainTree):
                 self._load(path)
         # After the records: a daemon beside a reader removes records when it has written this.
         start = read_start(directory)
-        if start is not None and self._has_rounds_before(start):
+        if start is not None and self._way_before(start):
             self._begin_at(start, self._behind_gaps(start))
         elif start is not None:
             log.warning("the first rounds of the kept chain are damaged; peers are asked for them")
@@ -155,7 +159,9 @@ class ChainStore(ChainTree):
         return head
 
     def write_waiting(self) -> DiskError | None:
-        """Writes the records that the disk has not taken. Returns what went wrong."""
+        """Writes the records that the disk has not taken, and those with further votes. Returns
+        what went wrong. Blocks for as long as the disk needs."""
+        self._write_grown(None)
         with self._adding:
             self._files.write_waiting()
             return self.problem
@@ -163,14 +169,31 @@ class ChainStore(ChainTree):
     def _add_votes(self, head: Digest, commit: Commit) -> None:
         """Adds the votes that the record of a known round lacks: the one that came first may have
         been made by a few members, which is all that they can prove (`policy.head_choice`)."""
+        round_number = self._entries[head].round
         try:
             joined = with_votes_of(self.commit(head), commit)
-        except (OSError, RemoteProtocolError):
-            joined = commit  # the file is damaged
-        if joined is not None:
-            self._files.put(head, self._entries[head].round, encode_commit(joined))
-            number, heads = self.joined
-            self.joined = number + 1, (*heads, head)[-JOINED_KEPT:]
+            if joined is None:
+                return
+            self._files.put_grown(head, round_number, encode_commit(joined))
+        except (OSError, RemoteProtocolError):  # the file is damaged
+            self._files.put(head, round_number, encode_commit(commit))
+        number, heads = self.joined
+        self.joined = number + 1, (*heads, head)[-JOINED_KEPT:]
+
+    def _write_grown(self, newest: Digest | None) -> None:
+        """Puts the votes that were heard into their records, and writes the records with further
+        votes. Those of the newest round are still on their way: its votes wait for the next time.
+        """
+        for head, votes in self.further_votes.take(but=newest).items():
+            with self._adding:
+                try:
+                    known = self.commit(head)
+                except (KeyError, OSError, RemoteProtocolError):
+                    continue  # forgotten meanwhile, or damaged
+                grown = with_votes_of(known, Commit(known.header, known.roster, votes))
+                if grown is not None:
+                    self._files.put_grown(head, self._entries[head].round, encode_commit(grown))
+        self._files.write_grown(self._adding)
 
     def bytes_of_votes(self, head: Digest, commit: Commit) -> int:
         """Returns by how many bytes the record of a known round grows with the votes of another one
@@ -186,40 +209,12 @@ class ChainStore(ChainTree):
         """Makes the record of a known head durable: it survives a power cut from now on. DiskError.
 
         A record that is lost in the middle of the chain keeps newcomers out where no other member
-        has it.
+        has it. The votes that were heard of earlier rounds go to the disk as well.
         """
         self._files.sync(self._entries[head])
+        self._write_grown(head)
 
     # The start
-
-    def _way_before(self, start: ChainStart) -> list[Digest]:
-        """Returns the heads after that before a start and up to its checkpoint, the newest first;
-        nothing if one of them is not here."""
-        way: list[Digest] = []
-        entry = self._entries.get(Digest(start.head))
-        while entry is not None and entry.head != start.before:
-            if entry.round <= start.before_round:
-                return []
-            way.append(entry.head)
-            if entry.parent == start.before:
-                return way
-            entry = self._entries.get(entry.parent)
-        return []
-
-    def _has_rounds_before(self, start: ChainStart) -> bool:
-        return bool(self._way_before(start))
-
-    def _behind_gaps(self, start: ChainStart) -> list[Digest]:
-        """Returns the newest heads of rounds that do not follow a start because a record between is
-        damaged. The node's state may be of one of them, and a peer may have that record."""
-        heads: list[Digest] = []
-        for head in self._tips:
-            entry: Entry | None = self._entries[head]
-            while entry is not None and entry.round > start.round:
-                entry = self._entries.get(entry.parent)
-            if entry is None:
-                heads.append(head)
-        return heads
 
     def _leave_gaps_behind(self) -> None:
         """Begins at the newest signed checkpoint if a record before it is missing."""
@@ -296,7 +291,7 @@ class ChainStore(ChainTree):
             kept_heads: they and the rounds on the way to them stay in memory. A node may stand on
                 a head that it is about to leave.
         """
-        assert self._has_rounds_before(start)
+        assert self._way_before(start)
         with self._adding:
             self._begin_at(start, kept_heads)
 

@@ -144,6 +144,32 @@ class ChainTree:
             possible, key=lambda each: (each.round, each.tokens_total, each.head), default=None
         )
 
+    def _way_before(self, start: ChainStart) -> list[Digest]:
+        """Returns the heads after that before a start and up to its checkpoint, the newest first;
+        nothing if one of them is not here."""
+        way: list[Digest] = []
+        entry = self._entries.get(Digest(start.head))
+        while entry is not None and entry.head != start.before:
+            if entry.round <= start.before_round:
+                return []
+            way.append(entry.head)
+            if entry.parent == start.before:
+                return way
+            entry = self._entries.get(entry.parent)
+        return []
+
+    def _behind_gaps(self, start: ChainStart) -> list[Digest]:
+        """Returns the newest heads of rounds that do not follow a start because a record between is
+        damaged. The node's state may be of one of them, and a peer may have that record."""
+        heads: list[Digest] = []
+        for head in self._tips:
+            entry: Entry | None = self._entries[head]
+            while entry is not None and entry.round > start.round:
+                entry = self._entries.get(entry.parent)
+            if entry is None:
+                heads.append(head)
+        return heads
+
     @property
     def has_unlinked(self) -> bool:
         """Whether rounds are here that do not follow the start, as after a long absence."""

@@ -24,27 +24,23 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.known_rounds import KnownRounds
 from gossamer.node.storage.next_state import NextState, StateVectors, ring_rules_of
-from gossamer.node.storage.shared_parameters import SharedParameters
 from gossamer.node.storage.state_blocks import CannotRebuildError, StateBlocks
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.state_on_disk import StateOnDisk, WholeState
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
-from gossamer.protocol.codecs.payloads import AveragedPayloads
-from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit import Parent, Proposal
-from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, open_ring
+from gossamer.protocol.rounds.commit_proof import check_averages, open_ring
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.ring_signatures import MemberSignatures
 from gossamer.protocol.standing import Standing
-from gossamer.protocol.state.chain import Commit, Header, Member, UpdateIndex
+from gossamer.protocol.state.chain import Commit, Header, Member, UpdateIndex, decode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
 from gossamer.protocol.state.outer_momentum import OuterRates
 from gossamer.protocol.state.run_end import RunEnd
-from gossamer.protocol.state.sync_sets import SyncSets
 
 log = structlog.get_logger("state")
 
@@ -94,9 +90,14 @@ class CommittedState:
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         """The chunks of the state's blocks."""
         self._next = NextState(manifest, self.plan, base)
-        has_shared_steps = self._next.shared_parameters is not None
+        self.sync_sets, self.payloads = self._next.sync_sets, self._next.payloads
+        self.ring_rules = ring_rules_of(manifest, self.payloads)
+        """The values that the manifest demands of every roster."""
+        self.shared_parameters = self._next.shared_parameters
+        """The parameters between two commits; None without shared steps."""
+        has_shared_steps = self.shared_parameters is not None
         self.blocks = StateBlocks(
-            store, chain, self.plan, self._next.sync_sets, may_lack=has_shared_steps
+            store, chain, self.plan, self.sync_sets, may_lack=has_shared_steps
         )
         self.parameters = np.zeros_like(base) if has_shared_steps else base
         self.momentum: FloatVector = np.zeros_like(base)
@@ -107,10 +108,6 @@ class CommittedState:
         self.is_loaded = False
         self.tuned: OuterRates | None = None
         """Of the newest round of this life, see `NextState.tuned`."""
-
-    @property
-    def sync_sets(self) -> SyncSets:
-        return self._next.sync_sets
 
     @property
     def begins_with_drawn_weights(self) -> bool:
@@ -128,20 +125,6 @@ class CommittedState:
     def has_other_ring(self, number: int, ring_id: Digest) -> bool:
         """Returns whether a committed round is known to be another ring's."""
         return self._rounds.ring_of(number, self.head) not in (b"", ring_id)
-
-    @property
-    def payloads(self) -> AveragedPayloads | SignPayloads:
-        return self._next.payloads
-
-    @property
-    def ring_rules(self) -> RingRules:
-        """The values that the manifest demands of every roster."""
-        return ring_rules_of(self._manifest, self.payloads)
-
-    @property
-    def shared_parameters(self) -> SharedParameters | None:
-        """The parameters between two commits; None without shared steps."""
-        return self._next.shared_parameters
 
     @property
     def entry(self) -> Entry:
@@ -301,6 +284,11 @@ class CommittedState:
         with self._changing:
             self._disk.write_whole(self._whole)
 
+    def write_missing(self) -> None:
+        """Writes what the disk has not taken before. DiskError."""
+        with self._changing:
+            self._disk.write_missing(self._whole)
+
     @property
     def is_on_disk(self) -> bool:
         """Returns whether the disk has taken the present state, and all records."""
@@ -348,10 +336,11 @@ class CommittedState:
         """Reads the state of a head from its blocks and makes it the present one.
 
         Raises:
-            CannotRebuildError: a block is missing or damaged. The present state is unchanged.
+            CannotRebuildError: a block is missing or damaged, or the head was forgotten meanwhile.
+                The present state is unchanged.
         """
         with self._changing:
-            entry = self.chain.entry(head)
+            entry = self.blocks.entry(head)
             self._next.forget()
             parameters, momentum = self._next.spare, np.empty_like(self.momentum)
             index, ledger = self.blocks.read_state(entry, parameters, momentum)
@@ -366,9 +355,9 @@ class CommittedState:
                 the header names: the header lies, or this machine computes wrongly.
         """
         with self._changing:
-            header = self.blocks.header(head)
+            commit = self.blocks.commit(head)
+            header = decode_header(commit.header)
             assert header.parent == self.head
-            commit = self.chain.commit(head)
             update = self.blocks.update_index(header)
             averages = self.blocks.read_update(header, update)
             masks = [average.mask() for average in update.averages]

@@ -17,6 +17,7 @@ from gossamer.node.base.disk_health import (
     sync_directory,
     write_atomically,
 )
+from gossamer.node.storage.bounded_file import open_file
 from gossamer.node.storage.order_lock import alone_in
 from gossamer.node.storage.roll_file import DamagedRollError
 from gossamer.protocol.errors import RemoteProtocolError
@@ -49,7 +50,7 @@ class ExpulsionFile:
             DamagedRollError: the file cannot be read.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 return decode_saved(file.read(EXPULSIONS_BYTES_MAX + 1))
         except FileNotFoundError:
             return None

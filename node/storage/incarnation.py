@@ -16,11 +16,16 @@ import trio
 
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import OversizedError
 from gossamer.protocol.limits import INCARNATION_MAX
 
 # The year 2116: a clock that is wrong by centuries must not use up the numbers.
 _CLOCK_NANOSECONDS_MAX = 2**62
+
+_FILE_BYTES_MAX = 64
+"""A number has 20 digits at most."""
 
 
 class Incarnation:
@@ -42,8 +47,8 @@ class Incarnation:
         """The event of the next write of the number. It is replaced when the file has the number
         again."""
         try:
-            last = int(self._path.read_text())
-        except (OSError, ValueError):
+            last = int(read_bounded(self._path, _FILE_BYTES_MAX) or 0)
+        except (OSError, ValueError, OversizedError):
             last = 0
         if not 0 <= last < INCARNATION_MAX:
             last = 0

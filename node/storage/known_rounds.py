@@ -17,7 +17,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.head_choice import is_most_of
 from gossamer.protocol.standing import STANDING_ROUNDS, Standing, standing_of
 from gossamer.protocol.state.chain import Commit, Header, credits_of, decode_header, signers_of
-from gossamer.protocol.wire.statements import Vote
+from gossamer.protocol.wire.statements import Signed, Vote
 
 RECORDS_KEPT = 4 * STANDING_ROUNDS
 """Records whose members are remembered, so that the disk is not asked again at every look."""
@@ -32,6 +32,9 @@ class _Record(NamedTuple):
     signers: frozenset[PeerId]
     has_more_votes: bool = False
     """Whether the record on the disk got further votes since it was read."""
+    tried_at: int = -1
+    """Number of the rounds that were known when these votes could not be read. They are asked for
+    again when there are others: a disk that fails takes seconds to say so."""
 
 
 _NOTHING = _Record(b"", 0, {}, frozenset())
@@ -52,8 +55,9 @@ class KnownRounds:
         `RECORDS_KEPT`: those who asked remember no more of their answers."""
         self._num_read = 0
         """How often such a record was read later."""
-        self.vote_of: Callable[[PeerId, bytes], Vote | None] = lambda _author, _ring_id: None
-        """Returns the newest checked vote of a peer in a ring that this node has heard."""
+        self.vote_of: Callable[[PeerId, bytes], tuple[Signed, Vote] | None] = lambda *_: None
+        """Returns the newest checked vote of a peer in a ring that this node has heard, with its
+        envelope."""
 
     @property
     def num_reshaped(self) -> int:
@@ -121,18 +125,20 @@ class KnownRounds:
         heads, self._more_signers = self._more_signers, set()
         return heads
 
-    def heard_vote(self, author: PeerId, vote: Vote) -> None:
-        """Takes a checked vote. A round that is known may have been proven without it.
+    def heard_vote(self, signed: Signed, vote: Vote) -> None:
+        """Takes a checked vote. A round that is known may have been proven without it: the vote
+        counts at once, and goes into the record.
 
         Nothing is read for a round that is not remembered: any peer may say votes for old ones, and
         would displace the others. When it is asked for, `vote_of` has the vote.
         """
-        head = Digest(vote.header_digest)
+        head, author = Digest(vote.header_digest), PeerId(signed.author)
         record = self._records.get(head, _NOTHING)
         is_more = author in record.credits and author not in record.signers
         if is_more and vote.ring_id == record.ring_id:
             self._records[head] = record._replace(signers=record.signers | {author})
             self._more_signers.add(head)
+            self._chain.further_votes.add(head, signed)
 
     def _note_joined(self) -> None:
         """Notes which records have got further votes."""
@@ -144,18 +150,21 @@ class KnownRounds:
                 self._more_signers.update(changed)
             for head in changed:
                 if head in self._records:
-                    self._records[head] = self._records[head]._replace(has_more_votes=True)
+                    record = self._records[head]
+                    self._records[head] = record._replace(has_more_votes=True, tried_at=-1)
 
     def _read(self, head: Digest) -> _Record:
         """The record of a round, without values if it cannot be read now."""
         self._note_joined()
         found = self._records.get(head)
-        if found is None or found.has_more_votes:
+        num_known = len(self._chain)
+        if found is None or (found.has_more_votes and found.tried_at != num_known):
             try:
                 commit = self._chain.commit(head)
                 header = decode_header(commit.header)
             except (KeyError, OSError, RemoteProtocolError):
                 if found is not None:
+                    self._records[head] = found._replace(tried_at=num_known)
                     return found
                 self._unread[head] = None
                 if len(self._unread) > RECORDS_KEPT:
@@ -171,9 +180,12 @@ class KnownRounds:
     def _keep(self, head: Digest, commit: Commit, header: Header) -> _Record:
         members, credits = len(header.members), credits_of(header)
         signers = signers_of(commit) | self._records.get(head, _NOTHING).signers
-        votes = {peer: self.vote_of(peer, header.ring_id) for peer in credits.keys() - signers}
-        heard = {peer for peer, vote in votes.items() if vote and vote.header_digest == head}
-        record = _Record(header.ring_id, members, credits, signers | heard)
+        votes = (self.vote_of(peer, header.ring_id) for peer in credits.keys() - signers)
+        heard = [signed for signed, vote in filter(None, votes) if vote.header_digest == head]
+        for signed in heard:
+            self._chain.further_votes.add(head, signed)
+        signers |= {PeerId(signed.author) for signed in heard}
+        record = _Record(header.ring_id, members, credits, signers)
         self._records[head] = record
         if len(self._records) > RECORDS_KEPT:
             self._records.popitem(last=False)

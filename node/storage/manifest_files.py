@@ -18,7 +18,12 @@ import msgspec
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.storage.bounded_file import read_bounded, write_digested
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
+from gossamer.protocol.errors import (
+    MalformedError,
+    OversizedError,
+    RemoteProtocolError,
+    VersionError,
+)
 from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 
 if TYPE_CHECKING:
@@ -94,7 +99,9 @@ class ManifestFiles:
         copy = self._copy()
         if signed is not None and _is_signed(signed):
             return (None if first == copy else self.copy_path), first
-        return (None if copy is None or first == copy else self.path), copy or b""
+        if copy is None or first == copy or _is_of_another_version(copy):
+            return None, b""
+        return self.path, copy
 
     def _first(self) -> tuple[SignedManifest | None, Exception | None]:
         """Returns what the first file holds, and why it cannot be used."""
@@ -122,6 +129,16 @@ def _decoded(data: bytes) -> SignedManifest:
     signed = msgspec.msgpack.decode(data, type=SignedManifest)
     decode_manifest(signed.manifest)
     return signed
+
+
+def _is_of_another_version(data: bytes) -> bool:
+    try:
+        _decoded(data)
+    except VersionError:
+        return True
+    except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError):
+        pass
+    return False
 
 
 def _is_signed(signed: SignedManifest) -> bool:

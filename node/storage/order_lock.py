@@ -1,5 +1,8 @@
-"""The lock of a folder in which commands leave orders for the node: what one command counts there
-is still true when it writes."""
+"""Locks between processes of this machine.
+
+A command that leaves an order for the node locks the folder of the orders: what it counts there is
+still true when it writes.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,24 @@ _TRY_SECONDS = 0.02
 """Time between two tries: a person does not notice less."""
 
 
+def lock_within(descriptor: int, seconds: float) -> None:
+    """Locks what is open for this process alone. It blocks for as long as another one has it.
+
+    Raises:
+        BlockingIOError: another process has it for longer.
+        OSError: it cannot be locked.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_TRY_SECONDS)
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Keeps other commands of this machine from giving orders in a folder. A command that dies
@@ -30,18 +51,13 @@ def alone_in(folder: Path) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        until = time.monotonic() + LOCK_SECONDS_MAX
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise DiskError(
-                        f"another command gives an order in {folder}: give this one again when "
-                        "that has ended"
-                    ) from None
-                time.sleep(_TRY_SECONDS)
+        try:
+            lock_within(descriptor, LOCK_SECONDS_MAX)
+        except BlockingIOError:
+            raise DiskError(
+                f"another command gives an order in {folder}: give this one again when that has "
+                "ended"
+            ) from None
         yield
     finally:
         os.close(descriptor)

@@ -1,12 +1,18 @@
 """The files of commit records: ``<round>-<head>`` in one folder, each behind its BLAKE3 digest.
 
-A record that the disk does not take waits in memory, and is written with the next one.
+A record that the disk does not take waits in memory, and is written with the next one. So does a
+record that got further votes: a file that is durable is replaced by one that is durable as well.
+Otherwise a power cut could leave an empty one in its place. A thread waits for that.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from pathlib import Path
+
+import structlog
 
 from gossamer.node.base.disk_health import (
     DiskError,
@@ -18,6 +24,14 @@ from gossamer.node.base.disk_health import (
 from gossamer.node.storage.bounded_file import read_digested
 from gossamer.node.storage.chain_tree import Entry
 from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import MIB
+
+GROWN_BYTES_MAX = 8 * MIB
+"""Bytes of records with further votes that wait in memory: some thousand rounds, which a page or
+two of records may bring at once. Beyond that the oldest go to the disk at once, and a power cut may
+take them."""
+
+log = structlog.get_logger("chain")
 
 
 class RecordFiles:
@@ -31,6 +45,9 @@ class RecordFiles:
         self._waiting: dict[Digest, tuple[str, bytes]] = {}
         """Files with their records that are not on disk: it did not take them, or they are just
         coming."""
+        self._grown: OrderedDict[Digest, tuple[str, bytes]] = OrderedDict()
+        """Files that are on disk without the further votes of these records."""
+        self._grown_bytes = 0
 
     def path_of(self, entry: Entry) -> str:
         """Returns the file of a round's record."""
@@ -44,14 +61,32 @@ class RecordFiles:
         """Takes an encoded record, which `write_waiting` writes."""
         self._waiting[head] = self._path(round_number, head), record
 
+    def put_grown(self, head: Digest, round_number: int, record: bytes) -> None:
+        """Takes a known record with further votes, which `write_grown` writes."""
+        if head in self._waiting:
+            self.put(head, round_number, record)
+            return
+        self._ungrown(head)
+        self._grown[head] = self._path(round_number, head), record
+        self._grown_bytes += len(record)
+        while self._grown_bytes > GROWN_BYTES_MAX:
+            oldest, (path, grown) = next(iter(self._grown.items()))
+            self._waiting[oldest] = path, grown
+            self._ungrown(oldest)
+
+    def _ungrown(self, head: Digest) -> None:
+        if (known := self._grown.pop(head, None)) is not None:
+            self._grown_bytes -= len(known[1])
+
     def read(self, entry: Entry) -> bytes:
         """Returns an encoded record. OSError, or MalformedError if the file is damaged."""
-        waiting = self._waiting.get(entry.head)
+        waiting = self._grown.get(entry.head) or self._waiting.get(entry.head)
         return read_digested(self.path_of(entry)) if waiting is None else waiting[1]
 
     def drop(self, head: Digest) -> None:
         """Forgets a record that waits. Its file, if it has one, stays."""
         self._waiting.pop(head, None)
+        self._ungrown(head)
 
     def remove(self, entry: Entry) -> None:
         """Forgets a record, on disk too."""
@@ -74,6 +109,30 @@ class RecordFiles:
     def sync(self, entry: Entry) -> None:
         """Makes a record durable: it survives a power cut from now on. DiskError."""
         sync_files([Path(self.path_of(entry))])
+
+    def write_grown(self, adding: threading.Lock) -> None:
+        """Writes the records with further votes. A disk that does not take one keeps the earlier
+        record, and the votes stay in memory.
+
+        Args:
+            adding: the lock under which all else here is called. It is held for moments.
+        """
+        for head, grown in list(self._grown.items()):
+            path, record = grown
+            folder, _, name = path.rpartition("/")
+            temporary = Path(folder, f".{name}.grown")
+            try:
+                temporary.write_bytes(digest_of(record) + record)
+                sync_files([temporary])
+                with adding:
+                    if self._grown.get(head) is grown:  # nor forgotten, nor with still more votes
+                        os.replace(temporary, path)
+                        self._ungrown(head)
+            except (OSError, DiskError) as error:
+                log.debug("further votes of a round are in memory only", problem=str(error))
+                return
+            finally:
+                remove_quietly(temporary)
 
 
 def _replace(path: str, data: bytes) -> None:

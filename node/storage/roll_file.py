@@ -21,7 +21,7 @@ from gossamer.node.base.disk_health import (
     remove_quietly,
     write_atomically,
 )
-from gossamer.node.storage.bounded_file import read_digested, write_digested
+from gossamer.node.storage.bounded_file import open_file, read_digested, write_digested
 from gossamer.node.storage.order_lock import alone_in
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
@@ -62,7 +62,7 @@ class RollFile:
             DamagedRollError: the file cannot be read or is no roll.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 return decode_page(file.read(ROLL_BYTES_MAX + 1), ROLL_BYTES_MAX)
         except FileNotFoundError:
             return None
@@ -147,7 +147,7 @@ class RollFile:
             if len(orders) == REVOCATIONS_AT_ONCE_MAX:
                 break
             try:
-                with path.open("rb") as file:
+                with open_file(path) as file:
                     orders[path] = decode_revocation(file.read(_REVOCATION_BYTES_MAX))
             except OSError:
                 continue  # a later look may be able to read it
@@ -170,7 +170,7 @@ def read_pinned_head(root: Path) -> Digest | None:
     """Returns the head that the link named by which this node joined; None if it named none, or
     the file is damaged."""
     try:
-        with (root / "pinned_head").open("rb") as file:
+        with open_file(root / "pinned_head") as file:
             head = bytes.fromhex(file.read(4 * DIGEST_BYTES).decode("ascii").strip())
     except (OSError, ValueError):
         return None

@@ -25,8 +25,10 @@ from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.state.chain import (
     ChunkAverage,
+    Commit,
     Header,
     UpdateIndex,
+    decode_header,
     decode_update_index,
     encode_update_index,
 )
@@ -84,24 +86,43 @@ class StateBlocks:
 
     # Names
 
-    def header(self, head: Digest) -> Header:
-        """Returns the header of a known head.
+    def entry(self, head: Digest) -> Entry:
+        """Returns the entry of a head. CannotRebuildError: it was forgotten meanwhile."""
+        try:
+            return self._chain.entry(head)
+        except KeyError:
+            raise CannotRebuildError(f"head {short(head)} is not known any more") from None
+
+    def way(self, base: Digest, head: Digest) -> list[Digest]:
+        """Returns the heads after one head up to another one, oldest first. CannotRebuildError:
+        the way between was forgotten meanwhile."""
+        way = self._chain.path_between(base, head)
+        if way is None:
+            raise CannotRebuildError(f"the way to {short(head)} is not known any more")
+        return way
+
+    def commit(self, head: Digest) -> Commit:
+        """Returns the commit record of a head.
 
         Raises:
             CannotRebuildError: its file is damaged or gone, or the head was forgotten meanwhile.
         """
         try:
-            return self._chain.header(head)
+            return self._chain.commit(head)
         except (KeyError, OSError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"header {short(head)}: {error}") from error
+
+    def header(self, head: Digest) -> Header:
+        """Returns the header of a head, with the error of `commit`."""
+        return decode_header(self.commit(head).header)
 
     def of_state(self, head: Digest) -> list[Digest]:
         """Returns the digests of a head's state and ledger without that of its index.
 
         Raises:
-            CannotRebuildError: the index is not here or damaged.
+            CannotRebuildError: the index is not here or damaged, or the head was forgotten.
         """
-        entry = self._chain.entry(head)
+        entry = self.entry(head)
         index = self.state_index(entry)
         digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
         ledger = self._ledger_digest(entry)
@@ -122,8 +143,6 @@ class StateBlocks:
         except CannotRebuildError as error:
             if isinstance(error.__cause__, CorruptBlockError):
                 log.warning("a checkpoint on disk is of no use", problem=str(error))
-            return False
-        except KeyError:
             return False
 
     def has_averages(self, head: Digest) -> bool:

@@ -63,6 +63,10 @@ if TYPE_CHECKING:
 
 _SMALL_FILE_BYTES_MAX = 256
 
+ASKED_SECONDS = 0.25
+"""Wait for the lock: a command that asks whether a node runs here has it for a moment
+(`StateDir.is_in_use`), longer on a busy machine."""
+
 FORMAT = 1
 """The format that this version writes. It reads the one before, too: format 0 is that of release
 0.2, which has no such file. A change of the format adds a step to `_migrate`."""
@@ -169,6 +173,8 @@ class StateDir:
             StateDirError, DiskError: it cannot be created, written or locked, or a later version
                 wrote it.
         """
+        from gossamer.node.storage.order_lock import lock_within  # not for `gossamer status`
+
         self.create()
         try:
             descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -176,7 +182,7 @@ class StateDir:
             raise self._unusable(error) from error
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_within(descriptor, ASKED_SECONDS)
             except BlockingIOError:
                 raise StateDirInUseError(self.root, _read_pid(descriptor)) from None
             except OSError as error:

@@ -110,11 +110,16 @@ class StateOnDisk:
 
     def write_whole(self, state: WholeState) -> None:
         """Writes a checkpoint, and what the disk has not taken before. DiskError."""
+        was_whole = self.is_whole
+        self.write_missing(state)
+        if was_whole:
+            self.write_checkpoint(state)
+
+    def write_missing(self, state: WholeState) -> None:
+        """Writes what the disk has not taken before. DiskError."""
         if problem := self._chain.write_waiting():
             raise problem
-        if self.is_whole:
-            self.write_checkpoint(state)
-        else:
+        if not self.is_whole:
             self._write_anew(state)
 
     def _write_anew(self, state: WholeState) -> None:

@@ -68,6 +68,8 @@ class Work:
             clock: local seconds.
             life: number of the node's present life, as its `Ready` says it.
         """
+        self.directory = directory
+        """Where its files lie."""
         self._life = life
         self._files = WorkFiles(directory, pending.size)
         self._journal = Journal(self._files.journal_path, clock)

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
 from gossamer.node.base.threads import num_usable_cores
-from gossamer.protocol.accounting.work_records import AccountState
+from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.ids import DIGEST_BYTES
 from gossamer.protocol.state.digest import FloatVector, float_bytes
 

@@ -61,16 +61,19 @@ class HeldPartitions:
         *,
         ledger: Callable[[], Ledger],
         others_claims: Callable[[], Claims],
+        hearsay: Callable[[], Claims],
     ) -> None:
         """
         Args:
             ledger: gives the ledger of the committed head.
             others_claims: gives the partitions that the other living peers claim.
+            hearsay: gives the same with peers that may be invented.
         """
         self.partitions = partitions
         self._me = me
         self._ledger = ledger
         self._others_claims = others_claims
+        self._hearsay = hearsay
         self._ranks: list[bytes] | None = None
         self._read: tuple[Ledger, dict[int, int]] = (Ledger(), {})
         self._working: list[int] = []
@@ -144,6 +147,7 @@ class HeldPartitions:
             num_wanted,
             excluded,
             self._ranks,
+            self._hearsay(),
         )
 
     def _left_to_others(self) -> set[int]:

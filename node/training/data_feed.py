@@ -66,6 +66,9 @@ class DataSwarm(Protocol):
     def claims(self) -> dict[PeerId, Collection[int]]:
         """Partitions that the other living peers claim."""
 
+    def claims_heard_of(self) -> dict[PeerId, Collection[int]]:
+        """The same with peers of which this peer has only heard."""
+
     def announce_soon(self) -> None:
         """Tells the other peers this peer's claims, together with other news of this moment."""
 
@@ -104,7 +107,11 @@ class DataFeed:
         self._state = state
         self._partitions = data.partitions
         self._held = HeldPartitions(
-            swarm.me, self._partitions, ledger=lambda: state.ledger, others_claims=swarm.claims
+            swarm.me,
+            self._partitions,
+            ledger=lambda: state.ledger,
+            others_claims=swarm.claims,
+            hearsay=swarm.claims_heard_of,
         )
         self._level = QueueLevel(min(shard.num_tokens for shard in data.shards))
         self._progress: tuple[Ledger, EpochProgress] | None = None

@@ -12,8 +12,9 @@ The ledger is a function of the chain of headers alone; its digest is part of ev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, islice
+from types import MappingProxyType
 
 import msgspec
 
@@ -142,12 +143,16 @@ def choose_partitions(
     num_wanted: int,
     excluded: Collection[int] = (),
     my_ranks: Sequence[bytes] | None = None,
+    hearsay: Mapping[PeerId, Collection[int]] = MappingProxyType({}),
 ) -> list[int]:
     """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
 
     Several peers may choose at one moment, before they hear of each other's choice. So in each
     epoch those come first that `me` would keep against all living others, begun or not. Of peers
     that know each other no two choose one of these. The rest is taken up before the next epoch.
+    Newcomers hear of each other before they are connected. So of these partitions those come first
+    that peers of `hearsay` do not claim, and would not keep. If they are invented, an order
+    changes, and nothing else.
 
     If others claim all of them, the partitions are those that `me` would keep against all their
     claimants. So a peer that claims more than it can use, or only pretends to train, keeps no peer
@@ -161,6 +166,7 @@ def choose_partitions(
         num_wanted: how many at most; fewer if nothing is free.
         excluded: partitions that are of no use to me, whether or not another peer claims them.
         my_ranks: `claim_ranks`, if the caller has them: they take a hash for each partition.
+        hearsay: what living peers claim that may be invented; those of `claims` may be among them.
     """
     ranks = claim_ranks(len(partition_tokens), me) if my_ranks is None else my_ranks
     holders: dict[int, list[PeerId]] = {}
@@ -175,15 +181,15 @@ def choose_partitions(
     def is_mine(partition: int, rivals: Collection[PeerId]) -> bool:
         return all(ranks[partition] < claim_rank(partition, peer) for peer in rivals)
 
-    def in_order(best: Iterable[int], rivals: Collection[PeerId]) -> Iterator[int]:
-        for _, same_epoch in groupby(best, key=lambda partition: preference(partition)[0]):
-            rest: list[int] = []
-            for partition in same_epoch:
-                if is_mine(partition, rivals):
-                    yield partition
-                else:
-                    rest.append(partition)
-            yield from rest
+    known = claims.keys() - {me}
+    strangers = hearsay.keys() - claims.keys() - {me}
+    said = {partition for peer in strangers for partition in hearsay[peer]}
+
+    def contention(partition: int) -> int:
+        """2: a known peer would keep it; 1: one of `hearsay` would, or claims it; 0: neither."""
+        if not is_mine(partition, known):
+            return 2
+        return 1 if partition in said or not is_mine(partition, strangers) else 0
 
     useless = frozenset(excluded)
     candidates = [number for number in range(len(partition_tokens)) if number not in useless]
@@ -191,9 +197,25 @@ def choose_partitions(
     # Ranks are computed of the best ones only: each of them takes a hash for each peer.
     if free:
         best = heapq.nsmallest(max(num_wanted, RANKED_MAX), free, key=preference)
-        return list(islice(in_order(best, claims.keys() - {me}), num_wanted))
+        epochs = groupby(best, key=lambda partition: preference(partition)[0])
+        in_order = (_least_contested_first(each, contention) for _, each in epochs)
+        return list(islice(chain.from_iterable(in_order), num_wanted))
     mine = (each for each in sorted(candidates, key=preference) if is_mine(each, holders[each]))
     return list(islice(mine, num_wanted))
+
+
+def _least_contested_first(
+    partitions: Iterable[int], contention: Callable[[int], int]
+) -> Iterator[int]:
+    """Yields partitions of one epoch in the order of their contention, 0 to 2. It is looked up of
+    no more than are taken while there are some of 0: each takes some hashes."""
+    others: tuple[list[int], list[int]] = ([], [])
+    for partition in partitions:
+        if how := contention(partition):
+            others[how - 1].append(partition)
+        else:
+            yield partition
+    yield from chain.from_iterable(others)
 
 
 def lost_claims(

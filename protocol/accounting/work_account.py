@@ -45,11 +45,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.spans import merged, without
 from gossamer.protocol.accounting.work_records import (
     ABANDONED,
     STALE,
-    AccountState,
     Offer,
     Offered,
     Reclaim,
@@ -200,22 +200,20 @@ class WorkAccount:
             exchanged = self._all_chunks
         offer = state.offer_taken_by(parent, tokens, chunks, exchanged.bit_count(), offered)
         if offer is None:
-            is_own = offered is not None and 0 < state.first_life <= offered.life
-            state.trained += tokens - (state.take_forgotten(tokens) if is_own else 0)
-            state.committed_late += tokens
+            state.take_forgotten(tokens, offered)
             return Settlement(None, 0, 0, 0, tokens)
 
         shares = self._shares(offer, tokens, parent)
         if chunks is None:
-            zeroed, taken = self.state.give_up(exchanged, ABANDONED), 0
+            zeroed, taken = state.give_up(exchanged, ABANDONED), 0
         else:
             zeroed = 0
             if any(share.carried for share in shares):
                 # Some of it came back after the rest was given up; which of it is not known.
-                zeroed = self.state.give_up(chunks & int.from_bytes(offer.void), ABANDONED)
+                zeroed = state.give_up(chunks & int.from_bytes(offer.void), ABANDONED)
             taken = chunks & ~int.from_bytes(offer.void)
         unknown = tokens - sum(share.tokens for share in shares)
-        offer.taking = Taking(head, shares, unknown, self.state.mask_bytes(taken), counts_spans)
+        offer.taking = Taking(head, shares, unknown, state.mask_bytes(taken), counts_spans)
         on_time = offer.taking.on_time
         state.trained += unknown
         state.committed_on_time += on_time
@@ -227,8 +225,8 @@ class WorkAccount:
             for number, lot in state.lots.items()
             if lot.carried and number not in offer.lots
         ]
-        self.state.set_since(taken, min(newer, default=0))
-        self.state.unsave(taken)
+        state.set_since(taken, min(newer, default=0))
+        state.unsave(taken)
         return Settlement(offer.number, taken, zeroed, on_time, tokens - on_time)
 
     def vector_missing(self, chunks: int) -> None:
@@ -285,10 +283,7 @@ class WorkAccount:
         offer = self.offer_behind(head)
         if offer is None or offer.taking is None:
             # An earlier life's, or longer ago than offers are remembered.
-            late = min(tokens, state.committed_late)
-            state.committed_late -= late
-            state.committed_on_time -= tokens - late
-            state.lost += tokens
+            late = state.lose_forgotten(tokens)
             return Reclaim(0, tokens - late, late, 0)
 
         taking, offer.taking = offer.taking, None
@@ -307,11 +302,7 @@ class WorkAccount:
         state.lost += taking.unknown
         back = sum(share.carried for share in taking.shares) if is_back else 0
         if back == 0:
-            for other in state.offers:
-                # Two lives offered the same round what waited for its fragment, which has no lot.
-                is_of_round = other.head == offer.head
-                if is_of_round or not offer.lots.keys().isdisjoint(other.lots):
-                    self.state.void(other, mask & ~other.chunks_taken)
+            state.void_all_like(offer, mask)
             return Reclaim(0, taking.on_time, tokens - taking.on_time, 0)
         if taking.counts_spans:
             state.spans = merged([*state.spans, *offer.spans])
@@ -379,12 +370,10 @@ class WorkAccount:
             state.saved_chunks = b""
             for lot in state.lots.values():
                 lot.saved = 0
-        state.trained += state.under_way
-        state.lost += state.under_way
-        state.under_way = 0
+        state.end_local_round(0)
         gone = {number: lot.carried - lot.saved for number, lot in state.lots.items()}
         chunks = int.from_bytes(state.saved_chunks)
-        self.state.set_since(self._all_chunks & ~chunks, 0)
+        state.set_since(self._all_chunks & ~chunks, 0)
         offers: dict[int, int] = {}
         for offer in state.offers:
             if not any(gone[number] for number in offer.lots):
@@ -396,7 +385,7 @@ class WorkAccount:
             ):
                 offers[offer.number] = self._all_chunks
             else:
-                self.state.void(offer, self._all_chunks & ~offer.chunks_taken)
+                state.void(offer, self._all_chunks & ~offer.chunks_taken)
         for number, tokens in gone.items():
             lot = state.lots[number]
             lot.carried -= tokens

@@ -84,6 +84,9 @@ class Awaited(NamedTuple):
     at_work: list[PeerId]
     trailing: list[PeerId]
     """Peers that are many and have rounds to fetch."""
+    strangers: frozenset[PeerId] = frozenset()
+    """Those of both groups that have no standing: rounds wait for them for a share of the time
+    (`rounds.strangers_wait`)."""
 
 
 def near_rounds(now: float, moved_seconds: Iterable[float]) -> int:
@@ -102,6 +105,7 @@ def awaited(
     round_number: int,
     is_lost: Callable[[Announce], bool],
     near_rounds: int = NEAR_ROUNDS,
+    has_standing: Callable[[PeerId], bool] = lambda _peer: True,
 ) -> Awaited:
     """The peers for which a round waits, no longer than its gathering lasts.
 
@@ -113,7 +117,9 @@ def awaited(
     trailing peers as well. Otherwise a few peers with short rounds would run away from the many
     that fetch each round from them, over the lines of those few, and their work would be lost with
     them. The round also waits for peers on another branch that loses: they are about to come over.
-    Their own word suffices, as it does for the others: a lie costs one gathering and no more.
+    Their own word suffices, as it does for the others: a lie costs one gathering and no more, and
+    all lies of peers without standing together a share of the time. Peers with standing that trail
+    are many or not among those with standing alone.
 
     Args:
         living: the newest announcement of each other living peer.
@@ -121,6 +127,7 @@ def awaited(
         round_number: of the parent.
         is_lost: whether a head that a peer announces loses to the parent.
         near_rounds: rounds that a peer may be behind and still count as at work (`near_rounds`).
+        has_standing: whether a round of the newest ones took work of a peer.
     """
     near = set(chain[: near_rounds + 1])
     recent = set(chain[: TRAILING_ROUNDS + 1])
@@ -132,7 +139,15 @@ def awaited(
             is_close = abs(round_number - announce.round) <= TRAILING_ROUNDS
             if announce.head in recent or (is_close and is_lost(announce)):
                 trailing.append(peer)
-    return Awaited(at_work, [] if 1 + len(at_work) > len(trailing) else trailing)
+    strangers = frozenset(peer for peer in (*at_work, *trailing) if not has_standing(peer))
+    found = strangers.intersection(_many(at_work, trailing))
+    found = found.union(_many({*at_work} - strangers, {*trailing} - strangers))
+    return Awaited(at_work, sorted(found), strangers)
+
+
+def _many(at_work: Collection[PeerId], trailing: Collection[PeerId]) -> Collection[PeerId]:
+    """Returns the trailing peers if those at work, with this peer, are no more than they."""
+    return () if 1 + len(at_work) > len(trailing) else trailing
 
 
 def heralds(head: Digest, members: Iterable[PeerId]) -> list[PeerId]:

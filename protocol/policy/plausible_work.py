@@ -49,7 +49,7 @@ class WorkBounds:
         self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
         """Most tokens of one peer in one round."""
         self._has_roots = has_roots(manifest)
-        self._has_audits = has_sum_audits(manifest) and self._has_roots
+        self._has_commitments = has_sum_audits(manifest)
         self._last_round = manifest.last_round
         self.span_tokens_max = (
             0 if manifest.data.own else 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
@@ -62,7 +62,8 @@ class WorkBounds:
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
         """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, or for
         one of a round after the run's last one. Raises MalformedError for one with or without a
-        root against the manifest; VersionError in a run whose sums are audited."""
+        root or a commitment against the manifest; VersionError for one without them in a run whose
+        sums are audited."""
         if isinstance(statement, Ready):
             self._check_ready(statement)
         elif isinstance(statement, Roster):
@@ -84,14 +85,18 @@ class WorkBounds:
             raise ImplausibleError(f"header that consumes {consumed} tokens of data")
 
     def _check_ready(self, ready: Ready) -> None:
+        lacks_root = self._has_roots and not ready.root
+        if self._has_commitments and (lacks_root or not ready.commitment):
+            what = "root over its work" if lacks_root else "commitment to a secret"
+            raise VersionError(
+                f"a Ready without a {what}: its author runs a version of Gossamer whose sums "
+                "cannot be audited, and has to be upgraded"
+            )
         if bool(ready.root) != self._has_roots:
             what = "with" if ready.root else "without"
-            if self._has_audits:
-                raise VersionError(
-                    f"a Ready {what} a root over its work: its author runs a version of Gossamer "
-                    "whose sums cannot be audited, and has to be upgraded"
-                )
             raise MalformedError(f"a Ready {what} a root over its records")
+        if bool(ready.commitment) != self._has_commitments:
+            raise MalformedError("a Ready with a commitment to a secret that nobody asks for")
         self._check_round(ready.round)
         self._check(ready.tokens, ready.spans)
         if self._num_shards is not None:

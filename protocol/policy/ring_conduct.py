@@ -43,9 +43,9 @@ Rules
   that one out of the rings that it organises.
 - An organiser whose rosters leave out ready peers in `UNFAIR_MAX` of `MEMORY_ROUNDS` rounds is
   unfair for `FORGET_ROUNDS` rounds, and again from each further one on: this peer mends its rosters
-  (`rounds.mending`). A peer that was left out as often, by several organisers, is wronged for as
-  long: this peer mends all rosters without it. Nothing else follows, because gossip may be late.
-- An organiser that replaces its own rings again and again (`rounds.replacing`) sits out from its
+  (`rounds.ring_choice`). A peer that was left out as often, by several organisers, is wronged for
+  as long: this peer mends all rosters without it. Nothing else follows, because gossip may be late.
+- An organiser that replaces its own rings again and again (`rounds.ring_choice`) sits out from its
   second such round within `MEMORY_ROUNDS` on. Its signatures show it, so this counts in all rings.
 - A peer sits out for longer each time (`policy.sit_out`). Within `FORGET_ROUNDS` after it is back a
   single accusation of a member that is not its neighbour is enough, or a single mark of a member
@@ -133,6 +133,7 @@ class RingConduct:
         is_reply: bool = False,
         alone_of: int = 0,
         lost_seconds: float = 0.0,
+        num_members: int = 0,
     ) -> None:
         """A member is newly out of a ring of this round.
 
@@ -144,6 +145,8 @@ class RingConduct:
             is_reply: whether its accuser only says that this peer accused it without a cause.
             alone_of: members of the ring, if the accuser alone has put out all others; else 0.
             lost_seconds: time in which the ring stood still because the accused kept sums.
+            num_members: of the whole ring, if some were out by then. Else a few accusers would put
+                out others first, and be half of those that are left.
         """
         if alone_of >= MEMBERS_MIN:
             self._discredit(accuser, round_number)
@@ -162,7 +165,8 @@ class RingConduct:
                 self._record(accused).slow.append(Mark(round_number, accuser))
             return
         if votes.is_late if votes.have_begun else are_neighbours:
-            self._mark(accused, Mark(round_number, accuser, lost_seconds), len(order))
+            mark = Mark(round_number, accuser, lost_seconds)
+            self._mark(accused, mark, max(num_members, len(order)))
         if votes.is_late or are_neighbours:
             if accused == self._me:
                 self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS

@@ -120,10 +120,10 @@ class StatementStore:
         self._remember(entry)
         return True
 
-    def get(self, key: tuple[str, ...]) -> Statement | None:
-        """Returns the statement with a key (`key_of`), if there is one."""
+    def get(self, key: tuple[str, ...]) -> tuple[Signed, Statement] | None:
+        """Returns the statement with a key (`key_of`) and its envelope, if there is one."""
         entry = self._entries.get(key)
-        return None if entry is None else entry.statement
+        return None if entry is None else (entry.signed, entry.statement)
 
     def find(self, kind: type[Statement]) -> dict[bytes, Signed]:
         """Returns the statements of one kind, by the first `TAG_BYTES` bytes of their digests."""

@@ -19,6 +19,8 @@ Rules of accusations
 - A member that repeats an accusation knows nothing of its own. Where the first accuser was heard
   too, be it out by then or not, that one is the accuser in all that follows. Otherwise one that
   lets some members hear that it is out before the rest would make these repeat what looks made up.
+  So one that repeats an accusation sends the first one on as well: where there are many peers
+  nobody else does, and its author may have said it to one alone.
 
 So two members that believe each other living come to exclude the same members. For a proof take the
 first removal on which they differ. The accuser is living for one of them, and this one repeats or
@@ -213,7 +215,7 @@ class Exclusions:
         alone_of = len(members) if len(order) == 2 and len(accusers) == 1 else 0
         removed = Removed(
             heard.accused, heard.reason, detail, heard.author, order, votes, heard.answers,
-            alone_of, still_seconds,
+            alone_of, still_seconds, len(members),
         )  # fmt: skip
         self._removed_by[heard.accused] = removed
         return removed

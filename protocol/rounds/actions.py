@@ -71,8 +71,8 @@ RingAction: TypeAlias = Contribute | FinishAverage | Send | Contradicted
 
 
 @dataclass(frozen=True)
-class Self:
-    """This peer's identity in the run, with its signature."""
+class Signer:
+    """This peer in the run, which signs its statements."""
 
     me: PeerId
     run_id: Digest
@@ -95,7 +95,6 @@ class BeginRing:
     """This peer follows a ring from now on. Work for an earlier ring is void."""
 
     ring: Ring
-    envelope: Signed
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,8 @@ class Removed:
     0."""
     still_seconds: float = 0.0
     """The longest time in which nothing had happened in the ring since the last removal."""
+    num_members: int = 0
+    """Members of the whole ring."""
 
 
 @dataclass(frozen=True)

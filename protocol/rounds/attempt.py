@@ -44,13 +44,7 @@ from gossamer.protocol.rounds.accusations import (
     Exclusions,
     Heard,
 )
-from gossamer.protocol.rounds.actions import (
-    Action,
-    Committed,
-    Compute,
-    Publish,
-    Self,
-)
+from gossamer.protocol.rounds.actions import Action, Committed, Compute, Publish, Signer
 from gossamer.protocol.rounds.commit import Commitment, Parent, Proposal, propose
 from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.link_rates import RingLinkRates
@@ -80,7 +74,7 @@ class Attempt:
 
     def __init__(
         self,
-        identity: Self,
+        signer: Signer,
         parent: Parent,
         ring: Ring,
         rules: RoundRules,
@@ -97,8 +91,8 @@ class Attempt:
             suspects: the members that have lately kept sums, as this peer knows.
             waits_if_left: whether this peer gathers again if the others follow another ring.
         """
-        self._self = identity
-        self._me = identity.me
+        self._signer = signer
+        self._me = signer.me
         self._parent = parent
         self.ring = ring
         self.state: AttemptState = ATTEMPT.initial
@@ -106,6 +100,8 @@ class Attempt:
         self.reduce = reduce
         self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
+        self._words: dict[tuple[PeerId, PeerId], Publish] = {}
+        """The accusations of members that this peer has heard, by author and accused."""
         self._doubts = doubts
         self._suspects = suspects
         self._waits_if_left = waits_if_left
@@ -117,7 +113,7 @@ class Attempt:
         self._began_seconds = now
         self.reduced_seconds = 0.0
         """Time until this peer had all averages, in seconds; 0 before."""
-        self._patience = Patience(rules, len(ring.members), now)
+        self.patience = Patience(rules, len(ring.members), now)
 
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
@@ -146,16 +142,6 @@ class Attempt:
         return self.is_out or all(map(self._commitment.has_my_header, self.reduce.living))
 
     @property
-    def stall_seconds(self) -> float:
-        """Local time at which this peer stops waiting for progress."""
-        return self._patience.stall_seconds
-
-    @property
-    def lost_seconds(self) -> float:
-        """Time in which the ring stood still before members were put out."""
-        return self._patience.lost_seconds
-
-    @property
     def attainable(self) -> dict[PeerId, int]:
         """The living members of this ring, each with the tokens of its work."""
         return {
@@ -164,14 +150,11 @@ class Attempt:
 
     # Events
 
-    def start(self) -> list[Action]:
-        return list(self.reduce.start())
-
     def progress(self, now: float, actions: Sequence[Action]) -> list[Action]:
         """The actions of the ring, with what follows from them for the round."""
         done = [*actions, *self._after_averages()]
         if done and not self.is_out:
-            self._patience.progressed(now)
+            self.patience.progressed(now)
         if self.state == "computing" and not self.reduced_seconds:
             self.reduced_seconds = now - self._began_seconds
         return done
@@ -199,7 +182,7 @@ class Attempt:
         actions: list[Action] = []
         to_say = self.link_rate.to_say(now, peer)
         if to_say is not None:
-            actions.append(self._self.seal(LinkRate(self.ring.ring_id, *to_say)))
+            actions.append(self._signer.seal(LinkRate(self.ring.ring_id, *to_say)))
         verdict = self.link_rate.too_slow(now, self.reduce.living, peer)
         if verdict.member is None:
             return actions
@@ -213,6 +196,8 @@ class Attempt:
         match statement:
             case Accusation():
                 heard = Heard(author, PeerId(statement.accused), statement.reason)
+                if heard.accused in self.ring.members:
+                    self._words[author, heard.accused] = Publish(signed, statement)
                 return self._heard(now, heard)
             case LinkRate():
                 self.link_rate.said(author, statement)
@@ -233,7 +218,7 @@ class Attempt:
         if not any(contributors):
             return self.accuse(now, self._me, "nothing was done in it")
         self._proposal = propose(
-            self._self.run_id,
+            self._signer.run_id,
             self._parent,
             self.ring,
             averages,
@@ -252,14 +237,14 @@ class Attempt:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: accuse members that delay the votes, or leave."""
-        self._patience.ticked(now)
+        self.patience.ticked(now)
         actions = self._count(now, self._doubts.due(now))
         if self.state == "voting" and not self.is_out:
             actions += self._urge(now)
         if self._is_kept_by_successor():
             assert self.successor is not None
             actions += self.accuse(now, self.successor, STALLED)
-        if self.state != "committed" and now >= self.stall_seconds:
+        if self.state != "committed" and now >= self.patience.stall_seconds:
             actions += self.accuse(now, self._me, STALLED)
         return actions
 
@@ -268,10 +253,10 @@ class Attempt:
     def _is_kept_by_successor(self) -> bool:
         """Returns whether it is time to accuse the successor of keeping a sum."""
         successor = self.successor
-        if successor is None or self.state != "reducing" or not self._patience.may_be_over:
+        if successor is None or self.state != "reducing" or not self.patience.may_be_over:
             return False
         missing = self.reduce.fewest_missing()
-        return missing is not None and self._patience.is_over(
+        return missing is not None and self.patience.is_over(
             missing,
             is_well_beside=self._is_well_beside(successor),
             is_suspect=successor in self._suspects,
@@ -286,7 +271,7 @@ class Attempt:
 
     def _accuse(self, accused: PeerId, reason: str) -> Publish:
         reason = reason[: limits.TEXT_CHARACTERS_MAX]
-        return self._self.seal(Accusation(self.ring.ring_id, accused, reason))
+        return self._signer.seal(Accusation(self.ring.ring_id, accused, reason))
 
     def _heard(self, now: float, heard: Heard) -> list[Action]:
         """A member accuses a member: this peer answers, or takes what counts now."""
@@ -318,7 +303,7 @@ class Attempt:
             members,
             tuple(peer for peer in members if peer not in removed_before - {word.author}),
             votes=self._votes_seen(now, word.author, accused),
-            still_seconds=self._patience.member_removed(now),
+            still_seconds=self.patience.member_removed(now),
         )
         actions: list[Action] = [removed, *self.reduce.member_removed(accused)]
         if heard.reason == SLOW:
@@ -352,9 +337,14 @@ class Attempt:
         return VotesSeen(True, is_late, votes.may_accuse(now, accuser))
 
     def _repeat(self) -> list[Action]:
-        """Accusations that this peer has to repeat in its own name."""
+        """Accusations that this peer has to repeat in its own name, each behind one that it
+        repeats. Its author may have said it to this peer alone, and then the others would take this
+        peer's word for made up."""
         actions: list[Action] = []
         for peer in self.accusations.to_repeat():
+            accusers = sorted(self.accusations.accusers_of(peer))
+            words = (self._words.get((accuser, peer)) for accuser in accusers)
+            actions += [word for word in words if word is not None][:1]
             self.accusations.accuse(self._me, peer, is_repeated=True)
             actions.append(self._accuse(peer, REPEATED))
         return actions
@@ -375,7 +365,7 @@ class Attempt:
 
     def _vote(self, now: float, header: bytes) -> list[Action]:
         vote = self._commitment.propose(now, header, self.removed)
-        publish = self._self.seal(vote)
+        publish = self._signer.seal(vote)
         self._commitment.vote_received(now, self._me, vote, publish.signed)
         return [publish, *self._check_quorum()]
 
@@ -389,13 +379,13 @@ class Attempt:
     def _commit(self, event: AttemptEvent, commit: Commit, proposal: Proposal) -> list[Action]:
         self._go(event)
         # Nobody waits for an answer any more, but for the votes of those that are dead.
-        held = self._count(self._patience.progress_seconds, self._doubts.due(float("inf")))
+        held = self._count(self.patience.progress_seconds, self._doubts.due(float("inf")))
         return [Committed(commit, proposal, self._computed_averages), *held]
 
     def _urge(self, now: float) -> list[Action]:
         """Sends averages to a successor with a different vote, and accuses members that delay."""
         is_hopeless = not self._commitment.can_succeed(self.reduce.living)
-        if is_hopeless and now >= self._patience.progress_seconds + LONE_SECONDS:
+        if is_hopeless and now >= self.patience.progress_seconds + LONE_SECONDS:
             return self.accuse(now, self._me, "too few are left to commit")
         actions: list[Action] = []
         successor = self.successor

@@ -16,6 +16,9 @@ Rules
   a little longer than the time until the latest `Ready` of the last round.
 - Many peers may trail (`membership.awaited`). Then the wait lasts the manifest's `gather_seconds`:
   these peers have several rounds to fetch over the lines of a few.
+- For peers without standing on the chain rounds wait for a share of the time (`strangers_wait`).
+  When it is spent the round goes on without those that are not ready. Nothing else changes for
+  them: they are expected all the same.
 
 Rules of rings without this peer on its head (`RingsElsewhere`, with the states of
 `states.GATHERING`). They hold as well for a ring that excluded this peer while it could hear none
@@ -54,11 +57,12 @@ from gossamer.protocol.rounds.roster import (
     is_complete,
 )
 from gossamer.protocol.rounds.states import GATHERING, GatheringEvent, GatheringState
+from gossamer.protocol.rounds.strangers_wait import NO_WAIT, StrangersWait
 from gossamer.protocol.wire.statements import Signed
 
 
 @dataclass(frozen=True)
-class Wait:
+class _Wait:
     """The consequence of rings elsewhere for this peer."""
 
     reason: str | None
@@ -110,7 +114,7 @@ class RingsElsewhere:
         if (known := self._rings.get(Digest(ring_id))) is not None:
             known[1].accuse(author, accused)
 
-    def wait(self, now: float, expected: frozenset[PeerId]) -> Wait:
+    def wait(self, now: float, expected: frozenset[PeerId]) -> _Wait:
         """Returns whether this peer has to wait, and why.
 
         Args:
@@ -123,11 +127,11 @@ class RingsElsewhere:
             event = self._event(now, at_work)
         if self.state == "yielding":
             reason = "a ring without this peer is at work on this head"
-            return Wait(reason, at_work)
+            return _Wait(reason, at_work)
         if now < self._commit_until_seconds:
             reason = "a ring without this peer may be committed"
-            return Wait(reason, at_work)
-        return Wait(None, at_work)
+            return _Wait(reason, at_work)
+        return _Wait(None, at_work)
 
     def _event(self, now: float, at_work: frozenset[PeerId]) -> GatheringEvent | None:
         """Returns the events since the last call on which the state depends."""
@@ -182,12 +186,19 @@ class Gatherer:
     """
 
     def __init__(
-        self, me: PeerId, head: Digest, now: float, rules: RoundRules, replay_seconds: float = 0.0
+        self,
+        me: PeerId,
+        head: Digest,
+        now: float,
+        rules: RoundRules,
+        replay_seconds: float = 0.0,
+        strangers_wait: StrangersWait = NO_WAIT,
     ) -> None:
         """
         Args:
             now: local time at which the round began.
             replay_seconds: time that peers need to fetch the last round.
+            strangers_wait: what this peer has waited for strangers in the rounds before.
         """
         self._me = me
         self._head = head
@@ -199,6 +210,15 @@ class Gatherer:
         self._trailing: frozenset[PeerId] = frozenset()
         """Peers that were expected at any time although they trailed."""
         self._gone: frozenset[PeerId] = frozenset()
+        self._strangers: frozenset[PeerId] = frozenset()
+        """Peers without standing, among those that are expected."""
+        self._strangers_wait = strangers_wait.at(now)
+        self._waits_for_strangers = self._strangers_wait.waits(rules.gather_seconds)
+        self._held_since: float | None = None
+        """Local time since which this round would go on if there were no strangers."""
+        self._held_seconds = 0.0
+        self._is_first = True
+        """Whether no ring has been followed yet."""
         patience_seconds = WAITS_MAX * (rules.gather_seconds + rules.ring_seconds)
         self.elsewhere = RingsElsewhere(me, patience_seconds, rules.attempt_seconds)
         self._left_out: frozenset[PeerId] = frozenset()
@@ -238,7 +258,8 @@ class Gatherer:
     def gather_seconds(self) -> float:
         """Length of the wait for the others, from the first `Ready`."""
         wait_seconds_max = self._rules.gather_seconds
-        if self.first_ready_seconds is None or self._trailing & self._expected - self._ready.keys():
+        trailing = self._trailing & self._expected - self._not_waited_for
+        if self.first_ready_seconds is None or trailing - self._ready.keys():
             return wait_seconds_max
         took = self.first_ready_seconds - self._born_seconds + self._rules.steps_seconds
         part = self._rules.gather_fraction * took
@@ -267,8 +288,18 @@ class Gatherer:
         return self._expected & self.ready.keys() - {*ring.members}
 
     def missing_beside(self, ring: Ring) -> frozenset[PeerId]:
-        """The peers that are expected and are neither ready nor in a ring."""
-        return self._expected - self._ready.keys() - {*ring.members}
+        """The peers that are expected and are neither ready nor in a ring. Strangers are none of
+        them: its organiser may have waited for these for longer than this peer."""
+        return self._expected - self._strangers - self._ready.keys() - {*ring.members}
+
+    @property
+    def _not_waited_for(self) -> frozenset[PeerId]:
+        return frozenset() if self._waits_for_strangers else self._strangers
+
+    @property
+    def strangers_wait(self) -> StrangersWait:
+        """What this peer has waited for strangers, with this round."""
+        return self._strangers_wait.after(self._held_seconds, self._rules.gather_seconds)
 
     def note_ready(self, now: float, signed: Signed) -> None:
         """A checked `Ready` for this head arrived."""
@@ -281,15 +312,28 @@ class Gatherer:
         self._note_complete(now)
 
     def expect(
-        self, now: float, peers: Collection[PeerId], trailing: Collection[PeerId] = ()
+        self,
+        now: float,
+        peers: Collection[PeerId],
+        trailing: Collection[PeerId] = (),
+        strangers: Collection[PeerId] = (),
     ) -> None:
-        """The living other peers that work on this head, and those that will come to it."""
+        """The living other peers that work on this head, and those that will come to it.
+
+        Args:
+            strangers: those of them that have no standing.
+        """
         expected = frozenset((*peers, *trailing))
         if expected != self._expected:
             self._gone = (self._gone | self._expected) - expected
             self._expected = expected
         self._trailing = self._trailing.union(trailing)
+        self._strangers = frozenset(strangers)
         self._note_complete(now)
+
+    def followed(self) -> None:
+        """This peer follows a ring."""
+        self._is_first = False
 
     def begin_again(
         self, now: float, failed_attempt: int, removed: Collection[PeerId] = ()
@@ -325,6 +369,7 @@ class Gatherer:
             self._began_seconds,
             self._complete_seconds,
             self._first_attempt,
+            self._not_waited_for,
         )
 
     def _note_complete(self, now: float) -> None:
@@ -332,3 +377,16 @@ class Gatherer:
             self._complete_seconds = None
         elif self._complete_seconds is None:
             self._complete_seconds = max(now, self._not_before_seconds)
+        self._note_held(now)
+
+    def _note_held(self, now: float) -> None:
+        """Notes for how long this round has stood still for strangers."""
+        if not self._is_first or self._me not in self._ready:
+            return
+        missing = self._expected - self._ready.keys()
+        if not missing or missing - self._strangers:
+            self._held_since = None
+            return
+        if self._held_since is None:
+            self._held_since = now - self._held_seconds
+        self._held_seconds = now - self._held_since

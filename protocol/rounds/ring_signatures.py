@@ -30,7 +30,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.actions import Contradicted, Self
+from gossamer.protocol.rounds.actions import Contradicted, Signer
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average, SumStep
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import mask_bytes
@@ -125,7 +125,7 @@ class SignedSteps:
 class SignedAverages:
     """Signs and checks the averages of one ring. `check` may run in threads."""
 
-    identity: Self
+    signer: Signer
     ring: Ring
     verify: Verify
     payloads: Payloads
@@ -138,30 +138,30 @@ class SignedAverages:
         """This member's signature under an average that it finished (`ring.SignChunk`)."""
         if not self._are_needed:
             return b""
-        position = self.ring.members.index(self.identity.me)
+        position = self.ring.members.index(self.signer.me)
         return self._signed(self._finished(position, chunk, mask, digest))
 
     def sign_sum(self, chunk: int, mask: int, digest: Digest) -> bytes:
         """This member's signature under a partial sum that it passes on (`ring.SignChunk`)."""
         if not self.payloads.are_audited:
             return b""
-        position = self.ring.members.index(self.identity.me)
+        position = self.ring.members.index(self.signer.me)
         return self._signed(self._passed(position, chunk, mask, digest))
 
     def sign_step(self, step: int, root: Digest) -> bytes:
         """This member's signature under the root over its parts of a shared step."""
-        ready = self.ring.ready[self.ring.members.index(self.identity.me)]
+        ready = self.ring.ready[self.ring.members.index(self.signer.me)]
         number = ready.incarnation, ready.sequence
         return self._signed(SignedStep(*number, self.ring.ring_id, step, root))
 
     @property
     def members(self) -> MemberSignatures:
         """Checks what the members of the ring have signed, with a memory of its own."""
-        return MemberSignatures(self.identity.run_id, self.ring, self.verify)
+        return MemberSignatures(self.signer.run_id, self.ring, self.verify)
 
     def _signed(self, chunk: FinishedAverage | PassedSum | SignedStep) -> bytes:
         payload = encode_finished(chunk)
-        return self.identity.sign(signing_bytes(self.identity.run_id, payload))
+        return self.signer.sign(signing_bytes(self.signer.run_id, payload))
 
     def check_sum(self, chunk: int, came: ArrivedSum | SumStep) -> None:
         """Checks the signature under a partial sum that came to a member.
@@ -178,7 +178,7 @@ class SignedAverages:
         if sender is None or sender not in self.ring.members or came.mask >> len(self.ring.members):
             raise MalformedError(f"partial sum of chunk {chunk} by {sender}")
         passed = self._passed(self.ring.members.index(sender), chunk, came.mask, came.digest)
-        check_finished(passed, sender, came.signature, self.identity.run_id, self.verify)
+        check_finished(passed, sender, came.signature, self.signer.run_id, self.verify)
 
     def check(self, chunk: int, average: Average) -> None:
         """Checks the signature under an average that arrived.
@@ -196,7 +196,7 @@ class SignedAverages:
             raise MalformedError(f"average of chunk {chunk} by member {finisher}")
         finished = self._finished(finisher, chunk, mask, average.digest)
         author = self.ring.members[finisher]
-        check_finished(finished, author, average.signature, self.identity.run_id, self.verify)
+        check_finished(finished, author, average.signature, self.signer.run_id, self.verify)
 
     def proof(self, contradicted: Contradicted) -> Equivocation:
         """The proof, for all peers, that a member has signed two averages of one chunk."""

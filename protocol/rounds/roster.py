@@ -36,6 +36,7 @@ from gossamer.protocol.rounds.ring_order import (
     rank_order,
     ring_order,
 )
+from gossamer.protocol.rounds.strangers_wait import NO_WAIT, StrangersWait
 from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed, ring_id_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed
 
@@ -97,11 +98,13 @@ class RoundHints(NamedTuple):
     suspected: frozenset[PeerId] = frozenset()
     """Members that have lately kept what they should pass on (`attempt`)."""
     unfair: frozenset[PeerId] = frozenset()
-    """Organisers that left out ready peers again and again (`mending`)."""
+    """Organisers that left out ready peers again and again (`ring_choice`)."""
     wronged: frozenset[PeerId] = frozenset()
     """Peers that were ready and were left out again and again, by any organisers."""
     in_vain: tuple[Vain, ...] = ()
     """Peers that are not waited for (`waited_in_vain`)."""
+    strangers_wait: StrangersWait = NO_WAIT
+    """What this peer has waited for strangers."""
     excused: frozenset[tuple[PeerId, PeerId]] = frozenset()
     """Organisers, each with a member that it may leave out: verdicts say why (`audits`)."""
 
@@ -125,6 +128,8 @@ class Gathering(NamedTuple):
     """Local time since which all expected peers have been ready; None: a peer is missing."""
     first_attempt: int = 0
     """Lowest attempt that may still succeed: the rings of earlier ones are void."""
+    not_waited_for: Collection[PeerId] = ()
+    """Expected peers without which this round goes on (`strangers_wait`)."""
 
 
 class Decision(NamedTuple):
@@ -135,9 +140,13 @@ class Decision(NamedTuple):
 
 
 def is_complete(gathering: Gathering) -> bool:
-    """Returns whether this peer and all expected peers are ready."""
-    ready = gathering.ready
-    return gathering.me in ready and not frozenset(gathering.expected).difference(ready)
+    """Returns whether this peer is ready, and all expected peers that are waited for."""
+    return gathering.me in gathering.ready and not _waited_for(gathering)
+
+
+def _waited_for(gathering: Gathering) -> frozenset[PeerId]:
+    expected = frozenset(gathering.expected)
+    return expected.difference(gathering.ready, gathering.not_waited_for)
 
 
 def decide(
@@ -152,8 +161,7 @@ def decide(
     if gathering.complete_seconds is not None:
         due = min(due, gathering.complete_seconds)
     if now < due:
-        waiting = sorted(set(gathering.expected) - set(gathering.ready))
-        return Decision(None, f"waiting for {len(waiting)} peers")
+        return Decision(None, f"waiting for {len(_waited_for(gathering))} peers")
     num_past = int((now - due) / attempt_seconds)
     attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
     able = {gathering.me, *gathering.expected}.intersection(gathering.ready)
@@ -223,6 +231,10 @@ class Ring:
         """Positions of the members that start chunks, in turn."""
         said = {peer: ready.links for peer, ready in zip(self.members, self.ready, strict=True)}
         return chunk_starters(self.members, said)
+
+    def ready_of(self, member: PeerId) -> Ready:
+        """The `Ready` of a member."""
+        return self.ready[self.members.index(member)]
 
     @property
     def weights(self) -> dict[PeerId, int]:

@@ -34,13 +34,13 @@ from collections.abc import Collection
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import FOLLOWS_ANOTHER, Doubts
-from gossamer.protocol.rounds.actions import Action, BeginRing, LeftOut, Unsettled
+from gossamer.protocol.rounds.actions import Action, BeginRing, Unsettled
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Payload
 from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.measured_link import LinkMeasure
-from gossamer.protocol.rounds.mending import hold_until, is_early, mend_later
 from gossamer.protocol.rounds.ring import RingReduce
+from gossamer.protocol.rounds.ring_choice import Choice, Follow, Mend, Refuse
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
@@ -59,7 +59,7 @@ from gossamer.protocol.wire.statements import (
 
 LEFT_RINGS_MAX = 3
 """Rings on one head in which this peer does not commit alone because the others follow another
-one: as many as an honest organiser makes (`replacing.OF_ONE_MAX`)."""
+one: as many as an honest organiser makes (`ring_choice.OF_ONE_MAX`)."""
 
 
 class Round(RoundView):
@@ -71,16 +71,20 @@ class Round(RoundView):
         """This peer's own work is done."""
         if ready.head != self.head or ready.round != self.number:
             raise LocalProtocolError("ready for another round")
-        publish = self._self.seal(ready)
+        publish = self._signer.seal(ready)
         self._gatherer.note_ready(now, publish.signed)
         return [publish, *self.tick(now)]
 
     def expect(
-        self, now: float, peers: Collection[PeerId], trailing: Collection[PeerId] = ()
+        self,
+        now: float,
+        peers: Collection[PeerId],
+        trailing: Collection[PeerId] = (),
+        strangers: Collection[PeerId] = (),
     ) -> list[Action]:
         """The living other peers that work on this head, and those that will come to it
-        (`membership.awaited`)."""
-        self._gatherer.expect(now, peers, trailing)
+        (`membership.awaited`). `strangers`: those of them that have no standing."""
+        self._gatherer.expect(now, peers, trailing, strangers)
         return self.tick(now)
 
     def statement(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
@@ -106,11 +110,13 @@ class Round(RoundView):
 
     def tick(self, now: float) -> list[Action]:
         """Time passed, or the living peers changed: organise, accuse, leave or gather again."""
-        mended = self._mend(now)
+        chosen: list[Action] = []
+        if self.state != "committed":
+            chosen = self._choose(now, self._choice.due(now, self._companions))
         if self.state == "gathering":
-            return [*mended, *self._organise(now)]
+            return [*chosen, *self._organise(now)]
         assert self._attempt is not None
-        return [*mended, *self._after(now, self._attempt.tick(now))]
+        return [*chosen, *self._after(now, self._attempt.tick(now))]
 
     # Events: the ring
 
@@ -206,13 +212,13 @@ class Round(RoundView):
 
     def _organise(self, now: float) -> list[Action]:
         decision = self._gatherer.decision(now)
-        attempt, self.gathering_reason = decision.attempt, decision.reason
-        if attempt is None:
+        self.gathering_reason = decision.reason
+        if decision.attempt is None:
             return []
         roster = make_roster(
             self.head,
             self.number,
-            attempt,
+            decision.attempt,
             self._gatherer.ready,
             self._rules.payloads.name,
             self._rules.chunk_elements,
@@ -222,14 +228,17 @@ class Round(RoundView):
         if self._me not in {member.author for member in roster.members}:
             self.gathering_reason = "this peer has no neighbours that it can reach in a ring"
             return []
-        publish = self._self.seal(roster)
+        return self._publish(now, roster)
+
+    def _publish(self, now: float, roster: Roster) -> list[Action]:
+        publish = self._signer.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
 
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
-        if signed.author != self._me and not self._replacing.may_open(PeerId(signed.author)):
+        if signed.author != self._me and not self._choice.may_open(PeerId(signed.author)):
             return []
         rules = self._rules
-        run_id, name = self._self.run_id, rules.payloads.name
+        run_id, name = self._signer.run_id, rules.payloads.name
         ring = open_roster(
             signed, roster, run_id, self._verify, name, rules.chunk_elements, rules.members_max
         )
@@ -248,59 +257,21 @@ class Round(RoundView):
                 return []
         if ring.organiser == self._me:
             return self._follow(now, ring)
-        return self._weigh(now, ring) if self._may_follow(now, ring) else self._refuse(now, ring)
+        left_out, choice = self._choice.heard(now, ring, self._companions)
+        return [*left_out, *self._choose(now, choice)]
 
-    def _may_follow(self, now: float, ring: Ring) -> bool:
-        """Returns whether another peer's ring, which is to be preferred, comes in time."""
-        attempt = self._attempt
-        is_out = attempt is None or attempt.is_out or self._phase != "following"
-        return self._replacing.may_follow(now, ring.organiser, is_out=is_out)
-
-    def _weigh(self, now: float, ring: Ring) -> list[Action]:
-        """Another peer's ring: follows it, or mends it if it leaves out peers."""
-        earlier, gatherer, hints = self._mending, self._gatherer, self._hints
-        if earlier is not None and preference(earlier.ring) <= preference(ring):
-            return []
-        (left_out, _), is_unfair = self._left_out_by(ring), ring.organiser in hints.unfair
-        is_known = is_unfair or not {*hints.wronged, *self._companions}.isdisjoint(left_out)
-        is_mended = bool(left_out) and (is_known or is_early(now, gatherer.due_seconds))
-        noted = [LeftOut(ring.organiser, tuple(left_out), is_mended)] if left_out else []
-        until = hold_until(now, gatherer.due_seconds, is_unfair=is_unfair)
-        if not is_mended and not (until > now and self._missing_beside(ring)):
-            return [*noted, *self._follow(now, ring)]
-        is_sure = is_known or not left_out
-        self._mending = mend_later(now, ring, self._me, until, earlier, is_sure=is_sure)
-        return [*noted, *self._mend(now)]
-
-    def _mend(self, now: float) -> list[Action]:
-        """Publishes the ring with those that it leaves out, or follows it, if it is time to."""
-        gatherer, mending = self._gatherer, self._mending
-        if mending is None or self.state == "committed":
-            return []
-        ring, missing = mending.ring, self._missing_beside(mending.ring)
-        is_due = mending.is_due(now, gatherer.last_ready_seconds, is_one_missing=bool(missing))
-        if missing and not is_due:
-            return []
-        _, roster = self._left_out_by(ring)
-        if roster is not None and not is_due:
-            return []
-        self._mending = None
-        if not self._may_follow(now, ring):
-            return self._refuse(now, ring)  # nor do the others follow a mended one by now
-        if mending.hold_seconds > mending.since_seconds:
-            self._in_vain |= missing
-        if roster is None or self._me not in {member.author for member in roster.members}:
-            return self._follow(now, ring)
-        publish = self._self.seal(roster)
-        return [publish, *self._roster(now, publish.signed, roster)]
-
-    def _refuse(self, now: float, ring: Ring) -> list[Action]:
-        """A ring that is to be preferred comes too late or too often."""
-        organiser, replacing = ring.organiser, self._replacing
-        is_unsettled = replacing.is_newly_unsettled(now, organiser)
-        noted = [Unsettled(organiser)] if is_unsettled else []
-        said = replacing.refused(organiser, ring.ring_id)
-        return [*noted, *(self._note_foreign(ring, FOLLOWS_ANOTHER) if said else [])]
+    def _choose(self, now: float, choice: Choice) -> list[Action]:
+        """Another peer's ring is followed, mended or refused."""
+        match choice:
+            case Follow(ring):
+                return self._follow(now, ring)
+            case Mend(roster):
+                return self._publish(now, roster)
+            case Refuse(ring):
+                noted = [Unsettled(ring.organiser)] if choice.is_newly_unsettled else []
+                said = self._note_foreign(ring, FOLLOWS_ANOTHER) if choice.is_said else []
+                return [*noted, *said]
+        return []
 
     def _note_foreign(self, ring: Ring, reason: str) -> list[Action]:
         """A ring without this peer. If it names this peer, this peer says that it is out of it."""
@@ -313,21 +284,21 @@ class Round(RoundView):
                 )
         if self._me not in ring.members:
             return []
-        return [self._self.seal(Accusation(ring.ring_id, self._me, reason))]
+        return [self._signer.seal(Accusation(ring.ring_id, self._me, reason))]
 
     def _follow(self, now: float, ring: Ring) -> list[Action]:
         actions: list[Action] = []
-        self._mending = None
         old = self._attempt
         if old is not None and self._phase == "following":
             self._void_rings.add(old.ring.ring_id)
             if not old.is_out:
                 accusation = Accusation(old.ring.ring_id, self._me, FOLLOWS_ANOTHER)
-                actions.append(self._self.seal(accusation))
+                actions.append(self._signer.seal(accusation))
         self._go("ring followed")
-        self._replacing.followed(now, ring.organiser)
+        self._choice.followed(now, ring.organiser)
+        self._gatherer.followed()
         attempt = self._attempt = self._new_attempt(now, ring)
-        actions += [BeginRing(ring, ring.envelope), *attempt.start()]
+        actions += [BeginRing(ring), *attempt.reduce.start()]
         early, self._early = self._early, {}
         for signed, statement in early.values():
             actions += self._ring_statement(now, signed, statement)
@@ -352,7 +323,7 @@ class Round(RoundView):
         doubts, suspects = Doubts(self._hints.doubted), self._hints.suspected
         waits = len(self._void_rings) < LEFT_RINGS_MAX
         return Attempt(
-            self._self, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now,
+            self._signer, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now,
             waits_if_left=waits,
         )  # fmt: skip
 
@@ -372,13 +343,13 @@ class Round(RoundView):
         if attempt is None or not attempt.is_out or self._phase != "following":
             return actions
         others = set(attempt.ring.members) - attempt.removed
-        if now < attempt.stall_seconds:
+        if now < attempt.patience.stall_seconds:
             if others & self._gatherer.expected:
                 return actions
             # If its members appear again, their ring is at work.
             self._gatherer.elsewhere.note_lost(attempt.ring, attempt.accusations)
         self._go("ring void")
-        self._replacing.gathers_again()
+        self._choice.gathers_again()
         self._void_rings.add(attempt.ring.ring_id)
         self._gatherer.begin_again(now, attempt.ring.roster.attempt, attempt.removed)
         return [*actions, *self._organise(now)]

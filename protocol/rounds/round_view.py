@@ -9,18 +9,17 @@ from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, Payload, SumStep
-from gossamer.protocol.rounds.mending import Mending, waited_in_vain, with_more
-from gossamer.protocol.rounds.replacing import Replacing
+from gossamer.protocol.rounds.ring_choice import RingChoice
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
-from gossamer.protocol.wire.statements import RingStatement, Roster, Signed
+from gossamer.protocol.wire.statements import RingStatement, Signed
 
 RoundState: TypeAlias = Literal["gathering"] | AttemptState
 """The phase of the round, with the state of the followed ring in its place."""
@@ -62,7 +61,7 @@ class RoundView:
             now: local time at which the training of this round began.
             hints: from the round before.
         """
-        self._self = Self(me, run_id, sign)
+        self._signer = Signer(me, run_id, sign)
         self._me = me
         self._parent = parent
         self._rules = rules
@@ -70,18 +69,16 @@ class RoundView:
         self._began_seconds = now
         self._hints = hints
         self.number = parent.round + 1
-        self._gatherer = Gatherer(me, parent.head, now, rules, hints.replay_seconds)
+        self._gatherer = Gatherer(
+            me, parent.head, now, rules, hints.replay_seconds, hints.strangers_wait
+        )
         self.gathering_reason = "not ready"
         """Why this peer does, or does not, publish a roster: the newest decision's reason."""
         self._attempt: Attempt | None = None
         """The ring that this peer follows, or followed last."""
         self._phase: RoundPhase = ROUND.initial
         self._void_rings: set[Digest] = set()
-        self._replacing = Replacing()
-        self._mending: Mending | None = None
-        """A ring that leaves out others, if this peer is about to mend it."""
-        self._in_vain: frozenset[PeerId] = frozenset()
-        """Peers for which this peer waited in vain before it followed a ring."""
+        self._choice = RingChoice(me, self.number, rules, self._gatherer, hints)
         self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
 
     @property
@@ -116,7 +113,7 @@ class RoundView:
 
     def signed_averages_of(self, ring: Ring) -> SignedAverages:
         """Signs and checks the averages and the shared steps of a ring."""
-        return SignedAverages(self._self, ring, self._verify, self._rules.payloads)
+        return SignedAverages(self._signer, ring, self._verify, self._rules.payloads)
 
     @property
     def members_at_work(self) -> tuple[PeerId, ...]:
@@ -151,7 +148,7 @@ class RoundView:
     @property
     def lost_seconds(self) -> float:
         """Time in which the ring that this peer follows stood still before members were put out."""
-        return 0.0 if self._attempt is None else self._attempt.lost_seconds
+        return 0.0 if self._attempt is None else self._attempt.patience.lost_seconds
 
     @property
     def removed(self) -> frozenset[PeerId]:
@@ -171,12 +168,8 @@ class RoundView:
             frozenset() if attempt is None else attempt.link_rate.found_slow,
             came_late=self.state != "committed",
             replay_seconds=replay_seconds,
-            in_vain=waited_in_vain(
-                self._hints.in_vain,
-                self._in_vain,
-                () if attempt is None else attempt.ring.members,
-                self.number,
-            ),
+            in_vain=self._choice.in_vain(() if attempt is None else attempt.ring.members),
+            strangers_wait=self._gatherer.strangers_wait,
         )
 
     @property
@@ -224,30 +217,11 @@ class RoundView:
         attempt = self._working(ring_id)
         return None if attempt is None else attempt.reduce.inventory()
 
-    # Whom a ring leaves out
-
-    def _excused(self, ring: Ring) -> set[PeerId]:
-        """The peers that the organiser of a ring may leave out."""
-        return {peer for organiser, peer in self._hints.excused if organiser == ring.organiser}
-
-    def _left_out_by(self, ring: Ring) -> tuple[list[PeerId], Roster | None]:
-        """The peers without which a ring of this peer has fewer members than it could have, and the
-        roster with them; None if there are none."""
-        left_out = sorted(self._gatherer.left_out_by(ring) - self._excused(ring))
-        ready = self._gatherer.ready
-        roster = with_more(ring, left_out, ready, self._rules, self._gatherer.standpoint)
-        return ([], None) if roster is None else (left_out, roster)
-
     @property
     def _companions(self) -> tuple[PeerId, ...]:
         """The living members of the ring that this peer follows and is not out of."""
         attempt = self._attempt
         return () if attempt is None or attempt.is_out else self.members_at_work
-
-    def _missing_beside(self, ring: Ring) -> frozenset[PeerId]:
-        """The peers that are waited for before a ring is followed."""
-        in_vain = {each.peer for each in self._hints.in_vain if self.number <= each.until}
-        return self._gatherer.missing_beside(ring) - in_vain - self._excused(ring)
 
     # Which ring an event belongs to
 

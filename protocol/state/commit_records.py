@@ -147,6 +147,7 @@ def _compact_member(signed: Signed, ready: Ready) -> CompactMember:
         ready.spans,
         ready.links,
         ready.root,
+        ready.commitment,
     )
 
 
@@ -233,6 +234,7 @@ def _ready_of(compact: CompactCommit, member: CompactMember) -> Ready:
         member.spans,
         member.links,
         member.root,
+        member.commitment,
     )
 
 

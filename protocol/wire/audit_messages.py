@@ -48,13 +48,16 @@ def check_verdict(verdict: Verdict) -> None:
 class SumVerdict(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="sum verdict"
 ):
-    """The author added up the chunk that a head picked, and found a member at fault
-    (`policy.sum_audits`). There is one of each head at most."""
+    """The author added up the chunk that its secret picked, and found a member at fault
+    (`policy.sum_audits`). There is one of each author and head at most."""
 
     round: int
     """The round whose sum was audited."""
     head: bytes
-    """The head that this round led to: it names the chunk and the auditor."""
+    """The head that this round led to."""
+    secret: bytes
+    """The secret behind the commitment in the author's `Ready` of that round: it says that the
+    author is an auditor, and of which chunk."""
     member: str
     is_replaced: bool
     """Whether the member passed on another sum than it should have made. Otherwise it did not open
@@ -64,8 +67,29 @@ class SumVerdict(
 AnyVerdict: TypeAlias = Verdict | SumVerdict
 
 
+class AuditSecret(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="audit secret"
+):
+    """A member makes its secret of a `Ready` from its signature under this. Neither is ever
+    sent."""
+
+    incarnation: int
+    """As in the `Ready`."""
+    sequence: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_secret(secret: AuditSecret) -> bytes:
+    """The bytes that a member signs for a secret."""
+    return _encoder.encode(secret)
+
+
 def check_sum_verdict(verdict: SumVerdict) -> None:
     """Raises MalformedError for values out of range."""
     if not 0 < verdict.round <= limits.ROUNDS_MAX or len(verdict.head) != DIGEST_BYTES:
         raise MalformedError("verdict on no round")
+    if len(verdict.secret) != DIGEST_BYTES:
+        raise MalformedError(f"verdict with a secret of {len(verdict.secret)} bytes")
     public_key_of(PeerId(verdict.member))

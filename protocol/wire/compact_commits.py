@@ -25,6 +25,7 @@ class CompactMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     spans: tuple[Span, ...]
     links: bytes
     root: bytes
+    commitment: bytes
 
 
 class CompactHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -310,11 +310,11 @@ def _check_range(what: str, value: int, low: int, high: int) -> None:
 def _decode(data: bytes | bytearray, kind: type[_Struct], bytes_max: int) -> _Struct:
     name = kind.__name__.lower()
     if len(data) > bytes_max:
-        raise OversizedError(f"a {name} of {len(data)} bytes; at most {bytes_max}")
+        raise OversizedError(f"the {name} has {len(data)} bytes; at most {bytes_max}")
     try:
         message = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a {name}: {error}") from error
+        raise MalformedError(f"it is no {name}: {error}") from error
     if _encoder.encode(message) != data:
-        raise MalformedError(f"a {name} that is not in canonical form")
+        raise MalformedError(f"the {name} is not in canonical form")
     return message

@@ -1,7 +1,7 @@
 """The messages of a stream of ``/gossamer/opening/1``, on which an auditor has a member open a
 chunk (`policy.sum_audits`).
 
-    auditor -> ["open", head, with the part]
+    auditor -> ["open", head, secret, with the part]
     member  -> ["opened", steps, path]     with the part, which is the payload: fp32, little-endian,
                                            or a record of a set; of a shared step without a path
                ["opened", steps, b""]      without it
@@ -31,9 +31,11 @@ bytes."""
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="open"):
-    """The sender asks for the chunk that a head picked."""
+    """The sender asks for the chunk that its secret picked."""
 
     head: bytes
+    secret: bytes
+    """It shows that the sender is an auditor of the round."""
     with_part: bool
     """Whether it wants the member's part of the chunk as well."""
 
@@ -81,6 +83,8 @@ def decode_question(message: bytes | bytearray) -> Open:
     question = decoded(_question, message, "a question of an auditor")
     if len(question.head) != DIGEST_BYTES:
         raise MalformedError("a question of an auditor about no head")
+    if len(question.secret) != DIGEST_BYTES:
+        raise MalformedError(f"a question with a secret of {len(question.secret)} bytes")
     return question
 
 

@@ -174,6 +174,8 @@ def _check_ready(ready: Ready) -> None:
     )
     if ready.root:
         _check_digest(ready.root, "root")
+    if ready.commitment:
+        _check_digest(ready.commitment, "commitment")
 
 
 def _check_roster(roster: Roster) -> None:

@@ -113,6 +113,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Root over the author's records, chunk by chunk (`record_tree`), in a run with
     `trust = "open"`, or over its work in others (`policy.sum_audits`); empty where members train
     inside the ring."""
+    commitment: bytes = b""
+    """Commitment to the author's secret of this `Ready`, which says whether it audits the round's
+    sums, in a run with `trust = "members"` (`policy.sum_audits`); empty in others."""
 
 
 class Roster(

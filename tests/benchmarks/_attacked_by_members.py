@@ -48,7 +48,7 @@ ACCUSED_ROUNDS = 24
 """Rounds in which one member accuses the same other one, or leaves it out."""
 
 FOUND_ROUNDS = 60
-"""Rounds in which a liar is found: each member audits one in four."""
+"""Rounds in which a liar is found: of three others at least one audits three rounds in four."""
 
 BAN_REASONS = ("replaced", "forged", "malformed", "equivocation")
 """Of a member that lies."""

@@ -80,7 +80,7 @@ def _accuse(victim: PeerId) -> None:
     def begin_ring(self: RoundDriver, ring: Ring) -> None:
         _begin_ring(self, ring)
         if victim in ring.members:
-            said = self.machine._self.seal(Accusation(ring.ring_id, victim, "silent"))
+            said = self.machine._signer.seal(Accusation(ring.ring_id, victim, "silent"))
             self.publish(said.signed, said.statement)
 
     RoundDriver.begin_ring = begin_ring  # type: ignore[method-assign]

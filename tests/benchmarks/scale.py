@@ -195,7 +195,7 @@ async def _measure(
             nursery.cancel_scope.cancel()
             return Cost(num_peers, presence, idle["line"] / seconds / num_peers, share)
         for name in names:
-            world.participant(name)._first_round._num_wanted = num_peers - 1
+            world.participant(name)._wait_for_peers = num_peers - 1
         await world.reach(2, *names, seconds=ROUND_SECONDS)
         before, began = counted.now(), trio.current_time()
         first = world.round(names[0])

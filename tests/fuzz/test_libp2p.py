@@ -46,7 +46,7 @@ def test_yamux_frames(pieces: list[bytes]) -> None:
         connection = YamuxConnection(session, ID.from_base58(ROGUE.peer_id))
         try:
             for piece in pieces:
-                connection._feed(memoryview(piece))
+                connection._cutter.feed(memoryview(piece))
         except ConnectionClosedError:
             pass
         assert sum(stream._buffered for stream in connection.streams.values()) <= 5 * 3000

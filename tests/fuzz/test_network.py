@@ -381,7 +381,7 @@ def test_the_rings_sender(data: st.DataObject) -> None:
 
     async def send() -> None:
         target = LinkTarget(
-            ROGUE.peer_id, ring_of(peers(3)), ROSTER, waits_for_inventory=data.draw(st.booleans())
+            ROGUE.peer_id, ring_of(peers(3)), waits_for_inventory=data.draw(st.booleans())
         )
         chunks = RingChunks(ChunkPlan(16, 8), payloads_named("fp16", is_packing=True), in_no_thread)
         link = RingLink(transport, target, chunks, AwakeClock().awake_since)

@@ -39,6 +39,12 @@ from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, Stake, en
 from gossamer.protocol.policy.chain_checkpoint import signing_bytes as checkpoint_signing_bytes
 from gossamer.protocol.policy.chain_summary import ChainSummary, CreditRow, encode_summary
 from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.sum_audits import (
+    AuditSecrets,
+    audited_chunk,
+    commitment_to,
+    is_auditor,
+)
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
 from gossamer.protocol.rounds.roster import make_roster, open_roster
@@ -55,7 +61,12 @@ from gossamer.protocol.state.commit_records import encode_commit, encode_whole
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
-from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
+from gossamer.protocol.wire.audit_messages import (
+    AuditSecret,
+    SumVerdict,
+    Verdict,
+    encode_secret,
+)
 from gossamer.protocol.wire.average_signatures import (
     FinishedAverage,
     PassedSum,
@@ -98,7 +109,16 @@ from gossamer.protocol.wire.statements import (
     Signed,
     Statement,
 )
-from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header_of, manifest, ready, vote
+from tests.support.builders import (
+    HEAD,
+    RING_ID,
+    RUN_ID,
+    announce,
+    header_of,
+    manifest,
+    ready,
+    vote,
+)
 
 CLAIMED_TOKENS = [100, 110, 120, 10_000]
 STEP_PARTS = (b"a", b"b", b"c")
@@ -119,6 +139,7 @@ ALIKE_PARTS = [
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
+SECRET = AuditSecrets(RUN_ID, KEYS[1].sign).of(3, 8)
 
 
 def sealed(index: int, statement: Statement) -> Signed:
@@ -209,8 +230,28 @@ def passed_sum_vector() -> dict[str, str]:
         "payload": payload.hex(),
         "signature": signature.hex(),
         "message": encode_ring_message(ChunkMessage(2, contributors, None, signature)).hex(),
-        "question": encode_opening_message(Open(HEAD, with_part=False)).hex(),
+        "question": encode_opening_message(Open(HEAD, SECRET, with_part=False)).hex(),
         "answer": encode_opening_message(Opened((step,), b"")).hex(),
+    }
+
+
+def audit_secret_vector() -> dict[str, Any]:
+    """The second key's secret of its `Ready` in that ring, and what it says after some heads, in a
+    round of three members and ten chunks."""
+    heads = [digest_of(number.to_bytes(4, "big")) for number in range(4)]
+    payload = encode_secret(AuditSecret(3, 8))
+    return {
+        "signed_bytes": signing_bytes(RUN_ID, payload).hex(),
+        "secret": SECRET.hex(),
+        "commitment": commitment_to(SECRET).hex(),
+        "draws": [
+            {
+                "head": head.hex(),
+                "is_auditor": is_auditor(head, SECRET, 3),
+                "chunk": audited_chunk(head, SECRET, 10),
+            }
+            for head in heads
+        ],
     }
 
 
@@ -343,7 +384,7 @@ def vectors() -> dict[str, Any]:
         "ring_id": RING_ID.hex(),
         "statements": {
             "announce": statement_vector(announce()),
-            "ready": statement_vector(ready()),
+            "ready": statement_vector(ready(commitment=commitment_to(SECRET))),
             "suspect": statement_vector(Accusation(RING_ID, PEERS[1], "reset")),
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0, 2_500_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
@@ -352,11 +393,12 @@ def vectors() -> dict[str, Any]:
             "data": statement_vector(MoreData(3, HEAD, 250_000_000, 25_000_000_000)),
             "proof": statement_vector(equivocation()),
             "verdict": statement_vector(Verdict(41, HEAD, True, -0.25, 0.5)),
-            "sum verdict": statement_vector(SumVerdict(41, HEAD, PEERS[1], True)),
+            "sum verdict": statement_vector(SumVerdict(41, HEAD, SECRET, PEERS[1], True)),
         },
         "finished average": finished_average_vector(),
         "passed sum": passed_sum_vector(),
         "signed step": signed_step_vector(),
+        "audit secret": audit_secret_vector(),
         "chain checkpoint": checkpoint_vector(),
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {

@@ -25,7 +25,7 @@ from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL, decode_sta
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.policy.gossip_quota import ASKER_RATE
-from gossamer.protocol.policy.sum_audits import has_roots
+from gossamer.protocol.policy.sum_audits import has_roots, has_sum_audits
 from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum, encode_finished
 from gossamer.protocol.wire.envelopes import (
@@ -92,6 +92,11 @@ class Rogue:
     def has_roots(self) -> bool:
         """Whether members of this run sign roots over their work."""
         return self.manifest is not None and has_roots(self.manifest)
+
+    @property
+    def has_sum_audits(self) -> bool:
+        """Whether members of this run sign commitments to secrets."""
+        return self.manifest is not None and has_sum_audits(self.manifest)
 
     @property
     def run_id(self) -> Digest:
@@ -231,6 +236,7 @@ class Rogue:
             "norm": 1.0,
             "spans": (),
             "root": self.noise(32) if self.has_roots else b"",
+            "commitment": self.noise(32) if self.has_sum_audits else b"",
         }
         return Ready(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from gossamer.node.network.spreading import PASSING_PEERS_MAX
 from gossamer.node.peers.gossip import Gossip, topics_of
 from gossamer.node.rounds import opening
 from gossamer.protocol.ids import Digest, PeerId
@@ -24,8 +28,12 @@ from tests.support.node_world import World, credited, headers_of, simulate, star
 pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.long]
 
 HONEST, VICTIM, ACCUSER = "abcd", "c", "e"
+MANY = "abcdfghij"
+assert len(MANY) > PASSING_PEERS_MAX
 NUM_ROUNDS = 40
 LOOK_SECONDS = 0.01
+SLOW_LINE = 200_000.0
+"""Bytes a second: a ring takes long enough for what is said in it to arrive."""
 
 T = TypeVar("T")
 
@@ -41,19 +49,31 @@ def to_all(_world: World, gossip: Gossip, accusation: Accusation) -> None:
     gossip.say(accusation)
 
 
+def far_from(world: World, peer: PeerId) -> list[PeerId]:
+    """The members of the accuser's ring that are no neighbours of a member, but the accuser."""
+    newest = world.participant(ACCUSER).rounds._newest
+    ring = None if newest is None else newest.driver.machine.ring
+    members = () if ring is None else ring.members
+    if len(members) < 5 or peer not in members:
+        return []
+    place, me = members.index(peer), world.identity(ACCUSER).peer_id
+    far = [members[(place + steps) % len(members)] for steps in range(2, len(members) - 1)]
+    return [each for each in far if each != me]
+
+
 def to_one_before_it_is_out(world: World, gossip: Gossip, accusation: Accusation) -> None:
-    """One honest member alone hears it. The others hear that the accuser is out itself. The first
-    one hears that next, and says that both are out."""
+    """One honest member alone hears it. All hear next that the accuser is out itself. The first
+    one says then that both are out."""
     me, first = (world.identity(name).peer_id for name in (ACCUSER, VICTIM))
-    said = gossip._seal(accusation)
+    said = [gossip._seal(replace(accusation, accused=each)) for each in far_from(world, first)[:2]]
     itself = gossip._seal(Accusation(accusation.ring_id, me, "stalled"))
     transport = world.network.get(me)
     assert transport is not None
     _, topic = topics_of(world.nodes[ACCUSER].run_id)
     for peer, connection in sorted(transport.connections.items()):
-        message = b"\x03" + encode_own(said if peer == first else itself)
-        number = world.network.next_number()
-        transport._send(topic, me, message, number, connection.ends[peer])
+        for each in [*said, itself] if peer == first else [itself]:
+            message, number = b"\x03" + encode_own(each), world.network.next_number()
+            transport._send(topic, me, message, number, connection.ends[peer])
 
 
 async def accuse(world: World, name: str, accuses: Accuses, reason: str, says: Says) -> None:
@@ -72,19 +92,29 @@ async def accuse(world: World, name: str, accuses: Accuses, reason: str, says: S
 
 
 def harm_of(
-    root: Path, accuses: Accuses, reason: str, says: Says = to_all, accusers: str = ACCUSER
+    root: Path,
+    accuses: Accuses,
+    reason: str,
+    says: Says = to_all,
+    accusers: str = ACCUSER,
+    honest: str = HONEST,
+    num_rounds: int = NUM_ROUNDS,
+    line: float = math.inf,
 ) -> tuple[int, int]:
-    """Returns of how many of `NUM_ROUNDS` rounds each honest member is credited at least, and in
-    how many each sits out at another one at most."""
-    names = HONEST + accusers
+    """Returns of how many of `num_rounds` rounds each honest member is credited at least, and in
+    how many each sits out at another one at most. `line`: bytes a second of each."""
+    names = honest + accusers
     world = World(root, seed=23)
-    sat_out: dict[str, set[int]] = {name: set() for name in HONEST}
+    for one, other in permutations(names, 2):
+        link = world.network.link(world.identity(one).peer_id, world.identity(other).peer_id)
+        link.bytes_per_second = line
+    sat_out: dict[str, set[int]] = {name: set() for name in honest}
     least = 0
 
     async def look() -> None:
-        peers = {name: world.identity(name).peer_id for name in HONEST}
+        peers = {name: world.identity(name).peer_id for name in honest}
         while True:
-            for name in HONEST:
+            for name in honest:
                 conduct = world.participant(name).context.swarm.admission.conduct
                 number = world.round(name) + 1
                 for other, peer in peers.items():
@@ -101,13 +131,13 @@ def harm_of(
         for name in accusers:
             nursery.start_soon(accuse, world, name, accuses, reason, says)
         nursery.start_soon(look)
-        await world.reach(world.round("a") + NUM_ROUNDS, *HONEST)
-        headers = headers_of(world, "a")[began : began + NUM_ROUNDS]
-        least = min(sum(tokens_of(world, each, name) > 0 for each in headers) for name in HONEST)
+        await world.reach(world.round("a") + num_rounds, *honest)
+        headers = headers_of(world, "a")[began : began + num_rounds]
+        least = min(sum(tokens_of(world, each, name) > 0 for each in headers) for name in honest)
 
     simulate(world, story)
     most = max(map(len, sat_out.values()))
-    measured(f"credited in {least} rounds of {NUM_ROUNDS}, sat out {most}")
+    measured(f"credited in {least} rounds of {num_rounds}, sat out {most}")
     return least, most
 
 
@@ -136,20 +166,25 @@ def test_a_member_that_says_that_others_are_out_is_doubted_like_any_other(tmp_pa
     assert most == 0
 
 
-def test_a_member_that_repeats_what_it_alone_heard_does_not_sit_out_for_it(tmp_path: Path) -> None:
-    """It would look as if it accused one that it is no neighbour of."""
+@pytest.mark.parametrize(
+    ("honest", "num_rounds", "line", "share"),
+    [(HONEST, NUM_ROUNDS, math.inf, 0.95), (MANY, 8, SLOW_LINE, 0.8)],
+)
+def test_a_member_that_repeats_what_it_alone_heard_does_not_sit_out_for_it(
+    tmp_path: Path, honest: str, num_rounds: int, line: float, share: float
+) -> None:
+    """It would look as if it accused one that it is no neighbour of. In a larger swarm nobody
+    passes on what others say."""
 
     def accuses(world: World, machine: Round) -> PeerId | None:
-        assert machine.ring is not None
-        members, victim = machine.ring.members, world.identity(VICTIM).peer_id
-        if machine.state != "reducing" or victim not in members or len(members) < 5:
-            return None
-        place = members.index(victim)
-        far = [members[(place + steps) % len(members)] for steps in range(2, len(members) - 1)]
-        return next(peer for peer in far if peer != world.identity(ACCUSER).peer_id)
+        far = far_from(world, world.identity(VICTIM).peer_id)
+        return far[0] if far and machine.state == "reducing" else None
 
-    least, most = harm_of(tmp_path, accuses, "stalled", to_one_before_it_is_out)
-    assert least >= 0.95 * NUM_ROUNDS
+    least, most = harm_of(
+        tmp_path, accuses, "stalled", to_one_before_it_is_out,
+        honest=honest, num_rounds=num_rounds, line=line,
+    )  # fmt: skip
+    assert least >= share * num_rounds
     assert most == 0
 
 

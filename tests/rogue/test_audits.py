@@ -37,7 +37,7 @@ NUM_SHARDS = 256
 class Honest(NumbersTrainer):
     """All train towards one target, which they do not reach."""
 
-    rate = 0.02
+    rate = 0.01
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]

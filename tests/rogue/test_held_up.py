@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.rounds.gathering import WAITS_MAX
+from gossamer.protocol.rounds.strangers_wait import SHARE
+from gossamer.protocol.state.chain import credits_of
+from gossamer.trainer.ipc.messages import Finished
 from tests.rogue.attacks_claims import (
     RINGS_SECONDS,
     identities_that_list_each_other,
@@ -19,7 +23,15 @@ from tests.rogue.attacks_claims import (
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import rogue_among
 from tests.support.measured import measured
-from tests.support.node_world import World, simulate, start
+from tests.support.node_world import (
+    NumbersTrainer,
+    SlowTrainer,
+    World,
+    headers_of,
+    newest_header,
+    simulate,
+    start,
+)
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -61,3 +73,92 @@ def test_a_ring_that_comes_and_goes_holds_up_a_round_for_two_waits_at_most(tmp_p
     waits_seconds = (WAITS_MAX + 1) * World.gather_seconds
     rounds = rounds_under(ring_that_comes_and_goes, tmp_path, "abc")
     assert rounds >= RINGS_SECONDS / (waits_seconds + 2.0)
+
+
+NUM_IDLE = 8
+"""Identities that announce themselves: more than twice as many as the honest peers."""
+
+TRAILING = 3
+"""Rounds by which some say to be behind: more than those that are waited for in any case."""
+
+
+async def only_announce(
+    world: World, names: str, num_idle: int, behind: int, seconds: float
+) -> None:
+    """Strangers say for so long that they train, at each head or so many rounds behind it."""
+    async with AsyncExitStack() as stack:
+        idle = [
+            await stack.enter_async_context(rogue_among(world, names, b"idle%d" % number))
+            for number in range(num_idle)
+        ]
+        likes = [await rogue.head(victims[0]) for rogue, victims in idle]
+        with trio.move_on_after(seconds):
+            while True:
+                at = headers_of(world, "a")[-1 - behind]
+                for (rogue, _), like in zip(idle, likes, strict=True):
+                    said = rogue.announce(like, phase="training", head=at.digest, round=at.round)
+                    await rogue.gossip(said)
+                await trio.sleep(0.25)
+
+
+@pytest.mark.parametrize("behind", [0, TRAILING], ids=["at the head", "behind"])
+def test_strangers_that_only_say_they_train_hold_up_few_rounds(tmp_path: Path, behind: int) -> None:
+    """Identities cost nothing, and neither does an announcement at each head."""
+    names = "abc"
+
+    def rounds_beside(num_idle: int) -> int:
+        world = World(tmp_path / str(num_idle), seed=3)
+        num_rounds = 0
+
+        async def story(nursery: trio.Nursery) -> None:
+            nonlocal num_rounds
+            await start(world, nursery, names)
+            await world.reach(4, *names)
+            began = world.round("a")
+            await only_announce(world, names, num_idle, behind, RINGS_SECONDS)
+            num_rounds = world.round("a") - began
+            world.assert_one_chain(*names)
+
+        simulate(world, story)
+        return num_rounds
+
+    alone, beside = rounds_beside(0), rounds_beside(NUM_IDLE)
+    measured(f"{NUM_IDLE} that only announce, {behind} behind: {beside} rounds, {alone} alone")
+    assert beside > 0.75 * alone
+
+
+class SlowAtFirst(NumbersTrainer):
+    """Its first round takes longer than any gathering."""
+
+    step_seconds = 2 * World.gather_seconds
+
+    async def train(self, *args: Any, **kwargs: Any) -> Finished:
+        finished = await super().train(*args, **kwargs)
+        self.step_seconds = NumbersTrainer.step_seconds
+        return finished
+
+
+@pytest.mark.parametrize("trainer", [NumbersTrainer, SlowTrainer, SlowAtFirst])
+def test_a_newcomer_gets_in_beside_strangers_that_only_say_they_train(
+    tmp_path: Path, trainer: type[NumbersTrainer]
+) -> None:
+    """They have spent what rounds wait for strangers before it comes. `SlowTrainer` takes ten
+    times as long for a step as the others."""
+    names = "ab"
+    world = World(tmp_path, seed=3)
+    newcomer = world.identity("c").peer_id
+    wait_seconds = World.gather_seconds / SHARE
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, names)
+        await world.reach(4, *names)
+        nursery.start_soon(only_announce, world, names, NUM_IDLE, 0, 4 * wait_seconds)
+        await trio.sleep(WAITS_MAX * World.gather_seconds)
+        await nursery.start(world.run, "c", ["a"], trainer)
+        await world.until(
+            lambda: newcomer in credits_of(newest_header(world, "a")), 2 * wait_seconds
+        )
+        await world.reach(world.round("a") + 5, *names, "c")
+        world.assert_one_chain(*names, "c")
+
+    simulate(world, story)

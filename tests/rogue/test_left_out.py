@@ -51,7 +51,7 @@ class InTurn(Round):
         )
         if self._me not in {member.author for member in roster.members}:
             return []
-        publish = self._self.seal(roster)
+        publish = self._signer.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
 
 
@@ -67,7 +67,7 @@ class OutOfTurn(InTurn):
     def ready(self, now: float, ready: Ready) -> list[Action]:
         if not self._is_chief:
             return super().ready(now, ready)
-        self._gatherer.note_ready(now, self._self.seal(ready).signed)
+        self._gatherer.note_ready(now, self._signer.seal(ready).signed)
         return self.tick(now)
 
     def _organise(self, now: float) -> list[Action]:

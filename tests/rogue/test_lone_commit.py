@@ -71,7 +71,7 @@ class ShowsFirst(Round):
         if attempt is not None and attempt._proposal is not None:
             header = encode_header(attempt._proposal.header)
             others = tuple(sorted({*attempt.ring.members} - {self._me}))
-            alone = self._self.seal(Vote(ring_id, 2**20, digest_of(header), others)).signed
+            alone = self._signer.seal(Vote(ring_id, 2**20, digest_of(header), others)).signed
             type(self).show(encode_commit(Commit(header, attempt.ring.envelope, (alone,))))
         return actions
 

@@ -6,6 +6,7 @@ auditors find it, whether it opens its chunks or not, and blame nobody else.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,16 +23,17 @@ import trio
 from gossamer.node.modes.pending_work import Contributions, FinishedSum
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.frames import asked, receive_frame
-from gossamer.node.rounds.opened_chunks import OPENING_SECONDS
+from gossamer.node.network.transport import Stream
+from gossamer.node.rounds.opened_chunks import OPENING_SECONDS, KeptRound
+from gossamer.node.storage import kept_parts
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
-from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.sum_audits import auditor_after
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.sum_audits import is_auditor
 from gossamer.protocol.rounds.actions import RingAction, Send
 from gossamer.protocol.rounds.inventory import Average, worth
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.opening_messages import (
@@ -48,12 +50,16 @@ from tests.support.measured import measured
 from tests.support.node_world import (
     SlowTrainer,
     World,
-    headers_of,
     newest_header,
     simulate,
     start,
 )
-from tests.support.sum_verdicts import verdicts_of
+from tests.support.sum_verdicts import (
+    auditors_after,
+    num_audits_due,
+    secrets_after,
+    verdicts_of,
+)
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -69,6 +75,9 @@ FLOODED_ROUNDS = 30
 
 KEPT_WAITING_ROUNDS = 60
 """Rounds in which honest members are named if they are asked for what they have forgotten."""
+
+SLOW_STEPS = 60
+"""Inner steps of a round that takes about half a minute with a `SlowTrainer`."""
 
 AUDITS_WAIT = 40
 """Rounds in which the honest members have found the liar: each audits one in four."""
@@ -178,7 +187,7 @@ def lived(
 def open_nothing(world: World) -> None:
     """From now on the liar has no chunk for any auditor."""
 
-    async def kept_for(head: Digest, peer: PeerId) -> None:
+    async def kept_for(head: Digest) -> None:
         return None
 
     sums = world.participant(LIAR)._sums
@@ -205,7 +214,7 @@ def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_gu
         assert sums is not None
         opened_chunks = sums.opened_chunks
 
-        async def kept_for(head: Digest, peer: PeerId) -> Any:
+        async def kept_for(head: Digest) -> Any:
             kept = opened_chunks._kept.get(head)
             await trio.sleep(answer_seconds)
             return kept
@@ -220,6 +229,39 @@ def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_gu
 
     simulate(world, story)
     assert found == {world.identity(LIAR).peer_id}
+
+
+@pytest.mark.long
+def test_a_liar_that_ends_its_connection_to_each_auditor_sits_out(tmp_path: Path) -> None:
+    """It opens nothing, and is back some seconds later. Once nothing could be told of it. Rounds
+    take longer than some questions."""
+    world = World(tmp_path, seed=23, codec="fp32", inner_steps=SLOW_STEPS)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", [], SlowTrainer)
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"], SlowTrainer)
+        await world.reach(2, *HONEST)
+        sums = world.participant(LIAR)._sums
+        assert sums is not None
+
+        async def answer(stream: Stream, kept: KeptRound | None, question: Open) -> None:
+            await world.participant(LIAR).context.transport.disconnect(stream.peer_id)
+
+        sums.opened_chunks._answer = answer  # type: ignore[method-assign]
+        last = FIRST_LIE + AUDITS_WAIT
+
+        def is_found() -> bool:
+            return any(sits_out(world, name, LIAR) for name in HONEST)
+
+        await world.until(
+            lambda: is_found() or world.round("a") >= last, seconds=900.0, look_seconds=0.2
+        )
+        assert is_found(), f"not found in {AUDITS_WAIT} rounds"
+        assert_only_the_liar_is_blamed(world)
+
+    with liar(world.identity(LIAR).peer_id, "sums"):
+        simulate(world, story)
 
 
 def sits_out(world: World, name: str, other: str) -> bool:
@@ -260,14 +302,16 @@ def test_a_liar_that_opens_nothing_sits_out(tmp_path: Path) -> None:
     assert all(not verdict.is_replaced for verdict in verdicts_of(world, "a"))
 
 
-def test_a_chunk_is_opened_for_the_auditor_alone(tmp_path: Path) -> None:
+def test_a_chunk_is_opened_for_its_auditors_alone(tmp_path: Path) -> None:
+    """They show their own secret. Nobody else's fits their `Ready`, and an invented one neither."""
     world = World(tmp_path, seed=29)
     answers: dict[bool, set[type]] = {True: set(), False: set()}
+    with_others_secrets = set[type]()
 
-    async def ask(asker: str, member: str, head: Digest) -> Opened | Closed:
+    async def ask(asker: str, member: str, head: Digest, secret: bytes) -> Opened | Closed:
         transport = world.participant(asker).context.transport
         peer = world.identity(member).peer_id
-        question = encode_opening_message(Open(head, with_part=True))
+        question = encode_opening_message(Open(head, secret, with_part=True))
         async with asked(transport, peer, OPENING_PROTOCOL, question) as stream:
             message, part = await receive_frame(stream)
         answer = decode_answer(message)
@@ -276,16 +320,27 @@ def test_a_chunk_is_opened_for_the_auditor_alone(tmp_path: Path) -> None:
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, HONEST)
-        await world.reach(8, *HONEST)
-        newest = newest_header(world, "a")
-        auditor = auditor_after(newest.digest, credits_of(newest))
-        await world.reach(newest.round, *HONEST)
-        for asker, member in permutations(HONEST, 2):
-            is_auditor = world.identity(asker).peer_id == auditor
-            answers[is_auditor].add(type(await ask(asker, member, newest.digest)))
+        for number in range(8, 12):
+            await world.reach(number, *HONEST)
+            newest = newest_header(world, "a")
+            await world.reach(newest.round, *HONEST)
+            auditors = auditors_after(world, HONEST, newest)
+            secrets = secrets_after(world, HONEST, newest)
+            invented = next(
+                secret
+                for secret in map(digest_of, (bytes([each]) for each in range(256)))
+                if is_auditor(newest.digest, secret, len(HONEST))
+            )
+            for asker, member in permutations(HONEST, 2):
+                said = await ask(asker, member, newest.digest, secrets[asker])
+                answers[asker in auditors].add(type(said))
+                for secret in {invented, *(secrets[name] for name in auditors if name != asker)}:
+                    said = await ask(asker, member, newest.digest, secret)
+                    with_others_secrets.add(type(said))
 
     simulate(world, story)
     assert answers == {True: {Opened}, False: {Closed}}
+    assert with_others_secrets == {Closed}
 
 
 def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
@@ -303,10 +358,37 @@ def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
         for verdict in audits:
             value = registry.get_sample_value("gossamer_audits_total", {"verdict": verdict})
             audits[verdict] += value or 0.0
-    rounds = sum(len(credits_of(header)) > 1 for header in headers_of(world, "a"))
-    assert rounds > 8
-    assert audits["good"] >= rounds - 1, "the newest one may be under way"
+    assert audits["good"] >= num_audits_due(world, HONEST) > 8
     assert audits["poor"] == audits["undecided"] == 0
+
+
+def test_nodes_whose_disks_take_nothing_open_their_newest_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They keep their parts in memory, and of one round alone: the parts are as large as the
+    model. Otherwise a full disk would make honest members sit out."""
+
+    def full(_file: object, _parts: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept_parts._PartsFile, "write", full)
+    world = World(tmp_path, seed=29)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, HONEST)
+        await world.reach(12, *HONEST)
+
+    simulate(world, story)
+    for name in HONEST:
+        sums = world.participant(name)._sums
+        assert sums is not None
+        assert len(sums.opened_chunks._kept) == 1
+        assert not verdicts_of(world, name)
+    registries = [world.nodes[name].metrics.registry for name in HONEST]
+    good = [
+        each.get_sample_value("gossamer_audits_total", {"verdict": "good"}) for each in registries
+    ]
+    assert sum(filter(None, good)) > 4
 
 
 @contextmanager

@@ -75,6 +75,9 @@ def announce(**changes: object) -> Announce:
     return replace(example, **changes)
 
 
+SECRET = digest_of(b"a secret")
+
+
 def ready(**changes: object) -> Ready:
     example = Ready(
         incarnation=3,
@@ -134,6 +137,7 @@ def ring_of(
     tokens: int = 100,
     roots: Mapping[PeerId, bytes] | None = None,
     spans: Mapping[PeerId, tuple[Span, ...]] | None = None,
+    commitment: bytes = b"",
 ) -> Ring:
     """A ring that the first of its members in rank order organised."""
     signed, offered = roots or {}, spans or {}
@@ -141,7 +145,12 @@ def ring_of(
     readies = {
         member: sealed(
             member,
-            ready(tokens=tokens, root=signed.get(member, b""), spans=offered.get(member, own)),
+            ready(
+                tokens=tokens,
+                root=signed.get(member, b""),
+                spans=offered.get(member, own),
+                commitment=commitment,
+            ),
         )
         for member in members
     }

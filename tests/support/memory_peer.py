@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -431,16 +432,24 @@ class MemoryPeer:
         self._forward(topic, self._peer_id, data, number, self._peer_id)
 
     def subscribe(self, topic: str, handler: GossipHandler, *, retains: bool = False) -> None:
-        """See `Transport.subscribe`."""
+        """See `Transport.subscribe`. The connected peers learn of it, and send what they retain."""
         self._topics[topic] = handler
         if retains:
             self._retained.setdefault(topic, None)
+        for peer_id, connection in sorted(self.connections.items()):
+            answer = partial(connection.ends[peer_id].tell_retained_on, topic, self)
+            self.network.post(self._peer_id, peer_id, answer)
 
     def tell_retained(self, other: MemoryPeer) -> None:
         """Sends a peer that gossip has begun with what is retained for it."""
-        for topic, retained in sorted(self._retained.items()):
-            if retained is not None and self._gossips_with(other, topic):
-                self._send(topic, self._peer_id, *retained, other)
+        for topic in sorted(self._retained):
+            self.tell_retained_on(topic, other)
+
+    def tell_retained_on(self, topic: str, other: MemoryPeer) -> None:
+        """The same of one topic."""
+        retained = self._retained.get(topic)
+        if retained is not None and self._gossips_with(other, topic):
+            self._send(topic, self._peer_id, *retained, other)
 
     def has_topic(self, topic: str) -> bool:
         """Returns whether we subscribe to it."""

@@ -70,6 +70,7 @@ STEP_SECONDS = 0.1
 FIRST_UNIX_SECONDS = 1_700_000_000
 """The clock of all nodes when virtual time begins."""
 SHARD_TOKENS = 512
+CHUNK_ELEMENTS = 1024
 WORLDS_VARIABLE = "WORLDS_OF_TESTS"
 """Variable with a number that changes the seeds of all worlds: 1, which is the default, leaves
 those that the tests name. With another number the same story has other identities, another order in
@@ -384,6 +385,7 @@ def found(
     probation: int = 0,
     lora: LoraConfig | None = None,
     data_grow: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -424,7 +426,7 @@ def found(
             warmup_rounds=0 if sync == "distro" else 1,
             warmup_inner_steps=2,
             codec=msgspec.convert("fp32" if codec == sync else codec, Codec),
-            chunk_elements=1024,
+            chunk_elements=chunk_elements,
             top_k=4 if sync == "distro" else top_k,
             step_chunks=step_chunks if step_chunks > 1 else msgspec.UNSET,
             overlap=overlap,
@@ -454,7 +456,9 @@ def found(
             frozen_digest=frozen,
             grows=data_grow or msgspec.UNSET,
         ),
-        genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
+        genesis_digest=genesis_digest_of(
+            initial_weights(example.seed, model.num_parameters), chunk_elements
+        ),
         admission="invite" if is_by_invitation else "allow" if allowed else "open",
         allowed=allowed,
         trust=trust,
@@ -487,6 +491,7 @@ class World:
     """With `sparse`: values of each 4,096. With `SUMS_TOP_K` two members' parts are a sum."""
     step_chunks: int = 1
     """With `distro`: chunks of a shared step."""
+    chunk_elements: int = CHUNK_ELEMENTS
     wait_for_peers: int = 0
     num_shards: int = 64
     overlap: bool = False
@@ -561,6 +566,7 @@ class World:
             probation=self.probation,
             lora=self.lora,
             data_grow=self.data_grow,
+            chunk_elements=self.chunk_elements,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

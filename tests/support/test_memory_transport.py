@@ -213,6 +213,31 @@ async def _gossip(network: MemoryNetwork, num_messages: int) -> list[bytes]:
     return heard
 
 
+def test_a_subscriber_is_sent_what_connected_peers_retain() -> None:
+    """Over libp2p peers learn of a subscription, and answer with what they retain."""
+
+    async def case() -> None:
+        heard: list[tuple[float, bytes]] = []
+        network = MemoryNetwork(latency_seconds=0.1)
+        async with pair(network) as (first, second):
+            for topic, retains in (("kept", True), ("passing", False)):
+                first.subscribe(topic, lambda author, data: None, retains=retains)
+                await first.publish(topic, f"old {topic}".encode())
+                await first.publish(topic, f"new {topic}".encode())
+            began_seconds = trio.current_time()
+            for topic in ("kept", "passing"):
+                second.subscribe(
+                    topic,
+                    lambda author, data: heard.append((trio.current_time() - began_seconds, data)),
+                )
+            await trio.sleep(1.0)
+        ((seconds, data),) = heard
+        assert data == b"new kept"
+        assert seconds == pytest.approx(0.2), "a way there, and one back"
+
+    run_simulated(case)
+
+
 def test_gossip_without_faults_arrives_once_and_in_order() -> None:
     async def case() -> None:
         assert await _gossip(MemoryNetwork(), 50) == [b"%d" % number for number in range(50)]

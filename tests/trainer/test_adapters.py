@@ -18,6 +18,7 @@ from gossamer.protocol.state.frozen_weights import blocks_of
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.adapters import merged, read_frozen
 from gossamer.trainer.inner_step.gradients import TrainerError
+from gossamer.trainer.layers import KeyValues
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.memory_estimate import Training
@@ -166,6 +167,19 @@ def test_weights_in_bf16_take_half_the_memory_where_products_are_in_it(
         for name, each in (("half", half), ("full", full))
     }
     assert num_bytes["half"] < 0.52 * num_bytes["full"]
+
+
+def test_texts_are_written_by_the_arithmetic_of_the_training(
+    model: ModelConfig, weights: np.ndarray
+) -> None:
+    """The sums between the layers are fp32, also behind an embedding in bf16."""
+    decoder = Decoder(model, frozen_dtype=torch.bfloat16)
+    decoder.load_frozen(iter([weights]))
+    decoder.initialise(5)
+    past = [KeyValues(model.context) for _ in decoder.layers]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        tokens = some_tokens(model)
+        assert torch.equal(decoder.next_logits(tokens, past), decoder(tokens)[:, -1])
 
 
 def test_the_estimate_counts_frozen_weights_without_moments(model: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 WAIT_POLICY = "OMP_WAIT_POLICY"
 """OpenMP's variable, which its libraries read when they are loaded."""
@@ -10,8 +11,22 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 CARD_ORDER = "CUDA_DEVICE_ORDER"
 """CUDA's variable: how it counts NVIDIA's cards."""
 
+THREADS = "OMP_NUM_THREADS"
+"""OpenMP's variable: its threads, which are torch's."""
 
-def computing_environment() -> dict[str, str]:
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def container_cores(cgroup: Path = CGROUP) -> int | None:
+    """Returns the whole cores whose time a container may use, at least 1; None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # `max` is no limit
+        return None
+
+
+def computing_environment(cgroup: Path = CGROUP) -> dict[str, str]:
     """Returns this process's environment for a process that computes beside the owner's programs.
 
     Threads that wait for each other sleep. By default they spin, which makes small models some 5 %
@@ -21,6 +36,11 @@ def computing_environment() -> dict[str, str]:
     NVIDIA's cards are counted by their slots, as the driver counts them (NVML). By default CUDA
     counts the fastest first, and limits of heat, power and memory would be those of another card.
 
+    In a container with a limit of processor time there are no more threads than it has cores.
+    torch has one for each core of the machine: they use up the limit, and stand still together.
+
     The owner's own choices stay.
     """
-    return {WAIT_POLICY: "PASSIVE", CARD_ORDER: "PCI_BUS_ID", **os.environ}
+    cores = container_cores(cgroup)
+    threads = {} if cores is None or cores >= (os.cpu_count() or 1) else {THREADS: str(cores)}
+    return {WAIT_POLICY: "PASSIVE", CARD_ORDER: "PCI_BUS_ID", **threads, **os.environ}

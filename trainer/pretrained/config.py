@@ -17,7 +17,7 @@ from gossamer.protocol.model_config import Family, ImportedShape, ModelConfig, R
 from gossamer.trainer.pretrained.errors import FolderError
 
 INTEGER_MAX = 2**31
-"""No dimension is larger. The manifest's checks have the limit of each."""
+"""No dimension and no token is larger. The manifest's checks have the limit of each."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 

@@ -18,7 +18,7 @@ import zstandard
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.pretrained.config import parse_object
+from gossamer.trainer.pretrained.config import INTEGER_MAX, parse_object
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.weights import read_bounded
 
@@ -115,18 +115,20 @@ class ModelFiles:
         for name in (TEMPLATE_JSON_NAME, TOKENIZER_CONFIG_NAME):
             template = self.parsed(name).get("chat_template")
             if isinstance(template, list):
-                named = {each.get("name"): each for each in template if isinstance(each, dict)}
-                template = named.get("default", {}).get("template")
+                named = (each for each in template if isinstance(each, dict))
+                default = (each for each in named if each.get("name") == "default")
+                template = next(default, {}).get("template")
             if isinstance(template, str) and template:
                 return template
         return None
 
     def token_ids(self, kind: str) -> list[int]:
-        """Numbers such as `eos_token_id`, where generation ends, or the configuration's."""
+        """Numbers such as `eos_token_id`, where generation ends, or the configuration's. -1, as old
+        configurations have it, stands for none."""
         for name in (GENERATION_NAME, CONFIG_NAME):
             value = self.parsed(name).get(kind)
             values = value if isinstance(value, list) else [value]
-            ids = [one for one in values if isinstance(one, int) and not isinstance(one, bool)]
+            ids = [one for one in values if type(one) is int and 0 <= one < INTEGER_MAX]
             if ids:
                 return ids
         return []

@@ -2,7 +2,8 @@
 
 The format (https://github.com/huggingface/safetensors): 8 bytes with the little-endian length of a
 header, the header, which is a JSON object from names to `{dtype, shape, data_offsets}`, and the
-tensors' bytes, at offsets that count from the header's end.
+tensors' bytes, at offsets that count from the header's end. They cover the rest of the file, and no
+byte belongs to two.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     """First byte in the file."""
+    stop: int
+    """Byte after the last one."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,13 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             if tensor is None:
                 raise FolderError([f"{damaged} (the entry of {name} makes no sense)"])
             tensors[name] = tensor
+    ends = 8 + length
+    for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.stop)):
+        if tensor.start != ends:
+            break
+        ends = tensor.stop
+    if ends != size:
+        raise FolderError([f"{damaged} (its tensors do not cover it, each byte once)"])
     return tensors
 
 
@@ -211,7 +221,7 @@ def _tensor_of(path: Path, entry: object, first: int, size: int) -> StoredTensor
     item_bytes = _ITEM_BYTES.get(given.dtype)
     if item_bytes is not None and stop - start != math.prod(given.shape) * item_bytes:
         return None
-    return StoredTensor(path, given.dtype, given.shape, first + start)
+    return StoredTensor(path, given.dtype, given.shape, first + start, first + stop)
 
 
 def _read_into(out: NDArray[np.float32], stored: StoredTensor) -> None:

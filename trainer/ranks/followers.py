@@ -7,6 +7,7 @@ it waits for the daemon or in a collective, `on_lost` is called after `LOST_SECO
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import subprocess
@@ -75,6 +76,8 @@ class Followers:
         self._answer_seconds_max = answer_seconds_max
         self._words: queue.Queue[_Word] = queue.Queue(_WORDS_MAX)
         self._is_closing = False
+        self._ending = threading.RLock()
+        """A signal's handler may end them while this thread does."""
         self._devices = [start.device for start in starts]
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -153,17 +156,20 @@ class Followers:
         """Ends all processes, within `END_SECONDS` and a little. May be called from any thread, and
         twice."""
         self._is_closing = True
-        for process in self._processes:
-            assert process.stdin is not None
-            with suppress(OSError, ValueError):
-                process.stdin.close()
-        ends = time.monotonic() + END_SECONDS
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, ends - time.monotonic()))
-            if process.returncode is None:
-                process.kill()
-                process.wait()
+        with self._ending:
+            for process in self._processes:
+                _hang_up(process)
+            ends = time.monotonic() + END_SECONDS
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, ends - time.monotonic()))
+                if process.returncode is None:
+                    process.kill()
+                    process.wait()
+                assert process.stdin is not None
+                # The handler of a signal cannot close what its own thread is writing to.
+                with suppress(OSError, RuntimeError):
+                    process.stdin.close()
 
     def _tell_one(self, number: int, message: messages.ToFollower) -> None:
         stdin = self._processes[number].stdin
@@ -198,6 +204,14 @@ class Followers:
         time.sleep(LOST_SECONDS)
         if not self._is_closing:
             self._on_lost(f"{self._process_of(number)} {how}")
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Ends the stdin of a process. `close` would wait for a thread that is in the middle of a
+    write, and so for a process that is stopped and reads nothing."""
+    assert process.stdin is not None
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), process.stdin.fileno(), inheritable=False)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:

@@ -16,7 +16,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.resources import accelerator
@@ -63,6 +62,9 @@ class Group:
                 f"this torch cannot connect several devices of the kind {self._device.type} "
                 f"({backend or 'no library'}): give --device only one of them"
             )
+        # Here: a torch without it has no such module, and trains on one device.
+        from torch._C._distributed_c10d import FileStore
+
         os.environ.update(_ENVIRONMENT)
         accelerator.make_current(self._device)
         with self._told():

@@ -56,7 +56,9 @@ def precision_of(device: torch.device) -> Precision:
     if device.type == "mps":
         return "fp32"
     if device.type == "xpu":
-        return "bf16" if torch.xpu.is_bf16_supported() else "fp16"
+        # torch's function asks the current device, and counts bf16 that is emulated.
+        has_bf16 = torch.xpu.get_device_properties(device).has_bfloat16_conversions
+        return "bf16" if has_bf16 else "fp16"
     # torch's function asks the current device, which need not be this one.
     with torch.cuda.device(device):
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -106,8 +108,11 @@ def allocated_bytes(device: torch.device) -> int:
 
 
 def limit_memory(device: torch.device, share: float) -> None:
-    """Lets this process take no more than a share of the memory of a card that has its own."""
-    torch.get_device_module(device).set_per_process_memory_fraction(share, device)
+    """Lets this process take no more than a share of the memory of a card that has its own. Torch
+    can do that to Intel's cards from version 2.10 on; before, only passes are chosen by it."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "set_per_process_memory_fraction"):
+        module.set_per_process_memory_fraction(share, device)
 
 
 def has_own_memory(device: torch.device) -> bool:

@@ -22,7 +22,7 @@ from gossamer.trainer.resources.device_names import (
     problem_of,
 )
 from gossamer.trainer.resources.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
-from gossamer.trainer.resources.owner_limits import OwnerLimits
+from gossamer.trainer.resources.owner_limits import OwnerLimits, content_of, number_behind
 
 # Tokens of one pass at most. On a CPU larger ones only fall out of the caches.
 _CPU_TOKENS_MAX = 4 * 1024
@@ -294,49 +294,29 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
 
     None where the system has no such file (not Linux).
     """
-    free = _kilobytes(root / "proc/meminfo", "MemAvailable:")
-    if free is None:
+    kilobytes = number_behind("MemAvailable:", root / "proc/meminfo")
+    if kilobytes is None:
         return None
+    free = 1024 * kilobytes
     group = root / "sys/fs/cgroup"
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
     if limit is not None and used is not None:
         # Pages of files count as used, and are given up when memory is wanted.
-        pages = _field(group / "memory.stat", "inactive_file") or 0
+        pages = number_behind("inactive_file", group / "memory.stat") or 0
         free = min(free, max(0, limit - used + pages))
     return free
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
-    value = _field(path, name)
-    return None if value is None else 1024 * value
-
-
-def _field(path: Path, name: str) -> int | None:
-    """The number behind a name at the beginning of a line."""
-    for line in _read(path).splitlines():
-        key, *values = line.split()[:2] or [""]
-        if key == name and values and values[0].isdigit():
-            return int(values[0])
-    return None
-
-
 def _number(path: Path) -> int | None:
-    text = _read(path).strip()
+    text = content_of(path).strip()
     return int(text) if text.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 @functools.cache
 def cpu_has_bf16(root: Path = Path("/")) -> bool:
     """Whether the processor multiplies bf16 by instructions of its own. torch emulates it on
     others, which is slower than fp32. Only x86 was measured."""
-    for line in _read(root / "proc/cpuinfo").splitlines():
+    for line in content_of(root / "proc/cpuinfo").splitlines():
         key, _, flags = line.partition(":")
         if key.strip() == "flags":
             return not _BF16_FLAGS.isdisjoint(flags.split())
@@ -344,7 +324,7 @@ def cpu_has_bf16(root: Path = Path("/")) -> bool:
 
 
 def _cpu_name() -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in content_of(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
             return value.strip()

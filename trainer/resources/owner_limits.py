@@ -67,7 +67,7 @@ class OwnerLimits:
             left = self._gpu_bytes - accelerator.allocated_bytes(device)
         elif device.type == "cpu" and self._is_host_limited and resource is not None:
             soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-            left = soft - _kilobytes("VmData:") * 1024
+            left = soft - _own_bytes("VmData:")
         if left is None:
             return free
         return max(0, left if free is None else min(left, free))
@@ -83,13 +83,26 @@ class OwnerLimits:
             resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
             return
         # What is reserved and not used, such as the stacks of threads, takes no memory.
-        reserved = max(0, _kilobytes("VmData:") - _kilobytes("RssAnon:")) * 1024
+        reserved = max(0, _own_bytes("VmData:") - _own_bytes("RssAnon:"))
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes + reserved, hard))
 
 
-def _kilobytes(name: str) -> int:
-    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+def _own_bytes(name: str) -> int:
+    return 1024 * (number_behind(name, _STATUS) or 0)
+
+
+def number_behind(name: str, path: Path) -> int | None:
+    """Returns the number behind a name at the beginning of a line of a system's file."""
+    for line in content_of(path).splitlines():
         key, *values = line.split()[:2] or [""]
         if key == name and values and values[0].isdigit():
             return int(values[0])
-    return 0
+    return None
+
+
+def content_of(path: Path) -> str:
+    """Returns the text of a system's file; nothing where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -180,14 +180,8 @@ def plan_parts(
     if mixture is not None:
         of_sources = [_of_source(n, files, sources) for n in range(len(wanted))]
         densities = [text_share(there, text_field) for there in of_sources]
-    available = [
-        round(density * sum(_of_source(number, sizes, sources)))
-        for number, density in enumerate(densities)
-    ]
-    targets = targets_of(available, wanted, max_bytes)
-    targets = [min(each) for each in zip(targets, available, strict=True)]
-    total = sum(targets)
-    if total < 2 * start_bytes or not all(targets):
+    targets = _targets(densities, sizes, sources, wanted, max_bytes)
+    if sum(targets) < 2 * start_bytes or not all(targets):
         return None
     growth = _GROWTH if mixture is None else _GROWTH_MIXED
     random = np.random.default_rng(seed)
@@ -206,21 +200,38 @@ def plan_parts(
         )
     if mixture is not None:
         placed.sort()
-    ends = _ends([each.text for each in placed], start_bytes, total)
+    ends = _ends([each.text for each in placed], start_bytes, sum(targets))
     if len(ends) < 2:
         return None
-    plan = CorpusPlan(
-        tuple(str(path) for path in files),
-        tuple(each.section for each in placed),
-        ends,
-        sizes,
-        groups,
-    )
+    chosen = tuple(each.section for each in placed)
+    plan = CorpusPlan(tuple(map(str, files)), chosen, ends, sizes, groups)
     if mixture is None:
         return plan
     return msgspec.structs.replace(
         plan, sources=sources, names=mixture.names, targets=tuple(targets)
     )
+
+
+def _targets(
+    densities: Sequence[float],
+    sizes: Sequence[int],
+    sources: Sequence[int],
+    wanted: Sequence[float],
+    max_bytes: int | None,
+) -> list[int]:
+    """Returns the bytes of text that each source gives.
+
+    Args:
+        densities: of each source, text in a byte of its files.
+        sizes, sources: of each file.
+        wanted: share of each source.
+    """
+    available = [
+        round(density * sum(_of_source(number, sizes, sources)))
+        for number, density in enumerate(densities)
+    ]
+    targets = targets_of(available, wanted, max_bytes)
+    return [min(each) for each in zip(targets, available, strict=True)]
 
 
 class _Placed(NamedTuple):

@@ -153,6 +153,8 @@ def resume(*, options: State = None) -> int:
         status = fetch_status(state_dir)
     if left := pauses_text(status, time.time()):
         print(f"Your pause has ended. The node still does not train: {left}")
+    elif status.phase == "finished":
+        print("The run is finished: the node only serves its model, and trains no more.")
     else:
         print("The node goes on.")
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from gossamer.node.base.printable import printable
 from gossamer.node.base.units import format_bytes, format_count
@@ -40,7 +40,8 @@ def print_plan(
         fields = _fields(plan) | {"data": None if data is None else _fields_of_data(data)}
         console.print_json(msgspec.json.encode(fields).decode())
         return
-    table = Table(show_header=False)
+    # A narrow terminal gets more lines: a name of an option that is cut off helps nobody.
+    table = Table(Column(overflow="fold"), Column(overflow="fold"), show_header=False)
     rows = {
         "peers": str(plan.peers),
         "parameters": f"{plan.parameters:,}",

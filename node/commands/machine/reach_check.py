@@ -7,6 +7,7 @@ from functools import partial
 import trio
 
 from gossamer.node.app.listening import listen_addresses
+from gossamer.node.base.address_text import parse_link
 from gossamer.node.base.interrupting import run_interruptibly
 from gossamer.node.base.settings import Settings
 from gossamer.node.commands.machine.state_checks import Check
@@ -56,11 +57,19 @@ def check_reach_of_idle(settings: Settings, address: str | None) -> Check | None
 
 def _ways(state_dir: StateDir, address: str | None) -> list[tuple[str, ...]]:
     """The addresses of each peer that may be asked, at most `PEERS_ASKED_MAX` peers."""
-    given = [address] if address is not None else []
+    given = [address] if address is not None and _is_link(address) else []
     seeds = [*given, *state_dir.addresses.read_seeds()]
     known = [addresses for _, addresses in state_dir.known_peers().newest_first()]
     ways = [*((each.partition("#")[0],) for each in seeds), *known]
     return list(dict.fromkeys(each for each in ways if each))[:PEERS_ASKED_MAX]
+
+
+def _is_link(text: str) -> bool:
+    try:
+        parse_link(text)
+    except ValueError:
+        return False
+    return True
 
 
 async def _ask(

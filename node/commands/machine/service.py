@@ -82,15 +82,7 @@ def install(
     manager = manager_here(system=system)
     _require_rights(system)
     root = SYSTEM_STATE_DIR if system else sourced.settings.state_dir
-    if not links and not StateDir(root).has_run() and not manager.knows_links():
-        raise ConfigError(
-            [f"there is no run in {root}: name the link of one, or found one there first "
-             "(`gossamer start`)"]
-        )  # fmt: skip
-    if not manager.file.exists() and StateDir(root).is_in_use():
-        raise ServiceError(
-            f"a node that is no service runs on {root}: stop it first (`gossamer leave`)"
-        )
+    _require_run(StateDir(root), manager, links)
     for line in manager.install(links, environment, force=force, starts=not no_start):
         print(printable(line))
     place = manager.environment_file if system and isinstance(manager, Systemd) else None
@@ -103,6 +95,19 @@ def install(
             )
         )
     return 0
+
+
+def _require_run(state_dir: StateDir, manager: Manager, links: tuple[str, ...]) -> None:
+    """Raises ConfigError or ServiceError where a service would find no run, or another node."""
+    if not links and not state_dir.has_run() and not manager.knows_links():
+        raise ConfigError(
+            [f"there is no run in {state_dir.root}: name the link of one, or found one there first "
+             "(`gossamer start`)"]
+        )  # fmt: skip
+    if not manager.file.exists() and state_dir.is_in_use():
+        raise ServiceError(
+            f"a node that is no service runs on {state_dir.root}: stop it first (`gossamer leave`)"
+        )
 
 
 def _environment_of(sourced: Sourced, file: Path | None, *, system: bool) -> dict[str, str]:

@@ -52,6 +52,8 @@ def invite(
     seconds = parse_duration(expires)
     run = InviteOnlyRun.here(state_dir)
     status = fetch_status(state_dir)
+    if status.put_out is not None:
+        raise InvitationError(f"an invitation of this node lets nobody in: {status.put_out}")
     address = address_of(status)
     if address is None:
         raise NoAddressError("this node has no address that others could dial: try again later")

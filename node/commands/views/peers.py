@@ -87,14 +87,17 @@ def peers(
         _print_peers(rows, names, audits, console)
     console.print(summary(credits), highlight=False, soft_wrap=True)
     if credits.missing_rounds:
-        rounds = "1 round" if credits.missing_rounds == 1 else f"{credits.missing_rounds:,} rounds"
-        console.print(
-            f"The records of {rounds} are missing on this disk: their tokens count for nobody "
-            "here.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _tell_missing(credits.missing_rounds, console)
     return 0
+
+
+def _tell_missing(num_rounds: int, console: Console) -> None:
+    rounds = "1 round" if num_rounds == 1 else f"{num_rounds:,} rounds"
+    console.print(
+        f"The records of {rounds} are missing on this disk: their tokens count for nobody here.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _print_peers(

@@ -100,6 +100,12 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
         row("work", _work(status.work))
     if status.data is not None:
         row("data", _data(status.data))
+    _add_machine_rows(status, row)
+    _add_network_rows(status, row)
+    return rows
+
+
+def _add_machine_rows(status: Status, row: _AddRow) -> None:
     if status.tokens_per_second is not None:
         mfu = "" if status.mfu is None else f", {status.mfu:.1%} of the card's operations (MFU)"
         row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}")
@@ -114,8 +120,6 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
         )
     if status.confinement:
         row("trainer", status.confinement)
-    _add_network_rows(status, row)
-    return rows
 
 
 def _add_rollback_rows(status: Status, row: _AddRow) -> None:

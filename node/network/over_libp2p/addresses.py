@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import ipaddress
 import socket
+from contextlib import suppress
+from typing import Any
 
 import psutil
 import trio
@@ -76,13 +78,28 @@ def dialable(bound: Multiaddr) -> list[str]:
     return [f"/{kind}/{host}/tcp/{port}" for host in hosts]
 
 
+_LAST: dict[str, list[Any]] = {}
+"""What the system said last of its interfaces."""
+
+
+def _interfaces() -> dict[str, list[Any]]:
+    """The addresses of each interface, without those to this machine's own containers.
+
+    A process without a free file cannot ask for them. It has its addresses all the same.
+    """
+    with suppress(OSError):
+        found = psutil.net_if_addrs()
+        _LAST.clear()
+        _LAST.update(sorted(found.items()))
+    return {name: entries for name, entries in _LAST.items() if not name.startswith(_BRIDGES)}
+
+
 def interface_hosts(family: socket.AddressFamily) -> list[str]:
     """This machine's own addresses of a family, see `dialable`."""
     hosts: list[str] = []
-    for name, entries in sorted(psutil.net_if_addrs().items()):
-        if not name.startswith(_BRIDGES):
-            # Without a link-local IPv6 address: it means nothing without the name of an interface.
-            hosts += [e.address for e in entries if e.family == family and "%" not in e.address]
+    for entries in _interfaces().values():
+        # Without a link-local IPv6 address: it means nothing without the name of an interface.
+        hosts += [e.address for e in entries if e.family == family and "%" not in e.address]
     outside = [host for host in hosts if not ipaddress.ip_address(host).is_loopback]
     return sorted(outside or hosts, key=is_private)
 
@@ -95,9 +112,7 @@ largest private one. A tunnel to everywhere has no neighbours."""
 def interface_networks() -> tuple[IPNetwork, ...]:
     """The networks of this machine's interfaces, without its own containers'."""
     networks: list[IPNetwork] = []
-    for name, entries in psutil.net_if_addrs().items():
-        if name.startswith(_BRIDGES):
-            continue
+    for entries in _interfaces().values():
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                 host, mask = entry.address.partition("%")[0], entry.netmask

@@ -23,9 +23,9 @@ from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.dial_rules import is_private
 from gossamer.node.network.frames import receive_message, send_frame
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, port_of
+from gossamer.node.network.over_libp2p.carriers import host_behind
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.relay import Doors
 from gossamer.node.network.transport import ORDINARY_ENDS, Stream
 from gossamer.protocol.errors import MalformedError
@@ -156,12 +156,9 @@ class DialBacks:
 
     def _host_of(self, peer: PeerId) -> str | None:
         """The host at the other end of a direct connection; None without one."""
-        for connection in self._swarm.get_connections(libp2p_id(peer)):
-            muxed = connection.muxed_conn
-            if isinstance(muxed, YamuxConnection) and muxed.path.kind != "relayed":
-                remote = muxed.get_remote_address()
-                if remote is not None:
-                    return remote[0]
+        for _, muxed in self._swarm.pairs_of(libp2p_id(peer)):
+            if muxed.path.kind != "relayed" and (host := host_behind(muxed)):
+                return host
         return None
 
     # The helper

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from libp2p.abc import IMuxedConn, IRawConnection
+from libp2p.abc import IMuxedConn, INetConn, IRawConnection
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -31,19 +31,15 @@ from multiaddr import Multiaddr
 from gossamer.node.base.address_text import bind_remedy
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.over_libp2p.addresses import host_of, peer_id_of, why
+from gossamer.node.network.over_libp2p.carriers import CircuitEnd, host_behind
+from gossamer.node.network.over_libp2p.inbound_places import InboundPlaces
 from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
 from gossamer.node.network.over_libp2p.noise import layer_of
-from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
+from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.unread import UnreadBytes
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
-from gossamer.node.network.places import (
-    NoPlaceError,
-    Place,
-    Rank,
-    inbound_max,
-    network_of,
-    place_to_free,
-)
-from gossamer.node.network.stream_turns import StreamTurns
+from gossamer.node.network.places import NoPlaceError, Rank, network_of
+from gossamer.node.network.stream_turns import STRANGERS_FRAMES_RATE, StreamTurns
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
@@ -108,13 +104,17 @@ class GuardedSwarm(Swarm):
         super().__init__(peer_id, peerstore, upgrader, transports=[tcp], **kwargs)
         self.tcp = tcp
         self.auto_connector = _NoAutoConnector(self)
-        self._arriving = 0  # connections of others that are not in the books yet
+        self._places = InboundPlaces(
+            self.pairs_of, lambda peer: self.rank_of(peer), self.connection_config.max_connections
+        )
         self._connected: list[tuple[PeerId, ID]] | None = None  # None: to be looked up
         self.handshakes = Counter[ID | None]()
         """Handshakes that this node has begun and not ended, by the peer that is to be there."""
         self.newcomers = Newcomers()
         self.refusals = Refusals()
         self._turns = StreamTurns()
+        self._frames = StreamTurns(STRANGERS_FRAMES_RATE)
+        self._unread = UnreadBytes(self.get_connections, self._is_stranger)
 
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
@@ -142,8 +142,8 @@ class GuardedSwarm(Swarm):
             if muxed_conn is None:
                 with trio.CancelScope(shield=True):
                     await raw_conn.close()
-        if isinstance(muxed_conn, YamuxConnection):
-            await muxed_conn.event_closed.wait()  # the listener closes the socket after this
+        if muxed_conn is not None:
+            await _yamux(muxed_conn).event_closed.wait()
 
     async def dial_once(
         self, maddr: Multiaddr, peer_id: ID | None, permit: Permit | None = None
@@ -183,8 +183,7 @@ class GuardedSwarm(Swarm):
                 peer_id,  # type: ignore[arg-type]  # None: `FastNoiseTransport` accepts anybody
             )
             muxed_conn = await self.upgrader.upgrade_connection(secured, secured.get_remote_peer())
-            if isinstance(muxed_conn, YamuxConnection):
-                muxed_conn.path = path
+            _yamux(muxed_conn).path = path
             return await self.add_conn(muxed_conn, direction="outbound")
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -226,33 +225,37 @@ class GuardedSwarm(Swarm):
         task that looks for the connection sees it in between and cancels the dial, which then
         closes the connection that it has made. So a dial that is cancelled here ends first.
         """
-        reason = self._why_not(muxed_conn, direction)
+        yamux = _yamux(muxed_conn)
+        reason = self._why_not(yamux, direction)
         if reason is None and direction == "inbound":
-            reason = self._take_place(muxed_conn)
+            reason = self._take_place(yamux)
         if reason is not None:
-            await muxed_conn.close()
+            await yamux.close()
             raise SwarmException(reason)
-        if isinstance(muxed_conn, YamuxConnection):
-            muxed_conn.on_violation = partial(self._note_violation, muxed_conn.peer_id)
-            muxed_conn.on_ending = self._peers_changed
-            muxed_conn.turn = partial(self._turn_of_stream, muxed_conn)
-            muxed_conn.was_dialled = direction == "outbound"
-            circuit = layer_of(muxed_conn, CircuitEnd)
-            if circuit is not None:
-                muxed_conn.path = circuit.path
-            elif self.is_crossing(muxed_conn.peer_id):
-                # Before it is in the books, where the crossing sees it and ends.
-                muxed_conn.path = Path("crossed")
-        self._arriving += direction == "inbound"
+        yamux.on_violation = partial(self._note_violation, yamux.peer_id)
+        yamux.on_ending = self._peers_changed
+        yamux.turn = partial(self._turn_of_stream, yamux)
+        yamux.small_frames.turn = partial(self._turn_of_frames, yamux)
+        yamux.on_received = self._unread.came
+        yamux.was_dialled = direction == "outbound"
+        circuit = layer_of(yamux, CircuitEnd)
+        if circuit is not None:
+            yamux.path = circuit.path
+        elif self.is_crossing(yamux.peer_id):
+            # Before it is in the books, where the crossing sees it and ends.
+            yamux.path = Path("crossed")
         try:
-            with trio.CancelScope(shield=True), trio.fail_after(ENTRY_SECONDS_MAX):
-                connection = await super().add_conn(muxed_conn, direction)
-                if self.refusals.is_banned(muxed_conn.peer_id):
+            with (
+                self._places.entering(yamux),
+                trio.CancelScope(shield=True),
+                trio.fail_after(ENTRY_SECONDS_MAX),
+            ):
+                connection = await super().add_conn(yamux, direction)
+                if self.refusals.is_banned(yamux.peer_id):
                     # The ban came meanwhile, and ended only what was in the books.
                     await connection.close()
                     raise SwarmException("this peer is banned here for a while")
         finally:
-            self._arriving -= direction == "inbound"
             self._peers_changed()
         if self.on_connected is not None:
             self.on_connected(connection)
@@ -264,13 +267,26 @@ class GuardedSwarm(Swarm):
         Symptom: py-libp2p serves streams as fast as they come, and many identities, each within
         the rate of a connection, take all of a processor.
         """
-        if self.rank_of(connection.peer_id) < Rank.IN_RING:
-            await self._turns.turn(network_of(_host_of(connection)))
+        if self._is_stranger(connection.peer_id):
+            await self._turns.turn(network_of(host_behind(connection)))
+
+    async def _turn_of_frames(self, connection: YamuxConnection, num_frames: float) -> None:
+        """Return when a peer that has sent so many small frames may send more."""
+        if self._is_stranger(connection.peer_id):
+            await self._frames.turn(network_of(host_behind(connection)), num_frames)
+
+    def _is_stranger(self, peer_id: ID) -> bool:
+        return self.rank_of(peer_id) < Rank.IN_RING
 
     def remove_conn(self, swarm_conn: SwarmConn) -> None:
         """Take a connection out of the books."""
         super().remove_conn(swarm_conn)
         self._peers_changed()
+
+    def pairs_of(self, peer: ID | None = None) -> list[tuple[INetConn, YamuxConnection]]:
+        """The connections to a peer that are in the books, or all of them, each with what it is
+        multiplexed by."""
+        return [(each, _yamux(each.muxed_conn)) for each in self.get_connections(peer)]
 
     def connected(self) -> list[tuple[PeerId, ID]]:
         """The peers with a connection that has not ended, strangers among them, sorted.
@@ -300,15 +316,15 @@ class GuardedSwarm(Swarm):
         if method not in ("opened_stream", "closed_stream"):
             await super()._notify(method, *args)
 
-    def _why_not(self, muxed_conn: IMuxedConn, direction: str) -> str | None:
+    def _why_not(self, connection: YamuxConnection, direction: str) -> str | None:
         """Why a connection is refused; None if it is not."""
-        peer_id = muxed_conn.peer_id
+        peer_id = connection.peer_id
         try:
             public_key_of(PeerId(peer_id.to_base58()))
         except MalformedError as error:
             return str(error)
-        arriving = layer_of(muxed_conn, ArrivingConnection)
-        host = _host_of(muxed_conn)
+        arriving = layer_of(connection, ArrivingConnection)
+        host = host_behind(connection)
         reason = None
         if self.refusals.is_banned(peer_id):
             reason = "this peer is banned here for a while"
@@ -327,38 +343,20 @@ class GuardedSwarm(Swarm):
         is_expected = peer_id is not None and self.is_expected(peer_id)
         return not is_expected and self.refusals.is_network_banned(host)
 
-    def _take_place(self, newcomer: IMuxedConn) -> str | None:
-        """Finds a place for a connection that a peer has opened, by ending another if need be; says
-        why there is none. The peer has proven its key, so its standing is known.
-
-        Symptom: 400 idle connections keep everybody else out, and this node from dialling.
-        """
-        if not isinstance(newcomer, YamuxConnection):
-            return None
-        inbound = [
-            (connection, muxed)
-            for connection in self.get_connections()
-            for muxed in [connection.muxed_conn]
-            if isinstance(muxed, YamuxConnection) and not muxed.was_dialled
-        ]
-        inbound.sort(key=lambda pair: pair[1].opened_seconds)
-        taken = [self._place(muxed) for _, muxed in inbound]
-        places_max = inbound_max(self.connection_config.max_connections) - self._arriving
+    def _take_place(self, newcomer: YamuxConnection) -> str | None:
+        """Ends a connection for a newcomer if need be; says why there is no place for it."""
         try:
-            freed = place_to_free(taken, self._place(newcomer), places_max)
+            connection = self._places.giving_way(newcomer)
         except NoPlaceError as error:
             return str(error)
-        if freed is not None:
-            connection, muxed = inbound[freed]
-            logger.info("places are short: the connection of %s ends", muxed.peer_id)
+        if connection is not None:
+            logger.info(
+                "places are short: the connection of %s ends", connection.muxed_conn.peer_id
+            )
             self.remove_conn(connection)  # type: ignore[arg-type]  # the place is free at once
             assert self.background_nursery is not None
             self.background_nursery.start_soon(connection.close)
         return None
-
-    def _place(self, connection: YamuxConnection) -> Place:
-        peer_id = connection.peer_id
-        return Place(peer_id.to_base58(), network_of(_host_of(connection)), self.rank_of(peer_id))
 
     def _note_violation(self, peer_id: ID, problem: str) -> None:
         if self.on_violation is not None:
@@ -390,18 +388,13 @@ class GuardedSwarm(Swarm):
         self.listeners[str(maddr)] = listener
 
 
-def _host_of(connection: IMuxedConn) -> str:
-    """The other side's IP address; empty for a circuit."""
-    if not isinstance(connection, YamuxConnection):
-        return ""
-    remote = connection.get_remote_address()
-    return remote[0] if remote else ""
+def _yamux(connection: IMuxedConn) -> YamuxConnection:
+    assert isinstance(connection, YamuxConnection), "`GuardedMuxer` makes no others"
+    return connection
 
 
 def _carrier_of(connection: ReadWriteCloser) -> str:
     """The IP address from which a connection comes; the relay that carries a circuit."""
-    remote = connection.get_remote_address()
-    if remote is not None:
-        return str(remote[0])
-    path = connection.path if isinstance(connection, CircuitEnd) else None
-    return f"relay {path.relay}" if path is not None else ""
+    if isinstance(connection, CircuitEnd):
+        return f"relay {connection.path.relay}"
+    return host_behind(connection)

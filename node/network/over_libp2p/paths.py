@@ -14,11 +14,11 @@ from libp2p.peer.id import ID
 from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.over_libp2p import crossing
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, peer_id_of, why
+from gossamer.node.network.over_libp2p.carriers import CircuitEnd, host_behind
 from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.gossip.pubsub import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.over_libp2p.tcp import CircuitEnd
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.places import network_of
@@ -91,12 +91,7 @@ class Paths:
 
     def connections(self, peer: ID) -> list[tuple[INetConn, YamuxConnection]]:
         """Connections to a peer that can be used: relayed ones first, and the newest last."""
-        found = [
-            (connection, connection.muxed_conn)
-            for connection in self._swarm.get_connections(peer)
-            if isinstance(connection.muxed_conn, YamuxConnection)
-            and connection.muxed_conn.is_established
-        ]
+        found = [each for each in self._swarm.pairs_of(peer) if each[1].is_established]
         return sorted(found, key=lambda each: each[1].path.kind != "relayed")
 
     def path(self, peer: PeerId) -> Path | None:
@@ -107,8 +102,7 @@ class Paths:
     def _network_of(self, peer: PeerId) -> str:
         """The network from which a connected peer comes; empty for one that is not connected."""
         connections = self.connections(libp2p_id(peer))
-        remote = connections[-1][1].get_remote_address() if connections else None
-        return network_of(remote[0]) if remote else ""
+        return network_of(host_behind(connections[-1][1])) if connections else ""
 
     def connected(self, connection: INetConn) -> None:
         """A connection has come about: what it shows, and what has to follow."""
@@ -139,14 +133,19 @@ class Paths:
     async def connect_through(self, relay: PeerId, peer: PeerId) -> None:
         """See `Transport.connect_through`."""
         stream, path = await self.circuits.open(relay, peer)
-        near, far = ends()
+        failed = f"no connection to {peer} through {relay}"
+        try:
+            near, far = ends()
+        except OSError as error:
+            await stream.reset()
+            raise ConnectError(f"{failed}: {error.strerror}") from error
         self._nursery.start_soon(carry, stream, far)
         raw_conn = RawConnection(CircuitEnd(near, path), True)
         try:
             with trio.fail_after(HANDSHAKE_SECONDS_MAX):
                 await self._swarm.connect_over(raw_conn, libp2p_id(peer), path)
         except Exception as error:
-            raise ConnectError(f"no connection to {peer} through {relay}: {why(error)}") from error
+            raise ConnectError(f"{failed}: {why(error)}") from error
 
     async def _serve_end(self, path: Path, end: trio.SocketStream) -> None:
         try:

@@ -17,25 +17,17 @@ from typing import Any
 import trio
 from libp2p.abc import IListener, IRawConnection
 from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.dial_rules import address_of
-from gossamer.node.network.over_libp2p.congestion import tune
-from gossamer.node.network.over_libp2p.noise import socket_of
+from gossamer.node.network.over_libp2p.carriers import remote_of, tuned
 from gossamer.node.network.racing import RaceLost, race
-from gossamer.node.network.transport import RACE_SECONDS, Path
+from gossamer.node.network.transport import RACE_SECONDS
 
 logger = logging.getLogger(__name__)
-
-# Silently dead links fail readers and writers after this, as Linux counts it (RFC 5482).
-DEAD_LINK_SECONDS = 9
-KEEPALIVE_IDLE_SECONDS = 4
-KEEPALIVE_INTERVAL_SECONDS = 2
-KEEPALIVE_PROBES = 3
 
 # The backlog of the kernel, for bursts of newcomers.
 LISTEN_BACKLOG = 128
@@ -66,26 +58,6 @@ _FAMILIES = {
 
 # Windows gives the word another meaning: two programs would get each other's connections.
 CAN_SHARE_PORTS = hasattr(socket, "SO_REUSEPORT") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE")
-
-
-def detect_dead_links(connection: object) -> None:
-    """Let the kernel fail a connection whose other side has gone silent.
-
-    Symptom: after a link went down neither reader nor writer noticed for more than 45 s;
-    py-libp2p's health monitor hangs itself when a writer is blocked.
-    """
-    raw_socket = socket_of(connection)
-    if raw_socket is None:
-        return
-    raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", DEAD_LINK_SECONDS * 1000),  # absent outside Linux
-    ):
-        if hasattr(socket, option):
-            raw_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def host_and_port(maddr: Multiaddr) -> tuple[socket.AddressFamily, str, int]:
@@ -188,7 +160,7 @@ class PortSharingListener(IListener):
             await trio.sleep(OUT_OF_SOCKETS_SECONDS)
             return None
         try:
-            if self.may_come(stream.socket.getpeername()[0]):
+            if self.may_come(remote_of(stream)[0]):
                 return stream
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _END_WITH_RESET)
         except OSError as error:  # it has gone already
@@ -197,12 +169,8 @@ class PortSharingListener(IListener):
         return None
 
     async def _accept(self, stream: trio.SocketStream) -> None:
-        connection = TrioTCPStream(stream)
         try:
-            connection.get_remote_address()  # remembered: the socket may be gone when asked later
-            detect_dead_links(connection)
-            tune(connection)
-            await self._handler(connection)
+            await self._handler(tuned(stream))
         except Exception as error:  # whatever one newcomer does must not end the listener
             logger.debug("inbound connection failed: %r", error)
 
@@ -336,28 +304,7 @@ class PortReusingTcp(TCP):
 
 
 def _raw(stream: trio.SocketStream) -> RawConnection:
-    connection = TrioTCPStream(stream)
-    connection.get_remote_address()  # remembered: the socket may be gone when asked later
-    try:
-        detect_dead_links(connection)
-        tune(connection)
-    except OSError:
-        stream.socket.close()
-        raise
-    return RawConnection(connection, True)
-
-
-class CircuitEnd(TrioTCPStream):
-    """This process's end of a circuit, in the place of a TCP connection."""
-
-    def __init__(self, stream: trio.SocketStream, path: Path) -> None:
-        """`path`: the relay's."""
-        super().__init__(stream)
-        self.path = path
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """None: the other end's address is not known."""
-        return None
+    return RawConnection(tuned(stream), True)
 
 
 def _is_mine(family: socket.AddressFamily, host: str) -> bool:

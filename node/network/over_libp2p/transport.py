@@ -34,7 +34,6 @@ from gossamer.node.network.over_libp2p.negotiation import GuardedHost
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.paths import Paths
 from gossamer.node.network.over_libp2p.streams import Streams
-from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.places import Rank
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Neighbourhood
@@ -63,6 +62,8 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS_MAX = 10.0
 # How long an old connection has to prove that it lives before we dial over it.
 PROBE_SECONDS_MAX = 5.0
+# The end of a connection: a goodbye (`yamux.connection.CLOSE_SECONDS_MAX`), and word to listeners.
+END_SECONDS_MAX = 5.0
 
 
 class Libp2pTransport:
@@ -150,7 +151,7 @@ class Libp2pTransport:
             raise ConnectError(f"cannot connect to {address}: {why(error)}") from error
         remote: ID = connection.muxed_conn.peer_id
         if remote == self._host.get_id():
-            await connection.close()
+            await self._close([connection])
             raise ConnectError(f"{address} is this node's own address; give another peer's")
         return peer_id_of(remote)
 
@@ -206,26 +207,27 @@ class Libp2pTransport:
         still in the books. A connection that the peer opens while the others are probed is live.
         """
         dead = []
-        for connection in self._swarm.get_connections(peer):
-            muxed = connection.muxed_conn
-            lives = (
-                isinstance(muxed, YamuxConnection)
-                and muxed.is_established
-                and await muxed.answers_within(PROBE_SECONDS_MAX)
-            )
-            if lives and not _is_relayed(connection):
+        for connection, muxed in self._swarm.pairs_of(peer):
+            lives = muxed.is_established and await muxed.answers_within(PROBE_SECONDS_MAX)
+            if lives and muxed.path.kind != "relayed":
                 return True
             if not lives:
                 dead.append(connection)
         await self._close(dead)
-        others = [each for each in self._swarm.get_connections(peer) if not each.is_closed]
-        return not all(map(_is_relayed, others))
+        left = self._swarm.pairs_of(peer)
+        return any(muxed.path.kind != "relayed" for each, muxed in left if not each.is_closed)
 
     @staticmethod
     async def _close(connections: Sequence[INetConn]) -> None:
-        async with trio.open_nursery() as nursery:
-            for connection in connections:
-                nursery.start_soon(connection.close)
+        """Ends connections, for which a cancellation waits.
+
+        Symptom: py-libp2p keeps a connection whose end was cancelled in its books, and gossip goes
+        on with the stream to a peer that has left.
+        """
+        with trio.CancelScope(shield=True), trio.move_on_after(END_SECONDS_MAX):
+            async with trio.open_nursery() as nursery:
+                for connection in connections:
+                    nursery.start_soon(connection.close)
 
     def peers(self) -> list[PeerId]:
         """See `Transport.peers`."""
@@ -276,18 +278,15 @@ class Libp2pTransport:
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:
         """See `Transport.round_trip_seconds`."""
-        for connection in self._swarm.get_connections(libp2p_id(peer_id)):
-            muxed = connection.muxed_conn
-            if isinstance(muxed, YamuxConnection) and muxed.rtt() > 0:
+        for _, muxed in self._swarm.pairs_of(libp2p_id(peer_id)):
+            if muxed.rtt() > 0:
                 return muxed.rtt()
         return None
 
     def heard_seconds(self, peer_id: PeerId) -> float | None:
         """See `Transport.heard_seconds`."""
-        connections = self._swarm.get_connections(libp2p_id(peer_id))
-        multiplexers = [connection.muxed_conn for connection in connections]
-        heard = [m.heard_seconds for m in multiplexers if isinstance(m, YamuxConnection)]
-        return max(heard, default=None)
+        pairs = self._swarm.pairs_of(libp2p_id(peer_id))
+        return max((muxed.heard_seconds for _, muxed in pairs), default=None)
 
     def signs_seconds(self) -> float:
         """See `Transport.signs_seconds`."""
@@ -382,8 +381,3 @@ class Libp2pTransport:
     def traffic(self) -> dict[str, tuple[int, int]]:
         """See `Transport.traffic`."""
         return self._streams.traffic()
-
-
-def _is_relayed(connection: INetConn) -> bool:
-    muxed = connection.muxed_conn
-    return isinstance(muxed, YamuxConnection) and muxed.path.kind == "relayed"

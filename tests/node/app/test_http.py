@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
+from gossamer.node.app import http, http_places
 from gossamer.node.app.http import build_app, serve_http
 from gossamer.node.app.http_server import UNREAD_BYTES_MAX, ApiBindError, Guard
 from gossamer.node.base.pausing import LeavingError
@@ -24,6 +25,7 @@ from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
 from gossamer.protocol.limits import MIB
+from gossamer.protocol.policy.throttle import Rate
 
 TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
 TOKEN = "5e" * 32
@@ -547,6 +549,90 @@ def test_rubbish_costs_its_own_connection_and_nothing_else(rubbish: bytes) -> No
         assert node.orders == []
 
     serving(node, use)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /livez HTTP/1.1\r\nHost: 127"])
+def test_connections_that_ask_nothing_are_few_and_keep_nobody_out(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of them took all file descriptors of a daemon, and ended it."""
+    monkeypatch.setattr(http_places, "CONNECTIONS_MAX", 8)
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with contextlib.AsyncExitStack() as stack:
+            silent = []
+            for _ in range(24):
+                stream = await trio.open_tcp_stream(host, int(port))
+                silent.append(await stack.enter_async_context(stream))
+                await stream.send_all(said)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            async with httpx.AsyncClient(base_url=f"http://{address}") as asking:
+                assert (await asking.get("/livez")).status_code == 200
+            ended = []
+            for stream in silent:
+                with trio.move_on_after(0.1):
+                    try:
+                        ended.append(await stream.receive_some() == b"")
+                    except trio.BrokenResourceError:
+                        ended.append(True)
+            assert len(ended) >= 24 - 8
+
+    serving(Node(), use)
+
+
+def test_a_request_that_is_being_answered_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_places, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(http, "KEPT_SECONDS_MAX", 1.0)
+    node = Node()
+    node.is_disk_hanging = True
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with (
+            httpx.AsyncClient(base_url=f"http://{address}") as asking,
+            contextlib.AsyncExitStack() as stack,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def pause() -> None:
+                assert (await asking.post("/api/pause", headers=ORDER)).status_code == 202
+
+            nursery.start_soon(pause)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            for _ in range(12):
+                stream = await trio.open_tcp_stream(host, int(port))
+                await stack.enter_async_context(stream)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+
+    serving(node, use)
+
+
+def test_requests_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that asked without an end took the whole event loop: a newcomer waited 5 s."""
+    rate = Rate(per_second=20, burst=5)
+    monkeypatch.setattr(http, "REQUESTS_RATE", rate)
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        num_answers = 0
+
+        async def ask_on_and_on() -> None:
+            nonlocal num_answers
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50)
+                async for part in stream:
+                    num_answers += part.count(b"HTTP/1.1 200")
+
+        with trio.move_on_after(1.0):
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(ask_on_and_on)
+        assert 5 < num_answers <= rate.burst + 1.5 * rate.per_second
+        async with httpx.AsyncClient(base_url=f"http://{address}") as asking:
+            assert (await asking.get("/livez")).status_code == 200
+
+    serving(Node(), use)
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, 3.4

@@ -67,7 +67,7 @@ def test_a_micro_batch_is_a_whole_number(tmp_path: Path) -> None:
         ("GOSSAMER_THREDS", "did you mean GOSSAMER_THREADS?"),
         ("GOSSAMER_UPLIMIT", "did you mean GOSSAMER_UP_LIMIT?"),
         ("GOSSAMER_CONFG", "did you mean GOSSAMER_CONFIG?"),
-        ("GOSSAMER_QQQQQQQQ", "is no setting; docs/reference/settings.md has all"),
+        ("GOSSAMER_QQQQQQQQ", "is no setting: unset it. `gossamer config show` then lists all"),
         ("GOSSAMER_MAX_UPLOAD", "did you mean GOSSAMER_UP_LIMIT?"),
         ("GOSSAMER_DOWNLOAD_LIMIT", "did you mean GOSSAMER_DOWN_LIMIT?"),
         ("GOSSAMER_BANDWIDTH", "did you mean GOSSAMER_UP_LIMIT or GOSSAMER_DOWN_LIMIT?"),

@@ -6,6 +6,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import pytest
 from msgspec.structs import replace
@@ -259,6 +260,26 @@ def test_init_writes_a_manifest_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert path.read_text() == written
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_init_leaves_nothing_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command has to work when the disk has room again."""
+    path = tmp_path / "my.toml"
+    really_open = Path.open
+
+    def open_full(self: Path, mode: str = "r", *, encoding: str | None = None) -> IO[str]:
+        really_open(self, mode, encoding=encoding).close()
+        return open("/dev/full", "w")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", open_full)
+        assert run_command(["init", str(path)]) == 1, "it may succeed later"
+    assert "no space left on device" in errors(capsys)[0]
+    assert list(tmp_path.iterdir()) == []
+    assert run_command(["init", str(path)]) == 0
+
+
 def test_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(status_line, "fetch_status", lambda _state_dir: STATUS)
     assert run_command(["status", "--json"]) == 0
@@ -402,6 +423,15 @@ def test_pause_of_a_finished_run_says_that_nothing_is_to_be_paused(
     answers(monkeypatch, replace(STATUS, phase="finished"))
     assert run_command(["pause"]) == 0
     assert "the run is finished" in capsys.readouterr().out
+
+
+def test_resume_of_a_finished_run_does_not_say_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, replace(STATUS, phase="finished"))
+    assert run_command(["resume"]) == 0
+    said = capsys.readouterr().out
+    assert said == "The run is finished: the node only serves its model, and trains no more.\n"
 
 
 def test_pause_for_a_time_says_when_the_node_goes_on(

@@ -13,6 +13,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.commands.machine import machine_checks, state_checks, torch_checks
 from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.doctor import run_doctor
+from gossamer.node.commands.machine.reach_check import check_reach_of_idle
 from gossamer.node.machine.torch_probe import TorchReport
 from gossamer.node.storage.limits_file import write_limits
 from gossamer.node.storage.state_dir import StateDir
@@ -297,3 +298,10 @@ def test_a_machine_with_a_compiler_compiles(
     check = check_compiler("auto", "cuda")
     assert check is not None
     assert check.level == "ok"
+
+
+def test_what_is_no_address_is_no_peer_to_ask(tmp_path: Path) -> None:
+    """The check `seed` says what is wrong with it."""
+    settings = Settings(state_dir=tmp_path / "state")
+    for wrong in ("LINK", "192.0.2.7:4610", "/ip4/192.0.2.7/tcp/4610"):
+        assert check_reach_of_idle(settings, wrong) is None

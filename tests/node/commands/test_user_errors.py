@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -64,6 +66,45 @@ def test_what_somebody_has_to_change_is_status_2(error: Exception) -> None:
 def test_what_may_pass_is_status_1(error: Exception) -> None:
     assert explain(error)
     assert exit_status(error) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_told_with_what_to_do(tmp_path: Path) -> None:
+    """As in `gossamer peers --csv > members.csv`: the error has no name of a file."""
+    told = (
+        "gossamer: the output cannot be written: No space left on device. Free some space, and "
+        "give the command again\n"
+    )
+    with open("/dev/full", "w") as full:
+        assert written_to(full, "presets") == (1, told)
+        assert written_to(full, "limits", "--state-dir", str(tmp_path)) == (1, told)
+
+
+def written_to(output: IO[str], *command: str) -> tuple[int, str]:
+    """Runs a command whose output Python keeps back until its end, as for most people. Returns its
+    exit status and what it says on stderr."""
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer.node.cli", *command],
+        stdout=output, stderr=subprocess.PIPE, env=environment, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_error_to_tell(tmp_path: Path) -> None:
+    """As in `gossamer limits | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        assert written_to(output, "presets") == (1, "")
+        assert written_to(output, "limits", "--state-dir", str(tmp_path)) == (1, "")
+
+
+def test_a_file_on_a_read_only_disk_is_told_with_what_to_do() -> None:
+    told = explain(OSError(errno.EROFS, "Read-only file system", "public"))
+    assert told == ["public: Read-only file system. Name a place that can be written"]
+    told = explain(OSError(errno.ENOENT, "No such file or directory", "public"))
+    assert told == ["public: No such file or directory"]
 
 
 def test_a_back_up_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:

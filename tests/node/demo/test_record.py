@@ -1,9 +1,11 @@
+import tempfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.demo import story
 from gossamer.node.demo.live_view import print_summary, sparkline
 from gossamer.node.demo.plot import Mark, draw_loss_curve
 from gossamer.node.demo.record import Record
@@ -115,6 +117,27 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="not empty"):
         run_demo(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    for place in (tmp_path / "mine", tmp_path / "mine" / "below"):
+        with pytest.raises(ConfigError, match="name a new or an empty folder"):
+            run_demo(place)
+
+
+def test_a_demo_that_is_stopped_says_what_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_demo: story.Demo) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story.Demo, "play", stop)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(None)
+    (folder,) = tmp_path.glob("gossamer-demo-*")
+    assert f"rm -r {folder}\n" in capsys.readouterr().out
 
 
 def test_the_manifest_is_valid(tmp_path: Path) -> None:

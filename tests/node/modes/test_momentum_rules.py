@@ -19,7 +19,7 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.modes.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.modes.ring_steps import RingParts, RingSteps
 from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
-from gossamer.node.rounds.round_end import WorkSaver
+from gossamer.node.rounds.settlement import WorkSaver
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.codecs.contributions import add_record

@@ -34,12 +34,12 @@ def admission() -> Admission:
 
 
 def is_ready(node: Admission, peer: PeerId) -> bool:
-    return node.admits(peer, ready(root=bytes(32), spans=()))
+    return node.admits(peer, ready(root=bytes(32), commitment=bytes(32), spans=()))
 
 
 def ring_with(members: list[PeerId]) -> Ring:
     roots = dict.fromkeys(members, bytes(32))
-    return ring_of(members, roots=roots, spans=dict.fromkeys(members, ()))
+    return ring_of(members, roots=roots, spans=dict.fromkeys(members, ()), commitment=bytes(32))
 
 
 def is_ring(node: Admission, members: list[PeerId]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,9 +13,10 @@ from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.heads.missing_record import first_checkpoint_behind
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.chain_store import ChainStore
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
 from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, encode_summary
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.committed_rounds import IDENTITY
@@ -137,6 +139,7 @@ def damaged_look(
     *,
     num_looks: int = 1,
     rollbacks: Sequence[Rollback] = (),
+    run_in_thread: Any = inline,
 ) -> LoadedPeer:
     """The node after looks of its keeper, when the disk has lost the records of some rounds."""
     peers: list[LoadedPeer] = []
@@ -158,7 +161,7 @@ def damaged_look(
                 peer.checkpoints, peer._note,
             )  # fmt: skip
             for _ in range(num_looks):
-                await keeper.look(inline)  # type: ignore[arg-type]
+                await keeper.look(run_in_thread)
             peers.append(peer)
 
     run_simulated(main)
@@ -187,6 +190,30 @@ def test_the_founder_alone_signs_behind_a_record_that_its_disk_lost(
     again = ChainStore(peer.directory, peer.chain.genesis, peer.chain.genesis)
     assert again.start == start
     assert again.is_whole(peer.committed.head)
+
+
+def test_no_thread_asks_who_has_stake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop chooses among heads meanwhile, and remembers what it found for that."""
+    num_threads, asked_in_threads = 0, 0
+    count = HeadChoice.stakes_at
+
+    async def in_thread(function: Callable[[], Any]) -> Any:
+        nonlocal num_threads
+        num_threads += 1
+        try:
+            return function()
+        finally:
+            num_threads -= 1
+
+    def counted(choice: HeadChoice, head: Digest) -> Mapping[PeerId, int]:
+        nonlocal asked_in_threads
+        asked_in_threads += num_threads
+        return count(choice, head)
+
+    monkeypatch.setattr(HeadChoice, "stakes_at", counted)
+    peer = damaged_look(tmp_path, [300], run_in_thread=in_thread)
+    assert peer.checkpoints.last is not None
+    assert not asked_in_threads
 
 
 @pytest.mark.parametrize(("rollback_round", "expected"), [(400, 0), (511, 0), (512, 512)])

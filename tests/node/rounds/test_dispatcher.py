@@ -104,7 +104,7 @@ class Member:
             verify=verify,
             now=0.0,
         )
-        self.dispatcher = RoundDispatcher(machine, self.me, PAYLOADS, self)
+        self.dispatcher = RoundDispatcher(machine, self.me, PAYLOADS, self, self)
 
     def publish(self, signed: Signed, statement: Statement) -> None:
         """See `Effects`."""
@@ -135,27 +135,27 @@ class Member:
         return self.heard
 
     def awake_since(self, seconds: float) -> float:
-        """See `Effects`."""
+        """See `Observer`."""
         return self.now - seconds - self.stopped_seconds
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
         raise error
 
     def removed(self, removed: Removed) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
 
     def contested(self, contested: Contested) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
 
     def left_out(self, left_out: LeftOut) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
 
     def unsettled(self, organiser: PeerId) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
 
     def contradicted(self, proof: Equivocation) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
         self.proofs.append(proof)
 
     def notify_changed(self) -> None:
@@ -291,7 +291,7 @@ def test_averages_and_sums_that_hold_my_part_are_checked() -> None:
 def test_signed_records_are_checked_whenever_they_come() -> None:
     """An addition to a set does not look at the others' records."""
     member, payloads = alone(), payloads_named("fp32", trust="open")
-    dispatcher = RoundDispatcher(member.dispatcher.machine, member.me, payloads, member)
+    dispatcher = RoundDispatcher(member.dispatcher.machine, member.me, payloads, member, member)
     assert dispatcher.has_to_check(0b01, None)
     assert dispatcher.has_to_check(0b10, None)
 

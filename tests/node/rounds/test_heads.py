@@ -29,6 +29,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.state.run_end import RunEnd
 from gossamer.protocol.wire.statements import Rollback, Signed, Vote
 from tests.support.builders import manifest, peers
@@ -190,6 +191,7 @@ def test_a_member_that_shows_a_round_first_does_not_choose_who_signed_it(chain: 
     chain.add(chain.mine, ALL)  # the record of a member of that ring
     assert head_better_than_mine(chain) is None
     assert chain.heads.signers_of(round_of_all) == {*ALL}
+    chain.store.sync(chain.add(round_of_all, ALL))  # the next round is over
     again = ChainStore(chain.directory, RUN_ID, Digest(bytes(32)))
     assert KnownRounds(again).signers_of(round_of_all) == {*ALL}
 
@@ -211,11 +213,11 @@ def test_votes_that_are_heard_count_beside_the_record_of_a_round(
     assert round_of_all == first
     if not is_early:
         assert head_better_than_mine(chain) == lone
-        chain.heads.heard_vote(ME, wrong)
-        chain.heads.heard_vote(STRANGER, Vote(ring_id, 1, first, ()))
+        chain.heads.heard_vote(signed(ME), wrong)
+        chain.heads.heard_vote(signed(STRANGER), Vote(ring_id, 1, first, ()))
         assert head_better_than_mine(chain) == lone
         for author, vote in others:
-            chain.heads.heard_vote(author, vote)
+            chain.heads.heard_vote(signed(author), vote)
     assert head_better_than_mine(chain) is None
     assert chain.heads.signers_of(round_of_all) == {*ALL}
 
@@ -225,9 +227,36 @@ def with_heard_vote(chain: Chain) -> Digest:
     nothing else has it any more."""
     round_of_all, _ = shown_by_one_signer(chain)
     assert chain.heads.signers_of(round_of_all) == {C}
-    chain.heads.heard_vote(ME, Vote(OTHER_RING, 1, round_of_all, ()))
+    chain.heads.heard_vote(signed(ME), Vote(OTHER_RING, 1, round_of_all, ()))
     assert chain.heads.signers_of(round_of_all) == {ME, C}
     return round_of_all
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_heard_votes_are_in_the_record_when_the_next_round_is_over(
+    chain: Chain, *, is_early: bool
+) -> None:
+    """A node that is started again knows them, and so does one that learns the round from it."""
+    if is_early:
+        head = chain.add(chain.mine, ALL, only=[C])
+        chain.store.forget_all_but([chain.mine])
+        chain.heads._rounds._records.clear()
+        chain.statements.post(signed(ME), Vote(OTHER_RING, 1, head, ()))
+        chain.add(chain.mine, ALL, only=[C])
+        assert chain.heads.signers_of(head) == {ME, C}
+    else:
+        head = with_heard_vote(chain)
+    newest = chain.add(head, ALL, only=[C])
+    assert chain.heads.signers_of(newest) == {C}
+    chain.heads.heard_vote(signed(B), Vote(OTHER_RING, 1, newest, ()))
+    chain.store.sync(newest)
+    again = KnownRounds(ChainStore(chain.directory, RUN_ID, Digest(bytes(32))))
+    assert again.signers_of(head) == {ME, C}
+    (record,) = chain.store.records_after(head, 2)
+    assert {vote.author for vote in decode_commit(record).votes} == {ME, C}
+    chain.store.write_waiting()  # the node leaves
+    again = KnownRounds(ChainStore(chain.directory, RUN_ID, Digest(bytes(32))))
+    assert again.signers_of(newest) == {B, C}
 
 
 def test_votes_for_old_rounds_displace_no_heard_vote(
@@ -238,7 +267,7 @@ def test_votes_for_old_rounds_displace_no_heard_vote(
     old = [chain.add(chain.fork, [ME], TOKENS + number) for number in range(4)]
     round_of_all = with_heard_vote(chain)
     for head in old:
-        chain.heads.heard_vote(STRANGER, Vote(MY_RING, 1, head, ()))
+        chain.heads.heard_vote(signed(STRANGER), Vote(MY_RING, 1, head, ()))
     assert chain.heads.signers_of(round_of_all) == {ME, C}
 
 

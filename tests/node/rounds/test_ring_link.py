@@ -29,7 +29,6 @@ from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack
-from gossamer.protocol.wire.statements import Signed
 from tests.support.builders import peers, ring_of
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
@@ -88,7 +87,6 @@ def test_finishing_with_chunks_in_the_queue_loses_none(monkeypatch: pytest.Monke
             target = LinkTarget(
                 RECEIVER,
                 ring_of([transport.peer_id, RECEIVER]),
-                Signed("", b"", b""),
                 waits_for_inventory=False,
             )
             link = RingLink(transport, target, CHUNKS, AwakeClock().awake_since)
@@ -121,7 +119,6 @@ def test_a_link_that_is_closed_before_it_runs_opens_no_stream(
                 target = LinkTarget(
                     RECEIVER,
                     ring_of([transport.peer_id, RECEIVER]),
-                    Signed("", b"", b""),
                     waits_for_inventory=False,
                 )
                 link = RingLink(transport, target, CHUNKS, AwakeClock().awake_since)
@@ -158,7 +155,6 @@ def test_the_first_chunk_arrives_after_one_way() -> None:
             target = LinkTarget(
                 receiver.peer_id,
                 ring_of([sender.peer_id, receiver.peer_id]),
-                Signed("", b"", b""),
                 waits_for_inventory=False,
             )
             link = RingLink(sender, target, CHUNKS, AwakeClock().awake_since)
@@ -223,7 +219,7 @@ def test_a_fast_link_sends_chunks_as_they_are(
             monkeypatch.setattr(transport, "open_stream", open_stream)
             monkeypatch.setattr(SentChunks, "is_fast", lambda _chunks, _now: is_fast)
             ring = ring_of([transport.peer_id, RECEIVER])
-            target = LinkTarget(RECEIVER, ring, Signed("", b"", b""), waits_for_inventory=False)
+            target = LinkTarget(RECEIVER, ring, waits_for_inventory=False)
             chunks = RingChunks(ChunkPlan(1024, 1024), packing, in_no_thread)
             link = RingLink(transport, target, chunks, AwakeClock().awake_since)
             link.send(Send(RECEIVER, 0, 1, 0, payload))

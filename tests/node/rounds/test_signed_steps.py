@@ -15,7 +15,7 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.equivocation import open_equivocation
-from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.ring_signatures import SignedAverages, SignedSteps
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Equivocation
@@ -34,7 +34,7 @@ class Node:
         self.proofs: list[Equivocation] = []
         self.num_taken = 0
         self._all_streams = SignedSteps()
-        signed = SignedAverages(Self(ME, RUN_ID, sign_as(ME)), RING, verify, SIGNED)
+        signed = SignedAverages(Signer(ME, RUN_ID, sign_as(ME)), RING, verify, SIGNED)
         dispatcher = SimpleNamespace(
             machine=SimpleNamespace(ring=RING, signed_averages=signed),
             use_of=lambda _ring_id: "wanted",
@@ -65,7 +65,7 @@ class Node:
 
 def set_of(update: int, chunk: int = 0, author: PeerId = LIAR) -> bytes:
     """A set with the liar's record alone, which has one of its updates."""
-    signed = SignedAverages(Self(author, RUN_ID, sign_as(author)), RING, verify, SIGNED)
+    signed = SignedAverages(Signer(author, RUN_ID, sign_as(author)), RING, verify, SIGNED)
     parts = CODEC.cut(CODEC.encode(UPDATES[update]))
     blocks = SIGNED.signed_blocks(parts, lambda root: signed.sign_step(0, root))
     return add_record(None, RING.members.index(LIAR), blocks[chunk])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,25 +18,30 @@ from gossamer.node.rounds.opened_chunks import (
     KEPT_ROUNDS,
     LATE_SECONDS,
     OPENING_SECONDS,
+    KeptRound,
     OpenedChunks,
     Opening,
-    _Kept,
     opening_seconds,
 )
-from gossamer.node.rounds.sum_auditing import (
+from gossamer.node.rounds.sum_audit import (
     ASKED_ROUNDS,
+    AWAY_SECONDS_MAX,
+    ENDED_TIMES,
     RETRY_SECONDS,
-    SumAuditing,
-    _CannotTell,
-    _Job,
-    _NotOpened,
+    AuditJob,
+    CannotTell,
+    NotOpened,
+    SumAudit,
 )
+from gossamer.node.storage.kept_parts import KeptParts
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.sum_audits import commitment_to, is_auditor
 from gossamer.protocol.rounds.inventory import NO_DIGEST, Average
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
+from gossamer.protocol.rounds.roster import Ring
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
 
@@ -46,10 +52,16 @@ ME, MEMBER, *OTHERS = (each.peer_id for each in IDENTITIES)
 HEAD = Digest(bytes(32))
 ROUND, INCARNATION = 100, 7
 OPENING = Opening((), b"part", b"path")
+SECRET = next(
+    secret
+    for secret in map(digest_of, (bytes([number]) for number in range(256)))
+    if is_auditor(HEAD, secret, 2)
+)
+"""Of an auditor in a ring of two."""
 
 
 class Asking:
-    """An auditor that asks one member of a round, which is connected all the time."""
+    """An auditor that asks one member of a round. Nobody is away before a test says so."""
 
     def __init__(
         self,
@@ -70,22 +82,26 @@ class Asking:
             transport: None in a test without one.
         """
         self.entry = SimpleNamespace(round=own_round)
+        self.away_until = dict[PeerId, float]()
+        """Members that are not connected to the auditor, each with the time when it comes back."""
         said = SimpleNamespace(incarnation=INCARNATION, round=said_round, head=said_head)
         other = SimpleNamespace(incarnation=INCARNATION, round=others_round, head=b"another")
         self.others = [] if others_round is None else OTHERS
-        known = {MEMBER: said, **dict.fromkeys(self.others, other)}
-        swarm = SimpleNamespace(
+        self.known = known = {MEMBER: said, **dict.fromkeys(self.others, other)}
+        self.swarm: Any = SimpleNamespace(
             me=ME,
             offence=None,
             membership=SimpleNamespace(known=lambda: known),
-            is_connected=lambda _peer: True,
+            is_connected=lambda peer: trio.current_time() >= self.away_until.get(peer, 0.0),
         )
         payloads, chain = SumPayloads(codec("fp32")), {HEAD}
-        committed = SimpleNamespace(payloads=payloads, entry=self.entry, chain=chain)
-        line = transport or SimpleNamespace(handle=lambda *_args, **_kinds: None)
-        parts: list[Any] = [committed, None, swarm, line, None, in_no_thread]
-        self.auditing = SumAuditing(*parts)
+        self.committed: Any = SimpleNamespace(payloads=payloads, entry=self.entry, chain=chain)
+        self.transport: Any = transport
         self.asked_seconds: list[float] = []
+
+    def audit(self, job: AuditJob) -> SumAudit:
+        own: Any = None
+        return SumAudit(job, self.committed, self.swarm, self.transport, own, in_no_thread, {})
 
     def opened(
         self,
@@ -115,13 +131,22 @@ class Asking:
             job = job_until(
                 began_seconds + late_until, others=self.others, slow_seconds=slow_seconds
             )
+            audit = self.audit(job)
+            audit._ask = ask  # type: ignore[method-assign]
             *earlier, last = positions
             for position in earlier:
-                await self.auditing._opened(job, position, with_part=False)
-            return await self.auditing._opened(job, last, with_part=False)
+                await audit._opened(position, with_part=False)
+            return await audit._opened(last, with_part=False)
 
-        self.auditing._ask = ask  # type: ignore[method-assign]
         return trio.run(opened, clock=MockClock(autojump_threshold=0))
+
+
+def ring_with(others: Sequence[PeerId]) -> Ring:
+    ready = SimpleNamespace(incarnation=INCARNATION, commitment=commitment_to(SECRET))
+    members = (ME, MEMBER, *others)
+    readies = (ready,) * len(members)
+    ring = SimpleNamespace(members=members, ready=readies, ready_of=lambda _member: ready)
+    return cast(Ring, ring)
 
 
 def job_until(
@@ -130,13 +155,11 @@ def job_until(
     num_elements: int = 1,
     others: Sequence[PeerId] = (),
     slow_seconds: float = LATE_SECONDS,
-) -> _Job:
-    ready, members = SimpleNamespace(incarnation=INCARNATION), (ME, MEMBER, *others)
-    ring = SimpleNamespace(members=members, ready=(ready,) * len(members))
-    signed = SimpleNamespace(ring=ring)
+) -> AuditJob:
+    signed = SimpleNamespace(ring=ring_with(others))
     average = Average(3, NO_DIGEST, 0, b"", b"")
-    return _Job(
-        HEAD, ROUND, 0, num_elements, average, cast(SignedAverages, signed), frozenset(),
+    return AuditJob(
+        HEAD, ROUND, SECRET, 0, num_elements, average, cast(SignedAverages, signed), frozenset(),
         late_until, answer_seconds, slow_seconds,
     )  # fmt: skip
 
@@ -164,11 +187,11 @@ def test_a_member_is_asked_as_long_as_others_bring_it_a_long_ring() -> None:
 
 def test_a_member_that_opens_nothing_is_named_when_that_time_has_passed() -> None:
     asking = Asking()
-    with pytest.raises(_NotOpened):
+    with pytest.raises(NotOpened):
         asking.opened(closed, late_until=LINGER_SECONDS)
     assert asking.asked_seconds == [0.0, LATE_SECONDS + RETRY_SECONDS]
     asking = Asking()
-    with pytest.raises(_NotOpened):
+    with pytest.raises(NotOpened):
         asking.opened(closed, late_until=120.0)
     assert asking.asked_seconds[-1] == pytest.approx(100.0)
 
@@ -181,14 +204,14 @@ def test_a_member_is_not_blamed_for_a_round_that_it_may_have_forgotten(
 ) -> None:
     """The auditor was busy with another member; or it was cut off, and the member is ahead."""
     asking = Asking(own_round=own_round, said_round=said_round)
-    with pytest.raises(_CannotTell, match="so long ago"):
+    with pytest.raises(CannotTell, match="so long ago"):
         asking.opened(closed, late_until=120.0)
     assert asking.asked_seconds == [0.0], "it may have kept the round"
 
 
 def test_a_member_cannot_say_that_it_is_ahead_with_a_head_that_is_known() -> None:
     asking = Asking(said_round=ROUND + KEPT_ROUNDS, said_head=HEAD)
-    with pytest.raises(_NotOpened):
+    with pytest.raises(NotOpened):
         asking.opened(closed, late_until=LINGER_SECONDS)
 
 
@@ -196,9 +219,9 @@ def test_a_member_cannot_say_alone_that_it_is_ahead() -> None:
     """It could tell every auditor so, with any head, and would never be named."""
     long_ago = ROUND + ASKED_ROUNDS
     for others_round in (ROUND, long_ago - 1):
-        with pytest.raises(_NotOpened):
+        with pytest.raises(NotOpened):
             Asking(said_round=long_ago, others_round=others_round).opened(closed, late_until=0.0)
-    with pytest.raises(_CannotTell):
+    with pytest.raises(CannotTell):
         Asking(said_round=ROUND, others_round=long_ago).opened(closed, late_until=0.0)
 
 
@@ -210,7 +233,7 @@ def test_silence_counts_where_the_question_came_in_time() -> None:
         asking.entry.round += ASKED_ROUNDS
         return await silence()
 
-    with pytest.raises(_NotOpened):
+    with pytest.raises(NotOpened):
         asking.opened(while_others_go_on, late_until=LINGER_SECONDS)
     assert asking.asked_seconds == [0.0, OPENING_SECONDS + RETRY_SECONDS]
 
@@ -219,9 +242,107 @@ def test_nobody_is_asked_for_a_round_that_all_have_forgotten() -> None:
     """Each of them would wait whether that round is still to come. The auditor would miss audits in
     that time, and a member that opens nothing would be found later or never."""
     asking = Asking(own_round=ROUND + KEPT_ROUNDS)
-    with pytest.raises(_CannotTell, match="so long ago"):
+    with pytest.raises(CannotTell, match="so long ago"):
         asking.opened(closed, late_until=120.0)
     assert asking.asked_seconds == []
+
+
+AWAY_SECONDS = 12.0
+
+
+def after_being_away(
+    asking: Asking, answer: Callable[[], Awaitable[Opening]], times: int = 1
+) -> Opening:
+    """What an auditor sees of a member that ends their connection during its first questions, each
+    time for `AWAY_SECONDS`, and then answers."""
+
+    async def ends_the_connection() -> Opening:
+        if len(asking.asked_seconds) > times:
+            return await answer()
+        asking.away_until[MEMBER] = trio.current_time() + AWAY_SECONDS
+        raise TransportError("the connection has ended")
+
+    return asking.opened(ends_the_connection, late_until=LINGER_SECONDS)
+
+
+async def opens() -> Opening:
+    return OPENING
+
+
+@pytest.mark.parametrize("times", [1, ENDED_TIMES - 1])
+def test_a_member_that_was_away_is_asked_again(times: int) -> None:
+    """Once nothing could be told of it from then on."""
+    assert after_being_away(Asking(others_round=ROUND), opens, times) == OPENING
+
+
+def test_a_member_that_opens_nothing_when_it_is_back_is_named() -> None:
+    """It had to end its connection for some seconds, once, to escape."""
+    asking = Asking()
+    with pytest.raises(NotOpened):
+        after_being_away(asking, closed)
+    back_seconds = asking.asked_seconds[1]
+    assert back_seconds >= AWAY_SECONDS
+    assert asking.asked_seconds[-1] >= back_seconds + LATE_SECONDS, "it may bring the round late"
+
+
+def test_a_member_that_ends_its_connection_at_each_question_is_named() -> None:
+    asking = Asking(others_round=ROUND)
+    with pytest.raises(NotOpened):
+        after_being_away(asking, opens, ENDED_TIMES)
+    assert len(asking.asked_seconds) == ENDED_TIMES
+
+
+def test_an_auditor_whose_own_line_fails_names_nobody() -> None:
+    asking = Asking(others_round=ROUND)
+
+    async def fails() -> Opening:
+        back = trio.current_time() + AWAY_SECONDS
+        asking.away_until.update(dict.fromkeys((MEMBER, *OTHERS), back))
+        if len(asking.asked_seconds) > 2 * ENDED_TIMES:
+            return OPENING
+        raise TransportError("the connection has ended")
+
+    assert asking.opened(fails, late_until=LINGER_SECONDS) == OPENING
+
+
+def test_a_member_that_was_started_again_while_it_was_away_is_not_named() -> None:
+    """What it had to show is gone."""
+    asking = Asking()
+
+    async def lives_anew() -> Opening:
+        asking.known[MEMBER].incarnation = INCARNATION + 1
+        return await closed()
+
+    with pytest.raises(CannotTell, match="has gone"):
+        after_being_away(asking, lives_anew)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_member_that_is_away_until_others_have_forgotten_the_round_is_not_named(
+    comes_back: bool,
+) -> None:
+    asking = Asking()
+
+    async def is_away() -> Opening:
+        asking.away_until[MEMBER] = trio.current_time() + (1.0 if comes_back else 3600.0)
+        asking.entry.round = ROUND + ASKED_ROUNDS
+        raise TransportError("the connection has ended")
+
+    with pytest.raises(CannotTell):
+        asking.opened(is_away, late_until=0.0)
+
+
+def test_an_auditor_waits_for_a_member_that_is_away_for_some_minutes() -> None:
+    """No round may follow."""
+    asking = Asking()
+
+    async def is_away() -> Opening:
+        asking.away_until[MEMBER] = trio.current_time() + AWAY_SECONDS_MAX + 2 * RETRY_SECONDS
+        raise TransportError("the connection has ended")
+
+    with pytest.raises(CannotTell, match="has gone"):
+        asking.opened(is_away, late_until=0.0)
+    assert len(asking.asked_seconds) == 1
 
 
 @pytest.mark.parametrize(
@@ -247,14 +368,14 @@ def test_a_member_that_answers_until_others_have_forgotten_is_named(
         asking.entry.round += KEPT_ROUNDS
         return OPENING
 
-    with pytest.raises((_CannotTell, _NotOpened)) as ended:
+    with pytest.raises((CannotTell, NotOpened)) as ended:
         asking.opened(
             slow,
             late_until=LINGER_SECONDS,
             positions=(1, 2),
             slow_seconds=max(LATE_SECONDS, ring_seconds),
         )
-    named = ended.value.position if isinstance(ended.value, _NotOpened) else None
+    named = ended.value.position if isinstance(ended.value, NotOpened) else None
     assert named == (1 if seconds > max(LATE_SECONDS, ring_seconds) else None)
 
 
@@ -262,33 +383,38 @@ PART_ELEMENTS = 2**20
 """A part of 4 MiB, the longest one."""
 
 
-def shown_over_a_slow_line(served_seconds: float) -> Opening:
+def shown_over_a_slow_line(tmp_path: Path, served_seconds: float) -> Opening:
     """What an auditor sees of a member whose line has 0.4 Mbit/s for it.
 
     Args:
+        tmp_path: where the member keeps its part.
         served_seconds: time for which their ring served its members.
     """
     shown: list[Opening] = []
     seconds, network = opening_seconds(served_seconds), MemoryNetwork()
-    opening = Opening((), bytes(4 * PART_ELEMENTS), bytes(PATH_BYTES))
 
     async def story() -> None:
         mine, its = map(network.transport, IDENTITIES[:2])
         async with mine as auditor, its as member:
             await auditor.connect(network.addresses_of(MEMBER)[0])
             network.link(MEMBER, ME).bytes_per_second = 50_000.0
-            opened = OpenedChunks(member, lambda *_args: None, in_no_thread)
-            opened._kept[HEAD] = _Kept(ME, (ME, MEMBER), opening, seconds)
-            auditing = Asking(transport=auditor).auditing
-            job = job_until(0.0, seconds, PART_ELEMENTS)
-            shown.append(await auditing._ask(job, MEMBER, with_part=True))
+            opened = OpenedChunks(member, lambda *_args: None, in_no_thread, tmp_path)
+            parts = KeptParts(tmp_path, lambda: [bytes(4 * PART_ELEMENTS)])
+            opened._kept[HEAD] = KeptRound(
+                HEAD, ring_with(()), frozenset((ME, MEMBER)), ((),), parts,
+                lambda _chunk: bytes(PATH_BYTES), seconds,
+            )  # fmt: skip
+            audit = Asking(transport=auditor).audit(job_until(0.0, seconds, PART_ELEMENTS))
+            shown.append(await audit._ask(MEMBER, with_part=True))
 
     run_simulated(story)
     return shown[0]
 
 
-def test_a_member_with_a_slow_line_has_as_long_for_a_part_as_its_ring_took() -> None:
+def test_a_member_with_a_slow_line_has_as_long_for_a_part_as_its_ring_took(
+    tmp_path: Path,
+) -> None:
     """The ring's chunks are shorter than a part in fp32, so it comes over such a line."""
-    assert len(shown_over_a_slow_line(served_seconds=200.0).part) == 4 * PART_ELEMENTS
+    assert len(shown_over_a_slow_line(tmp_path, served_seconds=200.0).part) == 4 * PART_ELEMENTS
     with pytest.raises(trio.TooSlowError):
-        shown_over_a_slow_line(served_seconds=10.0)
+        shown_over_a_slow_line(tmp_path, served_seconds=10.0)

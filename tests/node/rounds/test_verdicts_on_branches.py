@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gossamer.node.rounds.auditing import Auditing
 from gossamer.node.rounds.sum_auditing import SumAuditing
@@ -23,17 +24,28 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.audits import audit_after
 from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.policy.sum_audits import auditor_after
+from gossamer.protocol.policy.sum_audits import AuditSecrets, commitment_to, is_auditor
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict, Verdict
+from gossamer.protocol.wire.statements import Roster, Signed
 from tests.node.rounds.test_heads import signed
-from tests.support.builders import peers
+from tests.support.builders import peers, ready, sealed, sign_as
 from tests.support.node_world import in_no_thread
 
 RUN_ID = Digest(bytes(32))
 MEMBERS = peers(5)
 VICTIM = MEMBERS[0]
+SECRETS = {peer: AuditSecrets(RUN_ID, sign_as(peer)).of(1, 1) for peer in MEMBERS}
 OWN_ROUNDS = 8
+
+
+def roster_of(parent: Digest, number: int) -> Signed:
+    """A roster of all members, each ready with the commitment to its secret."""
+    said = [
+        sealed(peer, ready(round=number, head=parent, commitment=commitment_to(secret)), RUN_ID)
+        for peer, secret in SECRETS.items()
+    ]
+    return sealed(VICTIM, Roster(number, parent, 0, tuple(said), "fp32", 1024), RUN_ID)
 
 
 class Chain:
@@ -72,7 +84,8 @@ class Chain:
             spans=(),
         )
         votes = tuple(map(signed, MEMBERS))
-        return self.store.add(Commit(encode_header(header), signed(VICTIM), votes), header)
+        roster = roster_of(parent, header.round)
+        return self.store.add(Commit(encode_header(header), roster, votes), header)
 
     def drawn(self, does_fit: Callable[[Digest], bool]) -> Digest:
         """A round beside the newest one, of as many as it takes to find one that fits."""
@@ -87,7 +100,10 @@ def no_offence(*_arguments: object) -> None:
 def sum_listener(chain: Chain) -> SumAuditing:
     swarm = SimpleNamespace(me=MEMBERS[1], offence=no_offence)
     line = SimpleNamespace(handle=lambda *_args, **_kinds: None)
-    parts: list[Any] = [chain.committed, KnownRounds(chain.store), swarm, line, None, in_no_thread]
+    secrets = AuditSecrets(RUN_ID, sign_as(MEMBERS[1]))
+    parts: list[Any] = [
+        chain.committed, KnownRounds(chain.store), swarm, line, None, in_no_thread, secrets, Path(),
+    ]  # fmt: skip
     return SumAuditing(*parts)
 
 
@@ -98,10 +114,19 @@ def listener(chain: Chain) -> Auditing:
     return Auditing(chain.committed, rounds, choice, cast(Any, swarm), cast(Any, None), 1)
 
 
-def verdict_on_sum(chain: Chain, head: Digest) -> tuple[PeerId, AnyVerdict]:
-    auditor = auditor_after(head, MEMBERS)
-    assert auditor is not None
-    return auditor, SumVerdict(chain.store.entry(head).round, head, VICTIM, True)
+def sum_auditors(head: Digest) -> list[PeerId]:
+    """The auditors of a round but for the victim."""
+    return [
+        peer
+        for peer, secret in SECRETS.items()
+        if peer != VICTIM and is_auditor(head, secret, len(MEMBERS))
+    ]
+
+
+def verdict_on_sum(chain: Chain, head: Digest) -> tuple[PeerId, SumVerdict]:
+    auditor = sum_auditors(head)[0]
+    number = chain.store.entry(head).round
+    return auditor, SumVerdict(number, head, SECRETS[auditor], VICTIM, True)
 
 
 def verdict_on_work(chain: Chain, head: Digest) -> tuple[PeerId, AnyVerdict]:
@@ -121,7 +146,7 @@ def test_a_verdict_on_a_round_beside_the_chain_counts_for_nothing(
     def is_mine(head: Digest) -> bool:
         """Whether it is the attacker's turn to judge the victim."""
         if is_sum:
-            return auditor_after(head, MEMBERS) not in (None, VICTIM)
+            return bool(sum_auditors(head))
         audit = audit_after(head, 8, dict.fromkeys(MEMBERS, 100), (MEMBERS,), MEMBERS, 1)
         return audit is not None and audit.member == VICTIM
 
@@ -135,3 +160,24 @@ def test_a_verdict_on_a_round_beside_the_chain_counts_for_nothing(
     later = chain.add(chain.own[-1])
     if is_mine(later):
         assert not admits(*said(chain, later)), "this node is not there yet"
+
+
+def test_only_the_secret_behind_its_own_commitment_makes_a_member_an_auditor(
+    tmp_path: Path,
+) -> None:
+    chain = Chain(tmp_path)
+    admits = sum_listener(chain).admits
+    head = next(each for each in chain.own[1:] if sum_auditors(each))
+    author, verdict = verdict_on_sum(chain, head)
+    assert admits(author, verdict)
+    others = [peer for peer in MEMBERS if peer not in (author, VICTIM)]
+    assert not any(admits(peer, verdict) for peer in others), "it is another one's secret"
+    invented = next(
+        secret
+        for secret in map(digest_of, (bytes([number]) for number in range(256)))
+        if is_auditor(head, secret, len(MEMBERS))
+    )
+    assert not admits(author, replace(verdict, secret=invented))
+    idle = next(peer for peer in others if peer not in sum_auditors(head))
+    assert not admits(idle, replace(verdict, secret=SECRETS[idle])), "its draw says no"
+    assert not admits(author, replace(verdict, member=author))

@@ -15,6 +15,7 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.links import Links, invitation_text, parse_links
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.cli import run_command
+from gossamer.node.commands.members import invitations
 from gossamer.node.commands.members.invitations import parse_duration
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.introductions import claim_of
@@ -22,6 +23,7 @@ from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun
 from gossamer.node.storage import order_lock
 from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pinned_head
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.telemetry.status import Status
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
 from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
@@ -74,7 +76,7 @@ def test_an_invitation_is_one_text_that_a_newcomer_can_use(tmp_path: Path) -> No
     assert links == Links((own, *addresses[:4]), run_id, "cd" * 32, encode(invitation))
     with pytest.raises(ConfigError, match="2 invitations"):
         parse_links((text, text))
-    with pytest.raises(ConfigError, match="damaged"):
+    with pytest.raises(ConfigError, match=r"is damaged \(it is no invitation: .*truncated\)"):
         parse_links((text[:-5],))
 
 
@@ -237,8 +239,9 @@ def test_who_may_not_invite_is_told_why(tmp_path: Path) -> None:
     run = InviteOnlyRun.here(state_dir)
     with pytest.raises(InvitationError, match="--slots 65"):
         run.invite(65, NOW, None, ())
-    with pytest.raises(InvitationError, match="0 to 3"):
-        run.invite(1, NOW, 4, ())
+    for depth in (-1, 4):
+        with pytest.raises(InvitationError, match=f"^--depth {depth} is not allowed: 0 to 3$"):
+            run.invite(1, NOW, depth, ())
     stranger = InviteOnlyRun(run.manifest, NEWCOMER, run.roll, run.file)
     with pytest.raises(InvitationError, match="may invite nobody"):
         stranger.invite(1, NOW, None, ())
@@ -249,6 +252,32 @@ def test_who_may_not_invite_is_told_why(tmp_path: Path) -> None:
     run.file.path.write_bytes(b"damaged")
     with pytest.raises(InvitationError, match="start the node"):
         InviteOnlyRun.here(state_dir)
+
+
+def test_a_node_that_was_put_out_makes_no_invitation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own roll need not say so: the members show a node that is out no newer one."""
+    state_dir = founded(tmp_path / "a")
+    reason = "the members of the run do not take this node for one: it was put out"
+    status = Status(
+        peer_id=NEWCOMER.peer_id,
+        run_id=None,
+        version="0",
+        addresses=(f"/ip4/192.0.2.7/tcp/4610/p2p/{NEWCOMER.peer_id}",),
+        phase="training",
+        put_out=reason,
+    )
+    monkeypatch.setattr(invitations, "fetch_status", lambda _state_dir: status)
+    command = ["invite", "--state-dir", str(state_dir.root)]
+    assert run_command(command) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert reason in said.err
+    monkeypatch.setattr(
+        invitations, "fetch_status", lambda _state_dir: replace(status, put_out=None)
+    )
+    assert run_command(command) == 0
 
 
 def test_a_proof_has_the_witnesses_that_a_stranger_lacks(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.model_card import MEMBERS_MAX, model_card
@@ -53,6 +55,14 @@ def test_it_says_what_the_run_was(state: StateDir) -> None:
         assert f"{line}\n" in text
     assert "| rounds | 2" in text
     assert len(credits.rows) <= MEMBERS_MAX
+
+
+def test_a_run_on_texts_of_the_members_own_has_no_number_of_tokens(state: StateDir) -> None:
+    credits = read_credits(state, None)
+    data = replace(credits.manifest.data, own=True, num_tokens=0)
+    credits = dataclasses.replace(credits, manifest=replace(credits.manifest, data=data))
+    card = model_card(credits, b"\x5a" * 32, POINTS, "bf16").decode()
+    assert "| training text | each member's own, which the others do not know |" in card
 
 
 def test_an_earlier_round_has_its_own_numbers(state: StateDir) -> None:

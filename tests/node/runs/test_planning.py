@@ -112,8 +112,9 @@ def test_the_command_takes_a_latency_and_no_more_peers_than_a_ring(
         (("--peers", "0"), "at least one peer"),
         (("--latency", "-1"), "latency"),
         (("--latency", "nan"), "latency"),
-        (("--up", "nan"), "rates"),
-        (("--down", "inf"), "rates"),
+        (("--up", "nan"), "upload of a line is nan Mbit/s; allowed: more than 0"),
+        (("--down", "inf"), "download of a line is inf Mbit/s; allowed: more than 0"),
+        (("--tokens-per-second", "0"), "speed of a trainer is 0 tokens/s; allowed: more than 0"),
     ):
         assert run_command(["plan", *arguments]) == 2
         assert what in capsys.readouterr().err
@@ -355,12 +356,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "sent with trust open" in said
 
 
+def test_a_narrow_terminal_cuts_no_option_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run_command(["plan", "--preset", "1m"]) == 0
+    table = capsys.readouterr().out.partition("Trainer busy (")[0]
+    values = "".join(line.split("│")[2].strip() for line in table.splitlines() if "│" in line)
+    assert "--tokens-per-second" in values
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--peers", "0"], "at least one peer"),
-        (["--up", "0"], "positive"),
-        (["--tokens-per-second", "-1"], "positive"),
+        (["--up", "0"], "upload"),
+        (["--tokens-per-second", "-1"], "trainer"),
         (["nowhere.toml"], "no such file"),
         (["--preset", "none"], "preset is"),
     ],

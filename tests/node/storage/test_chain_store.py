@@ -10,11 +10,15 @@ import msgspec
 import pytest
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.storage import record_files
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.further_votes import ROUNDS_MAX, FurtherVotes
 from gossamer.protocol import limits
-from gossamer.protocol.ids import Digest, PeerId, peer_id_from_public_key
+from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.wire.statements import Signed
+from tests.support.builders import peers
+from tests.support.synced import Synced
 
 RUN_ID = Digest(bytes(32))
 PEER = peer_id_from_public_key(bytes(range(32)))
@@ -118,6 +122,169 @@ def test_nothing_is_the_matter_when_what_the_disk_did_not_take_is_forgotten(
     store.forget_all_but([kept])
     assert store.write_waiting() is None
     assert store.problem is None
+
+
+def with_votes(commit: Commit, *authors: PeerId) -> Commit:
+    return Commit(commit.header, commit.roster, tuple(Signed(each, b"", b"") for each in authors))
+
+
+VOTERS = tuple(sorted(peers(4)))
+
+
+def test_a_record_with_further_votes_is_durable_before_it_is_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record was durable. A file that replaces it, and is not, may be empty after a power
+    cut."""
+    (first, header), second = chain_of(PEER, 2)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    head = store.add(with_votes(first, VOTERS[0]), header)
+    store.sync(head)
+    path = Path(store._files.path_of(store.entry(head)))
+    before = path.read_bytes()
+    store.add(with_votes(first, VOTERS[1]), header)
+    assert [vote.author for vote in store.commit(head).votes] == [*VOTERS[:2]]
+    assert path.read_bytes() == before
+    synced = Synced(monkeypatch)
+    store.sync(store.add(*second))
+    assert path.read_bytes() != before
+    assert not synced.missing({path})
+    again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    assert [vote.author for vote in again.commit(head).votes] == [*VOTERS[:2]]
+
+
+class _Disk:
+    """A disk that refuses to replace files now and then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._replace = os.replace
+        self.is_full = False
+        monkeypatch.setattr(os, "replace", self._replaced)
+
+    def _replaced(self, *paths: str) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._replace(*paths)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_takes_no_round_that_was_durable_and_no_vote_of_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Records and votes come in any order, and the disk may be full in between."""
+    draw, directory, synced = random.Random(seed), tmp_path / "chain", Synced(monkeypatch)
+    disk, rounds = _Disk(monkeypatch), chain_of(PEER, 6)
+    store = ChainStore(directory, RUN_ID, Digest(bytes(32)))
+    heads: list[Digest] = []
+    known: dict[Digest, set[str]] = {}
+    durable: dict[Digest, set[str]] = {}
+    for _ in range(60):
+        voters = draw.sample(VOTERS, draw.randrange(1, 4))
+        place = draw.randrange(len(heads) + 1) if len(heads) < len(rounds) else 0
+        action = draw.choice(["record", "vote", "sync", "sync", "waiting", "disk"])
+        if action == "record" or not heads:
+            commit, header = rounds[place]
+            head = store.add(with_votes(commit, *sorted(voters)), header)
+            heads += [head] if head not in heads else []
+            known.setdefault(head, set()).update(voters)
+        elif action == "vote":
+            head = draw.choice(heads)
+            store.further_votes.add(head, Signed(voters[0], b"", b""))
+            known[head].add(voters[0])
+        elif action == "disk":
+            disk.is_full = not disk.is_full
+        elif action == "waiting":
+            store.write_waiting()
+        elif store.problem is None:
+            store.sync(heads[-1])
+            durable.setdefault(heads[-1], set())
+            for head in () if disk.is_full else durable:
+                durable[head] = {*known[head]} if head != heads[-1] else durable[head]
+    for path in directory.iterdir():
+        if path in synced.missing({path}):
+            path.write_bytes(b"")
+    again = ChainStore(directory, RUN_ID, Digest(bytes(32)))
+    for head, votes in durable.items():
+        assert head in again
+        assert votes <= {vote.author for vote in again.commit(head).votes}
+
+
+def test_further_votes_that_the_disk_does_not_take_harm_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, header), second = chain_of(PEER, 2)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    head = store.add(with_votes(first, VOTERS[0]), header)
+    newest = store.add(*second)
+    store.further_votes.add(head, Signed(VOTERS[1], b"", b""))
+
+    def refuse(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        store.sync(newest)
+    assert store.problem is None, "the records are on disk"
+    assert not [*(tmp_path / "chain").glob(".*")]
+    assert [vote.author for vote in store.commit(head).votes] == [*VOTERS[:2]]
+    again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    assert [vote.author for vote in again.commit(head).votes] == [VOTERS[0]]
+    store.forget_all_but([RUN_ID])
+    assert store.write_waiting() is None
+    assert not [*(tmp_path / "chain").iterdir()]
+
+
+def test_many_records_with_further_votes_do_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of records may bring votes for some hundred rounds at once."""
+    rounds = chain_of(PEER, 8)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    heads = [store.add(with_votes(commit, VOTERS[0]), header) for commit, header in rounds]
+    monkeypatch.setattr(record_files, "GROWN_BYTES_MAX", 4 * len(store.record(heads[0])))
+    for commit, header in rounds:
+        store.add(with_votes(commit, VOTERS[1]), header)
+    assert 0 < len(store._files._grown) < 4
+    assert all(len(store.commit(head).votes) == 2 for head in heads)
+    store.sync(heads[-1])
+    assert not store._files._grown
+    assert not store._files._grown_bytes
+    again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    assert all(len(again.commit(head).votes) == 2 for head in heads)
+
+
+@pytest.mark.usefixtures("eager_switching")
+def test_votes_may_come_while_others_are_written(tmp_path: Path) -> None:
+    rounds = chain_of(PEER, 40)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    heads = [store.add(with_votes(commit, VOTERS[0]), header) for commit, header in rounds]
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            store.sync(heads[0])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for head, (commit, header) in zip(heads, rounds, strict=True):
+        store.further_votes.add(head, Signed(VOTERS[1], b"", b""))
+        store.add(with_votes(commit, VOTERS[2]), header)
+    is_over.set()
+    writer.join()
+    store.write_waiting()
+    again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    for head in heads:
+        assert [vote.author for vote in again.commit(head).votes] == [*VOTERS[:3]]
+
+
+def test_votes_of_the_newest_rounds_wait() -> None:
+    votes, signed = FurtherVotes(), Signed(PEER, b"", b"")
+    heads = [digest_of(b"%d" % number) for number in range(ROUNDS_MAX + 1)]
+    for head in heads:
+        votes.add(head, signed)
+    assert [*votes.take(but=heads[-1])] == heads[1:-1]
+    assert votes.take(but=None) == {heads[-1]: (signed,)}
+    assert not votes.take(but=None)
 
 
 def test_records_are_served_while_their_branch_is_forgotten(

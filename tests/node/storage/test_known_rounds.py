@@ -56,3 +56,33 @@ def test_the_choice_of_a_head_forgets_what_it_took_from_a_record_that_could_not_
         assert me not in choice.stakes_at(heads[1])
     assert choice.stakes_at(heads[2]).keys() == {me}  # reads all rounds on the way
     assert choice.stakes_at(heads[1]).keys() == {me}
+
+
+def test_further_votes_that_the_disk_does_not_give_are_asked_for_once_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for a failing disk, which takes seconds to say so."""
+    holder = Holder(small_manifest(), tmp_path)
+    made = holder.commit(holder.averages(0))
+    rounds = KnownRounds(holder.chain)
+    signers = rounds.signers_of(made.head)
+    number, heads = holder.chain.joined
+    holder.chain.joined = number + 1, (*heads, made.head)
+    asked: list[Digest] = []
+
+    def fail(head: Digest) -> Commit:
+        asked.append(head)
+        return lie_silent(head)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(holder.chain, "commit", fail)
+        for _ in range(3):
+            assert rounds.signers_of(made.head) == signers
+        assert asked == [made.head]
+        holder.commit(holder.averages(1))
+        for _ in range(3):
+            assert rounds.signers_of(made.head) == signers
+        assert asked == [made.head] * 2
+    holder.commit(holder.averages(2))
+    rounds.signers_of(made.head)
+    assert not rounds._records[made.head].has_more_votes

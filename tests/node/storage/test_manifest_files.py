@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.runs.manifest_here import manifest_here
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol import limits
 from tests.support.chains import run_in
 
 
@@ -111,3 +113,16 @@ def test_a_copy_of_another_run_is_not_used(state: StateDir, tmp_path: Path) -> N
     assert state.manifest_files.mend() == "manifest.copy"
     state.manifest_path.unlink()
     assert run_here(state) == "letters"
+
+
+def test_a_directory_of_another_version_is_told_and_nothing_is_written(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROTOCOL_VERSION", limits.PROTOCOL_VERSION + 1)
+    files = [state.manifest_path, state.manifest_files.copy_path]
+    before = [path.read_bytes() for path in files]
+    with capture_logs() as lines, pytest.raises(StateDirError, match="holds a run of protocol"):
+        manifest_here(state)
+    assert not lines
+    assert [path.read_bytes() for path in files] == before
+    assert state.manifest_files.damaged() is None

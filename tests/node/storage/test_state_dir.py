@@ -1,9 +1,13 @@
+import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,11 +15,16 @@ import pytest
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
+from gossamer.node.heads.extensions import ExtensionFile
+from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.storage import known_peers as known_peers_module
 from gossamer.node.storage.address_files import SEEDS_MAX
 from gossamer.node.storage.daemon_files import TOKEN_BYTES, DaemonFiles
+from gossamer.node.storage.expulsion_file import ExpulsionFile
+from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.limits_file import read_limits
+from gossamer.node.storage.roll_file import DamagedRollError, RollFile, read_pinned_head
 from gossamer.node.storage.state_dir import (
     StateDir,
     StateDirError,
@@ -28,6 +37,7 @@ from gossamer.protocol.manifest import (
     encode_manifest,
 )
 from gossamer.protocol.manifest_checks import require_valid
+from gossamer.protocol.policy.rollback_signers import RollbackSigners
 from tests.support.builders import manifest, peer
 
 
@@ -450,6 +460,19 @@ def test_a_directory_that_cannot_be_used_says_what_to_do(
             pass
 
 
+def test_a_command_that_asks_whether_a_node_runs_keeps_none_from_its_start(tmp_path: Path) -> None:
+    """It holds the lock of the directory for a moment (`StateDir.is_in_use`)."""
+    state_dir = StateDir(tmp_path)
+    with state_dir.locked():
+        pass
+    asking = os.open(state_dir.lock_path, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    answered = threading.Timer(0.05, os.close, [asking])
+    answered.start()
+    with state_dir.locked():
+        answered.join()
+
+
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     """A FIFO waits for somebody who writes, and a device may have no end."""
     state_dir = StateDir(tmp_path)
@@ -464,6 +487,41 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
             read_limits(tmp_path / name)
     with pytest.raises(StateDirError, match="api cannot be read: It is no file"):
         DaemonFiles(state_dir).read_api()
+
+
+def _rollbacks(root: Path) -> None:
+    run = manifest()
+    files = RollbackFiles(root, run.run_id, RollbackSigners.of(run))
+    Rollbacks(files, DiskHealth()).load()
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("rollbacks/order", _rollbacks),
+        ("revoked/order", lambda root: RollFile(root).orders()),
+        ("roll", lambda root: RollFile(root).read()),
+        ("pinned_head", read_pinned_head),
+        ("expulsions", lambda root: ExpulsionFile(root).read()),
+        ("extension", lambda root: ExtensionFile(root, manifest()).read()),
+        ("incarnation", lambda root: Incarnation(StateDir(root))),
+    ],
+)
+def test_a_fifo_among_the_orders_stops_no_node(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+
+    def read_once() -> None:
+        with contextlib.suppress(OSError, DamagedRollError):
+            read(tmp_path)
+
+    reader = threading.Thread(target=read_once, daemon=True)
+    reader.start()
+    reader.join(5.0)
+    assert not reader.is_alive()
 
 
 @pytest.mark.parametrize("name", ["lock", "head", "starting", "identity.key", "manifest.copy"])

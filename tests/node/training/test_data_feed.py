@@ -79,6 +79,8 @@ class World:
     def __init__(self, num_shards: int, shards_per_partition: int = 1) -> None:
         self.ledger = Ledger()
         self.others: dict[PeerId, tuple[int, ...]] = {}
+        self.strangers: dict[PeerId, tuple[int, ...]] = {}
+        """Peers of which this one has only heard."""
         self.queued: list[tuple[int, int]] = []
         """Shards in the order in which they were queued, and from which offset."""
         self.num_announced = 0
@@ -94,6 +96,9 @@ class World:
 
     def claims(self) -> dict[PeerId, Collection[int]]:
         return dict(self.others)
+
+    def claims_heard_of(self) -> dict[PeerId, Collection[int]]:
+        return {**self.others, **self.strangers}
 
     def announce_soon(self) -> None:
         self.num_announced += 1
@@ -460,6 +465,22 @@ def test_of_two_newcomers_that_claim_the_same_at_one_moment_one_gives_it_up_at_o
         assert [shard == begun for shard, _ in world.queued] == [not is_before]
 
     world.run(story)
+
+
+def test_a_newcomer_leaves_to_one_that_it_has_only_heard_of_what_that_would_keep() -> None:
+    """Both would begin with the partition that somebody left half done, and neither is connected to
+    the other when it chooses: both trained on it, and it counted once."""
+    begun = 2
+    for is_before in (False, True):
+        world = World(4)
+        world.ledger = Ledger(((begun, SHARD_TOKENS // 2),))
+        world.strangers = {rival(begun, is_before=is_before): ()}
+
+        async def story(world: World = world, *, is_before: bool = is_before) -> None:
+            shard, _ = await world.next_shard()
+            assert (shard == begun) is not is_before
+
+        world.run(story)
 
 
 def test_data_that_are_queued_already_are_not_given_up_between_rounds() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -12,9 +12,10 @@ import trio
 
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.telemetry.status import OuterStep
-from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.rounds.round import Round
 from tests.support.balance import is_balanced
+from tests.support.memory_peer import MemoryPeer
 from tests.support.node_world import (
     SlowTrainer,
     World,
@@ -62,12 +63,12 @@ def test_the_first_round_waits_for_the_peers_that_were_asked_for(tmp_path: Path)
     simulate(world, story)
 
 
-@pytest.mark.parametrize("seed", [2, 10_002, 11_002, 16_002, 24_002])
+@pytest.mark.parametrize("seed", [2, 10_002, 11_002, 16_002, 24_002, 68_002])
 def test_four_peers_share_every_round_and_consume_every_token_once(
     tmp_path: Path, seed: int
 ) -> None:
-    """In most of these worlds a newcomer hears another one before it hears the founder. In one of
-    them two newcomers prefer the same data at one moment."""
+    """In two of these worlds newcomers have trained on the same data: two that chose it at one
+    moment, and two that had only heard of each other."""
     world = World(tmp_path, seed=seed)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -84,6 +85,40 @@ def test_four_peers_share_every_round_and_consume_every_token_once(
             account = world.participant(name).context.work.account
             assert is_balanced(account)
             assert account.dropped == 0
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("seed", [113, 141, 145])
+def test_newcomers_that_hear_each_other_alone_ask_the_founder_before_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Gossip loses what the founder says. In these worlds no comparison brings it within the time
+    that a newcomer waits, and a newcomer that asks nobody begins with the first round."""
+    world = World(tmp_path, seed=seed)
+    founder, send, loses = world.identity("a").peer_id, MemoryPeer._send, True
+
+    def send_or_lose(peer: MemoryPeer, topic: str, author: PeerId, *rest: Any) -> None:
+        if not (loses and author == founder):
+            send(peer, topic, author, *rest)
+
+    monkeypatch.setattr(MemoryPeer, "_send", send_or_lose)
+
+    def has_begun(name: str) -> bool:
+        participant = world.participant_or_none(name)
+        return participant is not None and participant.progress.phase not in ("joining", "syncing")
+
+    async def story(nursery: trio.Nursery) -> None:
+        nonlocal loses
+        await nursery.start(world.run, "a")
+        await world.reach(2, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.until(lambda: all(map(has_begun, "bcd")))
+        assert min(world.round(name) for name in "bcd") > 0
+        loses = False
+        await world.reach(world.round("a") + 5, *"abcd")
+        world.assert_one_chain(*"abcd")
 
     simulate(world, story)
 

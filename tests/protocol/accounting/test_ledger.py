@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from random import Random
 
 import pytest
@@ -148,6 +149,57 @@ def test_peers_that_know_each_other_choose_no_partition_together(
     assert {*map(len, chosen)} == {num_wanted}
     for me, mine in zip(members, chosen, strict=True):
         assert lost_claims(mine, dict(zip(members, chosen, strict=True)), me) == set()
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 2))
+@settings(max_examples=60)
+def test_newcomers_that_have_only_heard_of_each_other_choose_no_partition_together(
+    seed: int, num_newcomers: int, num_members: int
+) -> None:
+    """They are not connected yet, so none has its claims counted by the others."""
+    random = Random(seed)
+    newcomers, members = (
+        [PeerId(f"{seed} {kind} {number}") for number in range(count)]
+        for kind, count in (("newcomer", num_newcomers), ("member", num_members))
+    )
+    sizes = [10] * 512
+    positions = dict.fromkeys(random.sample(range(512), 2), 5)
+    claims: dict[PeerId, list[int]] = {member: [] for member in members}
+    heard = claims | {newcomer: list[int]() for newcomer in newcomers}
+    chosen = [choose_partitions(positions, sizes, claims, me, 1, hearsay=heard) for me in newcomers]
+    assert len({*chain.from_iterable(chosen)}) == num_newcomers
+    for me, mine in zip(newcomers, chosen, strict=True):
+        assert lost_claims(mine, dict.fromkeys(members, mine), me) == set()
+
+
+def test_a_partition_that_somebody_is_heard_to_claim_comes_after_others() -> None:
+    me, stranger = peers(2)
+    first, *others = choose_partitions({}, [10] * 16, {}, me, 16, hearsay={stranger: []})
+    chosen = choose_partitions({}, [10] * 16, {}, me, 16, hearsay={stranger: [first]})
+    assert first not in chosen[:2]
+    assert {*chosen} == {first, *others}
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 16))
+@settings(max_examples=60)
+def test_invented_peers_keep_no_peer_from_data_and_from_what_it_would_keep(
+    seed: int, num_invented: int, num_wanted: int
+) -> None:
+    """They claim what they like. Against those that it knows a peer keeps as many as before, and
+    what begins a later epoch comes later."""
+    random = Random(seed)
+    me, other, *invented = (PeerId(f"{seed} {number}") for number in range(2 + num_invented))
+    sizes, claims = [10] * 16, {other: list[int]()}
+    positions = {number: random.choice((0, 5, 10)) for number in range(16)}
+    hearsay = {each: random.sample(range(16), random.randint(0, 16)) for each in invented}
+    before = choose_partitions(positions, sizes, claims, me, num_wanted)
+    after = choose_partitions(positions, sizes, claims, me, num_wanted, hearsay=hearsay)
+
+    def worth(partitions: list[int]) -> list[tuple[int, bool]]:
+        lost = lost_claims(range(16), {other: range(16)}, me)
+        return [(positions[number] // 10, number in lost) for number in partitions]
+
+    assert worth(after) == worth(before)
 
 
 def test_partitions_that_others_would_keep_are_taken_before_the_next_epoch_begins() -> None:

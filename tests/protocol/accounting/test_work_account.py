@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.spans import merged, without
 from gossamer.protocol.accounting.work_account import OFFERS_MAX, WorkAccount
 from gossamer.protocol.accounting.work_records import (
     LATE,
-    AccountState,
     Offer,
     Offered,
     apportioned,

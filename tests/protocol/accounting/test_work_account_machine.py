@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.work_account import WorkAccount
-from gossamer.protocol.accounting.work_records import AccountState, Settlement
+from gossamer.protocol.accounting.work_records import Settlement
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.wire.statements import Span

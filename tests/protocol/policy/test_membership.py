@@ -14,6 +14,7 @@ from gossamer.protocol.policy.membership import (
     NEAR_ROUNDS,
     NUM_HERALDS,
     TRAILING_ROUNDS,
+    Awaited,
     Membership,
     awaited,
     heralds,
@@ -151,7 +152,7 @@ def test_a_peer_that_does_not_train_is_living_and_no_round_waits_for_it(phase: s
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
     assert membership.is_living(0.0, OTHER)
-    assert awaited(membership.living(0.0), [HEAD], 100, never) == ([], [])
+    assert awaited(membership.living(0.0), [HEAD], 100, never) == Awaited([], [])
 
 
 def test_a_round_waits_for_those_that_work_on_its_head() -> None:
@@ -160,7 +161,9 @@ def test_a_round_waits_for_those_that_work_on_its_head() -> None:
     membership.announced(0.0, peer(2), announce(phase="averaging"))
     membership.announced(0.0, peer(3), announce(phase="paused"))
     membership.announced(0.0, peer(4), announce(head=digest_of(b"other")))
-    assert awaited(membership.living(0.0), [HEAD], 100, never) == (sorted([peer(1), peer(2)]), [])
+    assert awaited(membership.living(0.0), [HEAD], 100, never) == Awaited(
+        sorted([peer(1), peer(2)]), []
+    )
     assert sorted(membership.known()) == list(membership.known()) == sorted(peers(5)[1:])
 
 
@@ -240,7 +243,7 @@ def test_nor_from_many_whose_branch_lost(number: int, tokens: int, is_waited_for
     found = awaited(
         dict.fromkeys(others, theirs), [CHAIN[0]], 100, lambda said: said.tokens_total < 1000
     )
-    assert found == ([], sorted(others) if is_waited_for else [])
+    assert found == Awaited([], sorted(others) if is_waited_for else [])
 
 
 def at_work(number: int) -> dict[PeerId, Announce]:
@@ -253,3 +256,37 @@ def test_a_peer_may_be_as_many_rounds_behind_as_end_in_two_seconds() -> None:
     assert near_rounds(100.0, []) == near_rounds(100.0, slow) == NEAR_ROUNDS
     assert near_rounds(100.0, quick) == 9
     assert near_rounds(110.0, quick) == NEAR_ROUNDS
+
+
+def test_strangers_change_nothing_about_trailing_members() -> None:
+    """Of peers with standing this one and another are at work, and one or two trail. Strangers
+    neither outnumber these nor make them many."""
+    members = {peer(1), peer(5), peer(6)}
+    for num_trailing in (1, 2):
+        trailing = [peer(5), peer(6)][:num_trailing]
+        living = {peer(1): announce(phase="training", head=CHAIN[0])} | {
+            each: announce(phase="syncing", head=CHAIN[3]) for each in trailing
+        }
+        for behind in (0, TRAILING_ROUNDS):
+            strangers = peers(20)[10:18]
+            said = announce(phase="training", head=CHAIN[behind])
+            found = awaited(
+                living | dict.fromkeys(strangers, said),
+                CHAIN[:-1],
+                100,
+                never,
+                has_standing=members.__contains__,
+            )
+            assert set(found.trailing) & members == (set(trailing) if num_trailing == 2 else set())
+            assert found.strangers == set(strangers)
+            assert set(strangers) <= {*found.at_work, *found.trailing}
+
+
+def test_many_strangers_that_trail_are_waited_for_as_members_are() -> None:
+    """All but the founder are strangers at the run's beginning."""
+    for num_trailing in (1, 2, 3):
+        trailing = peers(10)[5 : 5 + num_trailing]
+        living = at_work(1) | {each: announce(phase="syncing", head=CHAIN[3]) for each in trailing}
+        found = awaited(living, CHAIN[:-1], 100, never, has_standing=lambda _: False)
+        assert found.trailing == (sorted(trailing) if num_trailing >= 2 else [])
+        assert found.strangers == living.keys()

@@ -70,6 +70,27 @@ def test_two_that_lie_together_make_no_other_one_sit_out_for_ever() -> None:
     assert mine.sits_out(num_rounds + 1 + 2 * SITS_OUT_ROUNDS, C), "a third one finds it so"
 
 
+def test_a_liar_does_not_make_a_ring_small_first_to_count_for_more() -> None:
+    """A and B put out members on the way to C, until so few are left that the two are half."""
+    mine, num_rounds, members = conduct(), 600, (*ORDER, *ELSEWHERE, *peers(8)[7:])
+    next_lies, sat_out = {A: 1, B: 2}, 0
+    for number in range(1, num_rounds + 1):
+        if mine.sits_out(number, C):
+            sat_out += 1
+            continue
+        for liar in (A, B):
+            if number < next_lies[liar]:
+                continue
+            next_lies[liar] = number + MEMORY_ROUNDS + 1
+            left = [each for each in members if each not in (A, B, C)]
+            while len(left) > 1:
+                order = [liar, left[-1], *left[:-1], C, B if liar == A else A]
+                mine.put_out(number, liar, left.pop(), order, num_members=len(members))
+            mine.put_out(number, liar, C, before(C, liar, (A, B, C, *left)), num_members=8)
+            break
+    assert sat_out <= 0.3 * num_rounds
+
+
 def spoilt(mine: RingConduct, *rounds: int, seconds: float = 9.0) -> None:
     """C keeps what it should pass on in rings of these rounds, each of which stands still."""
     for number, accuser in zip(rounds, (B, D) * len(rounds), strict=False):

@@ -9,7 +9,7 @@ from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.equivocation import open_equivocation
 from gossamer.protocol.rounds import ring_signatures
-from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.ring_signatures import MemberSignatures, SignedAverages, SignedSteps
 from tests.protocol.codecs.test_step_payloads import SIGNED
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
@@ -21,7 +21,7 @@ STEP = 5
 
 def signature_of(position: int, step: int = STEP, root: Digest = ROOT) -> bytes:
     me = RING.members[position]
-    identity = Self(me, RUN_ID, sign_as(me))
+    identity = Signer(me, RUN_ID, sign_as(me))
     return SignedAverages(identity, RING, verify, SIGNED).sign_step(step, root)
 
 

@@ -14,14 +14,14 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.accusations import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.actions import Action, LeftOut, Publish
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.mending import (
+from gossamer.protocol.rounds.ring_choice import (
     HURRY_SECONDS,
     IN_VAIN_ROUNDS_MAX,
     MEND_HOLD_SECONDS,
     MEND_STEP_SECONDS,
+    REPLACE_SECONDS,
     waited_in_vain,
 )
-from gossamer.protocol.rounds.replacing import REPLACE_SECONDS
 from gossamer.protocol.rounds.ring_order import encode_links, rank_order
 from gossamer.protocol.rounds.roster import (
     RoundHints,
@@ -308,7 +308,7 @@ def test_a_late_roster_of_a_dead_organiser_takes_no_member_out_of_the_ring_that_
 
 
 def test_a_ring_that_was_followed_for_long_is_left_for_no_mended_one() -> None:
-    """The others refuse that ring by then (`replacing`), so this member would be alone in it."""
+    """The others refuse that ring by then (`ring_choice`), so this member would be alone in it."""
     machine = at_work(SECOND, RoundHints(), [ORGANISER, FIRST, VICTIM])
     machine.expect(LATE, [FIRST, VICTIM])
     envelopes = {peer: said(peer)[0] for peer in (FIRST, SECOND, VICTIM)}

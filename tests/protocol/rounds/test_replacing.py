@@ -10,7 +10,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Action, BeginRing, Publish, Unsettled
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.replacing import OF_ONE_MAX, REPLACE_SECONDS
+from gossamer.protocol.rounds.ring_choice import OF_ONE_MAX, REPLACE_SECONDS
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import RoundRules, make_roster
 from gossamer.protocol.rounds.round import Round

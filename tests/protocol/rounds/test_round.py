@@ -50,7 +50,7 @@ from gossamer.protocol.rounds.patience import (
     SUSPECT_SECONDS,
     kept_seconds,
 )
-from gossamer.protocol.rounds.replacing import OPENED_OF_ONE_MAX
+from gossamer.protocol.rounds.ring_choice import OPENED_OF_ONE_MAX
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -310,7 +310,9 @@ def test_a_failed_link_is_an_accusation() -> None:
     round_.contributed(1.0, ring_id, 0, b"sum")
     actions = round_.link_failed(2.0, ring_id, NEXT, "reset")
     assert published(actions) == [Accusation(ring_id, NEXT, "reset")]
-    assert of(Removed, actions) == [Removed(NEXT, "reset", "found here", ME, (ME, NEXT, LAST))]
+    order = ME, NEXT, LAST
+    removed = Removed(NEXT, "reset", "found here", ME, order, num_members=len(order))
+    assert of(Removed, actions) == [removed]
     assert of(Send, actions) == [Send(LAST, 0, 0b001, None, b"sum")]
     assert round_.link_failed(3.0, ring_id, NEXT, "reset") == []
     assert round_.removed == {NEXT}
@@ -324,7 +326,9 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     ring_id = ring_of(MEMBERS).ring_id
     assert round_.statement(0.0, *accusation_of(ring_id, LAST)(NEXT)) == []
     actions = round_.statement(1.0, *roster(MEMBERS))
-    assert of(Removed, actions) == [Removed(LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST))]
+    order = ME, NEXT, LAST
+    removed = Removed(LAST, "reset", f"says {NEXT}", NEXT, order, num_members=len(order))
+    assert of(Removed, actions) == [removed]
 
 
 def test_that_one_member_alone_puts_out_all_others_is_told() -> None:
@@ -357,18 +361,18 @@ def test_what_a_doubted_member_says_of_others_counts_unless_they_answer() -> Non
     doubting = RoundHints(doubted=frozenset({NEXT}))
     round_, ring_id = in_ring(hints=doubting)
     assert round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT)) == []
-    assert of(Removed, round_.tick(1.0 + ANSWER_SECONDS)) == [
-        Removed(
-            LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST), still_seconds=STILL_SECONDS_MAX
-        )
-    ]
+    order, still_seconds = (ME, NEXT, LAST), STILL_SECONDS_MAX
+    removed = Removed(
+        LAST, "reset", f"says {NEXT}", NEXT, order, still_seconds=still_seconds, num_members=3
+    )
+    assert of(Removed, round_.tick(1.0 + ANSWER_SECONDS)) == [removed]
     round_, ring_id = in_ring(hints=doubting)
     round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
     answer = Accusation(ring_id, NEXT, BASELESS)
     actions = round_.statement(1.1, sealed(LAST, answer), answer)
     assert round_.removed == {NEXT}
     # Its author holds this member to be in, so this one says it in its own name as well.
-    assert published(actions) == [Accusation(ring_id, NEXT, "is out")]
+    assert published(actions) == [answer, Accusation(ring_id, NEXT, "is out")]
     assert round_.tick(99.0) == [] or round_.removed == {NEXT}
 
 
@@ -593,9 +597,12 @@ def test_when_no_other_member_is_left_in_the_ring_it_is_gathered_again() -> None
 def test_an_accusation_is_repeated_when_its_author_falls() -> None:
     members = rank_order(HEAD, 0, peers(4))
     round_, ring_id = in_ring(members[0], members)
-    round_.statement(1.0, *accusation_of(ring_id, members[2])(members[1]))
+    first = accusation_of(ring_id, members[2])(members[1])
+    round_.statement(1.0, *first)
     actions = round_.statement(2.0, *accusation_of(ring_id, members[1])(members[3]))
-    assert published(actions) == [Accusation(ring_id, members[2], "is out")]
+    # Others may not have heard the first one, and would take mine for made up.
+    mine = Accusation(ring_id, members[2], "is out")
+    assert of(Publish, actions) == [Publish(*first), Publish(sealed(members[0], mine), mine)]
 
 
 def ticked(round_: Round, since: float, until: float) -> list[tuple[float, Action]]:

@@ -9,7 +9,7 @@ from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.equivocation import open_equivocation
-from gossamer.protocol.rounds.actions import Contradicted, Self
+from gossamer.protocol.rounds.actions import Contradicted, Signer
 from gossamer.protocol.rounds.inventory import Average, SignedDigest
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring
@@ -20,7 +20,7 @@ DIGEST = digest_of(b"an average")
 
 
 def averages_of(me: PeerId, ring: Ring = RING, trust: Trust = "members") -> SignedAverages:
-    identity = Self(me, RUN_ID, sign_as(me))
+    identity = Signer(me, RUN_ID, sign_as(me))
     return SignedAverages(identity, ring, verify, payloads_named("fp32", trust=trust))
 
 

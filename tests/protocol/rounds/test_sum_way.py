@@ -27,7 +27,7 @@ from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingAction, Self, Send
+from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingAction, Send, Signer
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, SumStep, worth
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.ring_parts import RingPart, SumPart
@@ -58,7 +58,7 @@ SHAPES, KEPT = [(2, 64), (1, 10)], 4
 
 
 def signed_by(member: PeerId) -> SignedAverages:
-    return SignedAverages(Self(member, RUN_ID, sign_as(member)), RING, verify, payloads())
+    return SignedAverages(Signer(member, RUN_ID, sign_as(member)), RING, verify, payloads())
 
 
 def payloads(name: str = "fp32") -> AuditedPayloads:

@@ -60,6 +60,7 @@ from tests.support.builders import (
     RING_ID,
     RING_RULES,
     RUN_ID,
+    SECRET,
     accusation_of,
     announce,
     commit_of,
@@ -102,10 +103,10 @@ def commit(data: bytes) -> None:
     WorkBounds(manifest()).check_header(found)
 
 
-ROSTER = ring_of(peers(3), roots=dict.fromkeys(peers(3), HEAD)).roster
+ROSTER = ring_of(peers(3), roots=dict.fromkeys(peers(3), HEAD), commitment=SECRET).roster
 STATEMENTS: list[Statement] = [
     announce(),
-    ready(root=HEAD),
+    ready(root=HEAD, commitment=SECRET),
     accusation_of(peer(1)),
     vote(HEAD, removed=[peer(2)]),
     LinkRate(RING_ID, 2, 1e6, 1e6),
@@ -113,7 +114,7 @@ STATEMENTS: list[Statement] = [
     Extension(3, 2_000, 500),
     MoreData(3, HEAD, 2_000, 5_000),
     Verdict(7, HEAD, True, -0.25, 0.5),
-    SumVerdict(7, HEAD, peer(1), True),
+    SumVerdict(7, HEAD, SECRET, peer(1), True),
     equivocation_of(peer(2)),
     ROSTER,
 ]
@@ -144,7 +145,7 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     ),
     "question of an auditor": (
         decode_question,
-        [encode_opening_message(Open(HEAD, with_part=True))],
+        [encode_opening_message(Open(HEAD, SECRET, with_part=True))],
     ),
     "answer to an auditor": (
         decode_answer,

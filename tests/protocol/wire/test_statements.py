@@ -27,6 +27,7 @@ from tests.support.builders import (
     HEAD,
     RING_ID,
     RUN_ID,
+    SECRET,
     accusation_of,
     announce,
     capacity,
@@ -59,7 +60,7 @@ STATEMENTS: list[Statement] = [
     MoreData(limits.DATA_PARTS_MAX, HEAD, limits.TOKENS_MAX, limits.TOKENS_MAX),
     equivocation_of(peer(2)),
     Verdict(7, HEAD, True, -0.25, 0.5),
-    SumVerdict(7, HEAD, peer(1), True),
+    SumVerdict(7, HEAD, SECRET, peer(1), True),
 ]
 
 
@@ -133,6 +134,8 @@ NAN = float("nan")
         ready(norm=NAN),
         ready(norm=-1.0),
         ready(root=SHORT),
+        ready(commitment=SHORT),
+        SumVerdict(7, HEAD, SHORT, peer(1), True),
         ready(norm=limits.NORM_MAX),
         ready(spans=(Span(0, 0, 1),) * (limits.SPANS_MAX + 1)),
         ready(spans=(Span(0, 5, 5),)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.actions import Self
+from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.inventory import Average, SumStep
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring
@@ -61,7 +61,7 @@ class Audits:
             return
         ring = self._rings[header.ring_id]
         me = ring.members[0]
-        signed = SignedAverages(Self(me, self._world.run_id, sign_as(me)), ring, verify, payloads)
+        signed = SignedAverages(Signer(me, self._world.run_id, sign_as(me)), ring, verify, payloads)
         tokens = [ring.weights[member] for member in ring.members]
         for chunk, average in enumerate(averages):
             way = self._way(signed, chunk, average)

@@ -55,7 +55,8 @@ class Driver:
         self.peer = peer
         self.machine = machine
         self._world = peer.world
-        self.dispatcher = RoundDispatcher(machine, peer.peer_id, peer.world.mode.payloads, self)
+        payloads = peer.world.mode.payloads
+        self.dispatcher = RoundDispatcher(machine, peer.peer_id, payloads, self, self)
         self._on_committed = on_committed
         self.averages: list[Average] = []
         """The newest averages of the ring, once all are there."""
@@ -170,7 +171,7 @@ class Driver:
         """See `Effects`."""
         peer, world = self.peer, self._world
         match statement:
-            case Accusation():
+            case Accusation() if signed.author == peer.peer_id:
                 world.checks.note_accusation(peer, statement)
                 world.count("gathered again", self.machine.state == "gathering")
             case Vote():
@@ -277,33 +278,33 @@ class Driver:
         return heard_seconds + self.peer.machine.clock_ahead_seconds
 
     def awake_since(self, seconds: float) -> float:
-        """See `Effects`."""
+        """See `Observer`."""
         return self.peer.awake_since(seconds)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """See `Effects`: all traffic is honest."""
+        """See `Observer`: all traffic is honest."""
         raise error
 
     def removed(self, removed: Removed) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
         name = self._world.name(removed.peer)
         self._world.note(f"{self.peer.name} holds {name} out: {removed.reason}, {removed.detail}")
 
     def contested(self, contested: Contested) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
         self._world.count("exclusions contested")
 
     def left_out(self, left_out: LeftOut) -> None:
-        """See `Effects`."""
+        """See `Observer`."""
         self._world.count("rosters that leave out ready peers")
         self._world.count("rosters that leave out peers mended", left_out.is_mended)
 
     def unsettled(self, organiser: PeerId) -> None:
-        """See `Effects`: all members are honest."""
+        """See `Observer`: all members are honest."""
         raise AssertionError(f"{organiser} replaced its own rings again and again")
 
     def contradicted(self, proof: Equivocation) -> None:
-        """See `Effects`: all members are honest."""
+        """See `Observer`: all members are honest."""
         raise AssertionError(f"{proof.first.author} has signed two averages of one chunk")
 
     def notify_changed(self) -> None:

@@ -36,7 +36,6 @@ class Link:
         self.target = target
         self._target_life = target.life
         self.ring = what.ring
-        self.envelope = what.envelope
         self.is_open = True
         self._is_greeted = False
         self._receiver: Driver | None = None

@@ -496,7 +496,7 @@ class Peer:
             if asked is None and driver is not None and driver.is_running:
                 if driver.machine.head == roster.head:
                     asked = driver
-                    driver.heard(link.envelope, roster)
+                    driver.heard(link.ring.envelope, roster)
                 elif roster.round < driver.machine.number:
                     driver.answer_late_greeting(link)
                     continue

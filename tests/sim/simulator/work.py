@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from gossamer.node.modes.sync_mode import Contribution
+from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.ledger import choose_partitions, lost_claims
 from gossamer.protocol.accounting.work_account import WorkAccount
-from gossamer.protocol.accounting.work_records import AccountState, Offer, offered_by
+from gossamer.protocol.accounting.work_records import Offer, offered_by
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import spans_taken
 from gossamer.protocol.state.digest import FloatVector

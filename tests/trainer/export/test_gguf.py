@@ -22,6 +22,7 @@ from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_jso
 from gossamer.trainer.export.weight_files import stored_name
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.folder import open_pretrained
+from gossamer.trainer.pretrained.model_files import ModelFiles
 from tests.support.gguf_forward import GgufModel
 from tests.support.model_folders import (
     CHAT_TEMPLATE,
@@ -150,6 +151,17 @@ def test_the_tokenizer_of_an_imported_model_is_written(tmp_path: Path) -> None:
     assert fields["tokenizer.ggml.eot_token_id"] == 2
     assert fields["tokenizer.ggml.add_bos_token"] is False
     assert fields["tokenizer.chat_template"] == CHAT_TEMPLATE
+
+
+def test_a_token_that_is_minus_one_is_none(tmp_path: Path) -> None:
+    config = config_of_family("llama", pad_token_id=-1, eos_token_id=[-1, 2**40, 1])
+    make_folder(tmp_path / "given", config)
+    files = open_pretrained(tmp_path / "given").files
+    files = ModelFiles({name: files.files[name] for name in ("config.json", "tokenizer.json")})
+    assert files.token_ids("eos_token_id") == [1]
+    pairs = tokenizer_pairs(files.tokenizer_json, VOCABULARY, files, None)
+    assert pairs["tokenizer.ggml.eos_token_id"] == 1
+    assert "tokenizer.ggml.padding_token_id" not in pairs
 
 
 def test_plain_bytes_and_a_learnt_vocabulary_are_written(

@@ -15,6 +15,7 @@ from gossamer.trainer import local_trainer
 from gossamer.trainer.inner_step.gradients import GOOD_STEPS, SCALE_FIRST, LossScale
 from gossamer.trainer.layers import Layer
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.resources import accelerator
 from gossamer.trainer.resources import device as device_module
 from gossamer.trainer.resources.device import Device, choose_device, grouped_dtypes_of
 from tests.trainer.conftest import MakeTrainer, train
@@ -86,6 +87,19 @@ def test_the_chosen_card_is_asked_for_its_precision(
     index = int(wanted.partition(":")[2] or 0)
     assert (device.name, device.torch_device.index) == (names[index], index)
     assert device.precision == precision
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_bf16_that_an_intel_card_emulates_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    cards = [SimpleNamespace(has_bfloat16_conversions=has_bf16) for has_bf16 in (False, True)]
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.xpu, "get_device_properties", lambda device=None: cards[device.index if device else 0]
+    )
+    precision = accelerator.precision_of(torch.device("xpu", index))
+    assert precision == ("fp16", "bf16")[index]
 
 
 @pytest.mark.parametrize(

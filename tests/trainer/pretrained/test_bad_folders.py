@@ -111,6 +111,13 @@ def _header(entry: object) -> bytes:
     return len(encoded).to_bytes(8, "little") + encoded + bytes(64)
 
 
+def _places(*places: tuple[int, int]) -> Callable[[Path], None]:
+    """Gives the tensors of four values other places among 64 bytes."""
+    entries = {str(n): ENTRY | {"data_offsets": place} for n, place in enumerate(places)}
+    encoded = json.dumps(entries).encode()
+    return _with(WEIGHTS, len(encoded).to_bytes(8, "little") + encoded + bytes(64))
+
+
 def _not_finite(tensors: dict[str, Any]) -> None:
     tensors["model.norm.weight"] = np.full(32, np.inf, np.float32)
 
@@ -143,6 +150,10 @@ WEIGHTS = "model.safetensors"
         (_with(WEIGHTS, _header(ENTRY | {"data_offsets": [0, 2**40]})), "makes no sense"),
         (_with(WEIGHTS, _header(ENTRY | {"data_offsets": [16, 0]})), "makes no sense"),
         (_with(WEIGHTS, _header(7)), "makes no sense"),
+        (_places((0, 16), (0, 16), (16, 32), (32, 48), (48, 64)), "each byte once"),
+        (_places((0, 16), (8, 24), (24, 40), (40, 56)), "each byte once"),
+        (_places((0, 16), (32, 48), (48, 64)), "each byte once"),
+        (_places((16, 32), (0, 16)), "each byte once"),
         (_with_tensors(lambda all_: all_.pop(NORM)), f"has no tensor {NORM}"),
         (
             _with_tensors(lambda all_: all_.update({NORM: np.ones(31, np.float32)})),

@@ -40,6 +40,10 @@ TEMPLATES = {
         "{% if documents is not none %}{{ documents | length }} texts{% endif %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     ),
+    "json": (
+        "{% for m in messages %}{{ m | tojson(sort_keys=true, separators=(',', ':')) }}"
+        "{{ m.content | tojson(ensure_ascii=true) }}{{ m | tojson(indent=2) }}{% endfor %}"
+    ),
     "names": (
         "{% if unk_token is defined %}{{ unk_token }}{% endif %}"
         "{% for m in messages %}{{ m.content }}{{ sep_token }}{% endfor %}"
@@ -81,6 +85,7 @@ def test_the_template_is_found_where_models_have_it(folder: Path) -> None:
     assert files_of(folder, "plain").chat_template == "plain"
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     assert files_of(folder, named).chat_template == "yes"
+    assert files_of(folder, [{"name": []}, 7, *named]).chat_template == "yes"
     (folder / "chat_template.json").write_text('{"chat_template": "json"}')
     assert read_model_files(folder).chat_template == "json"
     (folder / "chat_template.jinja").write_text("jinja")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.ranks import followers as followers_module
+from gossamer.trainer.ranks import messages
 from gossamer.trainer.ranks.spread import Spread
 from tests.support.small_model import INNER, MODEL
 from tests.trainer.conftest import MakeTrainer, train
@@ -74,6 +78,40 @@ def test_a_process_that_hangs_is_noticed_within_a_bound(
         os.kill(first_pid(spread), signal.SIGSTOP)
         with pytest.raises(TrainerError, match="gave no sign of work for 1 s"):
             train(trainer, shard, 1, first=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by_signal", [False, True], ids=["thread", "signal"])
+def test_processes_end_in_time_though_one_reads_nothing(by_signal: bool) -> None:
+    """A pipe takes 64 KiB. A thread that writes more to a stopped process waits in the write.
+    Another thread ends the processes meanwhile, or a signal's handler in the same thread."""
+    take = messages.Take(targets=1, num_sequences=1, tokens=bytes(4 * MIB))
+    with others() as spread:
+        (process,) = spread.followers._processes
+        assert process.stdin is not None
+        pipe = process.stdin.fileno()
+        process.send_signal(signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            pass
+
+        def end() -> None:
+            while select.select([], [pipe], [], 0)[1]:
+                pass  # there is room in the pipe
+            if by_signal:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            else:
+                spread.close()
+
+        before = signal.signal(signal.SIGUSR1, lambda _signal, _frame: spread.close())
+        rescue = threading.Timer(10 * followers_module.END_SECONDS, process.kill)
+        ending = threading.Thread(target=end)
+        ending.start()
+        rescue.start()
+        spread.followers.tell(take)
+        ending.join()
+        signal.signal(signal.SIGUSR1, before)
+        assert rescue.is_alive()
+        rescue.cancel()
 
 
 Worker = subprocess.Popen[bytes]

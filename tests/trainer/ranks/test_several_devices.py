@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from gossamer.protocol.manifest import InnerConfig, InnerOptimizer
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.ranks.shares import Shares
@@ -141,3 +145,13 @@ def test_more_devices_than_sequences_have_no_work(caplog: pytest.LogCaptureFixtu
     devices = choose_devices("cpu,cpu,cpu")
     assert useful(devices, 2) == devices[:2]
     assert "1 of 3 devices have no work" in caplog.text
+
+
+def test_a_torch_without_distributed_trains_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "gossamer.trainer.ranks.group"
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", None)
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    group = importlib.import_module(name).Group(torch.device("cpu"), 0, 2, "")
+    with pytest.raises(TrainerError, match="give --device only one of them"):
+        group.connect()

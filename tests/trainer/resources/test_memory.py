@@ -182,7 +182,7 @@ def test_the_largest_pass_that_fits_is_found_and_remembered(name: str, tmp_path:
 def test_a_model_that_does_not_fit_is_told_with_numbers() -> None:
     with (
         card(15 * GB) as memory,
-        pytest.raises(TrainerError, match=r"\(at least 5.0 GB are needed for it, and 1.8 GB of"),
+        pytest.raises(TrainerError, match=r"\(at least 5.1 GB are needed for it, and 1.8 GB of"),
     ):
         _train(preset_with("1.1b", "adamw"), memory)
 
@@ -360,13 +360,27 @@ def test_an_evaluation_goes_in_parts_where_memory_is_short() -> None:
             evaluate.evaluate(decoder, device_of(memory), batches)
 
 
-@pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
+def _with_many_words(*, tied: bool) -> Preset:
+    """A preset with the vocabulary of Qwen 2.5, whose embedding has most of the parameters."""
+    few = replace(PRESETS["150m"].model, num_layers=4, vocabulary=150_000, tied_embeddings=tied)
+    return replace(PRESETS["150m"], model=few)
+
+
+@pytest.mark.parametrize(
+    ("preset", "least"),
+    [
+        *((PRESETS[name], 0.8) for name in ("40m", "150m", "1.1b")),
+        (_with_many_words(tied=True), 0.97),
+        (_with_many_words(tied=False), 0.97),
+    ],
+    ids=["40m", "150m", "1.1b", "tied", "untied"],
+)
 @pytest.mark.parametrize("low", [torch.bfloat16, None])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_estimate_is_a_little_below_the_peak(
-    name: str, low: torch.dtype | None, checkpointing: bool
+    preset: Preset, least: float, low: torch.dtype | None, checkpointing: bool
 ) -> None:
-    preset, size = PRESETS[name], Pass(4, checkpointing)
+    size = Pass(4, checkpointing)
     residual_bytes = (low or torch.float32).itemsize
     training = Training(
         preset.model,
@@ -378,7 +392,7 @@ def test_the_estimate_is_a_little_below_the_peak(
         _train(preset, memory, only=size)
         peak = memory.peak_bytes
     estimate = training.vectors_bytes + training.pass_bytes(4, checkpointing=checkpointing)
-    assert 0.8 * peak < estimate <= peak
+    assert least * peak < estimate <= peak
 
 
 @pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])

@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from gossamer.trainer.resources import accelerator
 
 HEAD = """
 import torch
@@ -60,6 +63,13 @@ torch.ones({400 * MB} // 4)
 print(len(kept))
 """
     assert run(story) == str(200 * MB // 4)
+
+
+def test_a_torch_that_cannot_bound_the_memory_of_a_card_trains_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.xpu, "set_per_process_memory_fraction")
+    accelerator.limit_memory(torch.device("xpu", 0), 0.5)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ import zstandard
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import DATA_PARTS_MAX, KIB, MIB
 from gossamer.trainer.text.corpus_parts import CorpusPlan, PartWish, cut_part, plan_parts
+from gossamer.trainer.text.mixing import Mixture
 from gossamer.trainer.text.shards import cut_corpus
 from gossamer.trainer.text.sources import estimates
 from gossamer.trainer.text.sources.corpus import Section, scan_corpus
@@ -220,6 +221,17 @@ def test_a_later_part_leaves_out_copies_of_what_is_held_out(files: list[Path]) -
     everything = PartWish(2, CONTEXT, 100_000, first.keys)
     with pytest.raises(CorpusError, match="held out"):
         cut_part(first, everything, ByteTokenizer(), put=shards.put)
+
+
+@pytest.mark.parametrize("packing", ["gz", "zst"])
+def test_a_damaged_file_is_in_a_part_whose_scan_names_it(files: list[Path], packing: str) -> None:
+    bad = files[0].with_name(f"z.jsonl.{packing}")
+    bad.write_bytes(b"not packed\n" * 50_000)
+    mixture = Mixture(("good", "bad"), (1.0, 1.0), (0, 1))
+    plan = plan_parts([files[-1], bad], 7, START_BYTES, mixture=mixture)
+    assert plan is not None
+    with pytest.raises(BadFilesError, match=f"{bad.name}.* cannot be unpacked"):
+        scan_corpus(plan.part(0), seed=7)
 
 
 def test_a_bad_line_is_named_by_its_place(files: list[Path]) -> None:

@@ -66,6 +66,10 @@ def test_a_table_without_a_text_column_is_named_with_its_columns(
     assert "has no column \"text\" (its columns: 'body'); set text_field" in problem_of(path)
     path = write(tmp_path / "b.parquet", arrow, text=[1])
     assert 'has a column "text" of type int64' in problem_of(path)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    twice = arrow.Table.from_arrays([arrow.array(["one"])] * 2, names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "c.parquet")
+    assert 'has 2 columns "text"' in problem_of(tmp_path / "c.parquet")
 
 
 def test_a_damaged_or_cut_table_is_named(tmp_path: Path, arrow: Any) -> None:

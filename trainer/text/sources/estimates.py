@@ -38,7 +38,10 @@ def measured(path: Path, text_field: str) -> tuple[int, int]:
 
 
 def text_share(files: Sequence[Path], text_field: str) -> float:
-    """Returns about which part of the bytes of a source's JSON lines is text."""
+    """Returns about which part of the bytes of a source's JSON lines is text.
+
+    What cannot be read is passed over here, and named by the scan.
+    """
     lines = [path for path in files if form_of(path).content == "lines"]
     if len(lines) < len(files) or not lines:
         return 1.0
@@ -46,7 +49,7 @@ def text_share(files: Sequence[Path], text_field: str) -> float:
     step = -(-len(lines) // _SAMPLED_FILES)
     for path in lines[::step]:
         form, left = form_of(path), _SAMPLED_BYTES
-        with path.open("rb") as file:
+        with suppress(BadDocumentError), path.open("rb") as file:
             packed = form.packing
             stream = open_unpacked(file, path.stat().st_size, packed) if packed else file
             while left > 0 and (line := stream.readline(LINE_BYTES_MAX)):

@@ -267,10 +267,11 @@ def _bytes_of(arrow: Any, column: Any) -> list[bytes | None]:
 
 def _require_text(arrow: Any, schema: Any, text_field: str) -> None:
     """Raises BadDocumentError unless a table has a column of text with this name."""
-    if text_field not in schema.names:
+    if (number := schema.names.count(text_field)) != 1:
         names = ", ".join(repr(name) for name in schema.names[:8]) or "none"
         raise BadDocumentError(
-            f'has no column "{text_field}" (its columns: {names}); set text_field to one with text'
+            f'has {number or "no"} column{"s" * (number > 1)} "{text_field}" (its columns: '
+            f"{names}); set text_field to one with text"
         )
     kind = schema.field(text_field).type
     value = kind.value_type if arrow.types.is_dictionary(kind) else kind

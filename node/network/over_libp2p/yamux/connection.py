@@ -32,7 +32,9 @@ from multiaddr import Multiaddr
 from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
+from gossamer.node.network.over_libp2p.yamux.frames import FrameCutter
 from gossamer.node.network.over_libp2p.yamux.signs_of_life import SignsOfLife
+from gossamer.node.network.over_libp2p.yamux.small_frames import SmallFrames
 from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
     FIN,
@@ -60,11 +62,6 @@ logger = logging.getLogger(__name__)
 INBOUND_STREAMS_MAX = 64
 # Opening streams only to reset them costs the peer less than us.
 OPEN_RATE = Rate(per_second=50, burst=256)
-# Frames that carry next to nothing cost their sender less than us, a microsecond or two each. The
-# peer that sends more of them waits. A line that is full of data has some hundred a second.
-SMALL_FRAMES_RATE = Rate(per_second=4000, burst=10_000)
-# So many bytes of a message make up for one of its frames.
-FRAME_BYTES = 1024
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
 CLOSE_SECONDS_MAX = 1.0
@@ -106,6 +103,9 @@ class YamuxConnection(IMuxedConn):
         """Is called when no more streams can be opened."""
         self.turn: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled
         """Returns when the next stream that the peer has opened may be served."""
+        self.small_frames = SmallFrames()
+        self.on_received: Callable[[int], None] = lambda _num_bytes: None
+        """Is told how many bytes have come."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -123,16 +123,13 @@ class YamuxConnection(IMuxedConn):
         self.writer = YamuxWriter(secured_conn, self.search)
         self.windows = Windows()
         self._opened = Throttle(OPEN_RATE)
-        self._small_frames = Throttle(SMALL_FRAMES_RATE)
-        self._num_frames = 0  # that the newest message has begun
         self._scope = trio.CancelScope()
         self._in_line = trio.CancelScope()
         """Its block waits for the turn of a stream."""
-        self._header = b""  # the start of a frame header whose end has not arrived
-        self._body_left = 0
-        self._body_stream: YamuxStream | None = None
-        self._body_flags = 0
-        self._signs = SignsOfLife(self._ask, liveness, peer_id)
+        self._cutter = FrameCutter(self._on_header, self._apply_flags)
+        self._signs = SignsOfLife(
+            lambda number: self.control(PING, SYN, 0, number), liveness, peer_id
+        )
 
     # -- life
 
@@ -187,16 +184,17 @@ class YamuxConnection(IMuxedConn):
     async def close(self, error_code: int = 0) -> None:
         """Say goodbye if the peer still listens, then end the connection."""
         if not self.event_shutting_down.is_set():
+            has_begun = self.event_started.is_set()
             self._begin_to_end()
-            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECONDS_MAX):
-                if self.event_started.is_set():
+            if has_begun:
+                with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECONDS_MAX):
                     self.control(GO_AWAY, 0, 0, error_code)
                     await self.writer.written()
             self._scope.cancel()
             self._end_streams()
-        if not self.event_started.is_set():
-            await self.secured_conn.close()
-            self.event_closed.set()
+            if not has_begun:  # else `start` does it
+                self.event_closed.set()
+                await self.secured_conn.close()
         await trio.lowlevel.checkpoint()
 
     @property
@@ -272,42 +270,11 @@ class YamuxConnection(IMuxedConn):
         while True:
             for plaintext in await self.secured_conn.receive():
                 now = self._signs.heard_seconds = trio.current_time()
-                self._num_frames = 0
-                self._feed(memoryview(plaintext))
-                # A message without a frame is no cheaper than one with one.
-                num_small = max(1, self._num_frames) - len(plaintext) / FRAME_BYTES
-                if num_small > 0 and (seconds := self._small_frames.take(now, num_small)):
-                    await trio.sleep(seconds)
+                num_frames = self._cutter.feed(memoryview(plaintext))
+                self.on_received(len(plaintext))
+                await self.small_frames.came(now, num_frames, len(plaintext))
 
-    def _feed(self, data: memoryview) -> None:
-        """Cut plaintext into frames; frames and messages need not line up."""
-        position, end = 0, len(data)
-        while position < end:
-            if self._body_left:
-                take = min(self._body_left, end - position)
-                if self._body_stream is not None:
-                    self._body_stream.feed(data[position : position + take])
-                position += take
-                self._body_left -= take
-                if self._body_left == 0:
-                    self._apply_flags(self._body_stream, self._body_flags)
-                    self._body_stream = None
-                continue
-            if self._header or end - position < HEADER.size:
-                missing = HEADER.size - len(self._header)
-                self._header += bytes(data[position : position + missing])
-                position += missing
-                if len(self._header) < HEADER.size:
-                    return
-                fields = HEADER.unpack(self._header)
-                self._header = b""
-            else:
-                fields = HEADER.unpack_from(data, position)
-                position += HEADER.size
-            self._on_frame(*fields)
-
-    def _on_frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
-        self._num_frames += 1
+    def _on_header(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
         if version != 0 or kind > GO_AWAY:
             raise PeerViolation(f"not yamux: version {version}, type {kind}")
         if kind == PING:
@@ -330,9 +297,7 @@ class YamuxConnection(IMuxedConn):
                 self.writer.schedule(stream)
                 self._apply_flags(stream, flags)
             return
-        self._body_left, self._body_stream, self._body_flags = length, stream, flags
-        if length == 0:
-            self._apply_flags(stream, flags)
+        self._cutter.expect_body(stream, flags, length)
 
     def _on_new_stream(self, stream_id: int) -> None:
         if stream_id % 2 == self._next_stream_id % 2 or stream_id in self.streams:
@@ -353,17 +318,19 @@ class YamuxConnection(IMuxedConn):
         self.streams[stream_id] = stream
         self.control(WINDOW_UPDATE, ACK, stream_id, window - SPEC_WINDOW_BYTES)
 
+    def unread_bytes(self) -> int:
+        """Returns the bytes that have come and that nobody has read."""
+        return sum(stream.unread_bytes for stream in self.streams.values())
+
     def _num_open(self, stream_id: int) -> int:
         """The open streams of the end that opens the stream of this number."""
         return sum(1 for number in self.streams if number % 2 == stream_id % 2)
 
     def _apply_flags(self, stream: YamuxStream | None, flags: int) -> None:
-        if stream is None:
-            return
-        if flags & RST:
+        if stream is not None and flags & RST:
             stream.on_reset()
             self.forget_if_closed(stream)
-        elif flags & FIN:
+        elif stream is not None and flags & FIN:
             stream.on_fin()
 
     # -- liveness
@@ -387,9 +354,6 @@ class YamuxConnection(IMuxedConn):
         elif now >= self._signs.ask_at(was_dialled=self.was_dialled):
             self._signs.ask()
         return self._signs.ask_at(was_dialled=self.was_dialled)
-
-    def _ask(self, number: int) -> None:
-        self.control(PING, SYN, 0, number)
 
     def drop(self, reason: str) -> None:
         """End the connection without a word to the peer."""

@@ -86,6 +86,7 @@ class YamuxStream(IMuxedStream):
         self._pieces: deque[bytearray | memoryview] = deque()
         self._offset = 0  # read of the first piece
         self._buffered = 0
+        self._credited = 0  # of the unread bytes, those whose credit was given when they were read
         self._wanted = 1  # unread bytes that wake the task which reads here
         self._changed = trio.Event()
         self._sending = trio.Lock()
@@ -104,6 +105,11 @@ class YamuxStream(IMuxedStream):
     def has_unread(self) -> bool:
         """Returns whether the next read returns at once with bytes that have come."""
         return self._buffered > 0
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes that have come and that nobody has read."""
+        return self._buffered
 
     # -- sending
 
@@ -252,16 +258,20 @@ class YamuxStream(IMuxedStream):
                 self._pieces.popleft()
                 self._offset = 0
         self._buffered -= done
-        self._give_credit(done)
+        num_again = min(done, self._credited)  # what was put back lies in front
+        self._credited -= num_again
+        self._give_credit(done - num_again)
         return done
 
     def _put_back(self, data: memoryview) -> None:
-        """Return bytes to the front of the buffer; their credit was given and stays given."""
+        """Return bytes to the front of the buffer; their credit was given, and is not given
+        again."""
         if self._offset:
             self._pieces[0] = memoryview(self._pieces[0])[self._offset :]
             self._offset = 0
         self._pieces.appendleft(data)
         self._buffered += len(data)
+        self._credited += len(data)
 
     def _give_credit(self, num_bytes: int) -> None:
         self._consumed += num_bytes
@@ -333,7 +343,7 @@ class YamuxStream(IMuxedStream):
         if self.discarded_at is None:
             self.discarded_at = trio.current_time()
         self._pieces.clear()
-        self._offset = self._buffered = 0
+        self._offset = self._buffered = self._credited = 0
 
     async def reset(self) -> None:
         """End both directions at once."""

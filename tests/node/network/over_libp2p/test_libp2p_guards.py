@@ -31,8 +31,8 @@ from multiaddr import Multiaddr
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network import doorstep, stream_turns
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p import carriers, newcomers
 from gossamer.node.network.over_libp2p import liveness as liveness_module
-from gossamer.node.network.over_libp2p import newcomers, tcp
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.liveness import Liveness
@@ -449,9 +449,9 @@ def test_both_ends_detect_dead_links() -> None:
                 assert raw is not None
                 assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 milliseconds = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-                assert milliseconds == tcp.DEAD_LINK_SECONDS * 1000
+                assert milliseconds == carriers.DEAD_LINK_SECONDS * 1000
                 idle = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
-                assert idle == tcp.KEEPALIVE_IDLE_SECONDS
+                assert idle == carriers.KEEPALIVE_IDLE_SECONDS
 
     run(case)
 
@@ -1024,5 +1024,33 @@ def test_a_peer_that_is_banned_while_its_connection_is_entered_loses_it(
             banned.set()
             await eventually(lambda: client.peers() == [])
             assert server.peers() == []
+
+    run(case)
+
+
+def test_a_connection_whose_end_is_cancelled_leaves_the_books_and_the_gossip() -> None:
+    """One dial of a race finds it dead and ends it, and another one wins meanwhile."""
+
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            peer = ID.from_base58(server.peer_id)
+            await eventually(lambda: peer in client._pubsub.peers)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await client.disconnect(server.peer_id)
+            await eventually(lambda: peer not in client._pubsub.peers)
+            assert not client._swarm.get_connections(peer)
+
+    run(case)
+
+
+def test_a_connection_that_never_began_is_closed() -> None:
+    async def case() -> None:
+        async with secured_pair() as (one, other):
+            connection = YamuxConnection(one, ID(b"peer"))
+            await connection.close()
+            assert connection.is_closed
+            with pytest.raises(ConnectionClosedError):
+                await other.receive()
 
     run(case)

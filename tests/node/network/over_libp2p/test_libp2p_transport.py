@@ -183,6 +183,25 @@ def test_several_listeners() -> None:
     run(case)
 
 
+@pytest.mark.parametrize("listen", ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"])
+def test_both_ends_know_from_where_the_other_one_comes(listen: str) -> None:
+    """Without it all peers of a family are one network: for places, bans, and handshakes."""
+
+    async def case() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), [listen]) as server,
+            open_libp2p_transport(Identity.generate(), []) as client,
+        ):
+            await client.connect(server.addresses()[0])
+            for end in (client, server):
+                (connection,) = end._swarm.get_connections()
+                remote = connection.muxed_conn.get_remote_address()  # type: ignore[attr-defined]
+                assert remote is not None
+                assert remote[0] == listen.split("/")[2]
+
+    run(case)
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [

@@ -26,7 +26,8 @@ from gossamer.node.network.over_libp2p.liveness import (
     Liveness,
 )
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
-from gossamer.node.network.over_libp2p.yamux.connection import SMALL_FRAMES_RATE, YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux.small_frames import SMALL_FRAMES_RATE
 from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
     DATA,

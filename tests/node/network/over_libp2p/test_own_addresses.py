@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import trio
+from multiaddr import Multiaddr
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import addresses, tcp
@@ -46,6 +48,21 @@ def test_what_the_operator_names_comes_first_then_global_seen_and_private_addres
         ]
 
     trio.run(main)
+
+
+def test_a_process_without_a_free_file_keeps_its_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To ask the system for them takes a socket for a moment."""
+    listens, family = Multiaddr("/ip4/0.0.0.0/tcp/4610"), socket.AF_INET
+    before = addresses.dialable(listens), addresses.interface_networks()
+    assert before[0] == [f"/ip4/{each}/tcp/4610" for each in addresses.interface_hosts(family)]
+
+    def no_file() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(psutil, "net_if_addrs", no_file)
+    assert (addresses.dialable(listens), addresses.interface_networks()) == before
 
 
 def test_bridges_of_containers_are_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from gossamer.node.base.rate_limit import BURST_SECONDS, RateLimit
 from gossamer.node.network import circuit_places, relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p import paths
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
@@ -125,6 +128,22 @@ def test_two_peers_talk_through_a_third_one_that_counts_what_it_carries() -> Non
         assert await _sends_back(target, caller, data)
         assert len(middle.paths.circuits.places) == 1
         assert middle.paths.circuits.carried_bytes > 4 * len(data)
+
+    _run(story)
+
+
+def test_a_machine_without_a_free_file_gives_no_circuit_up_as_a_defect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_file() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        monkeypatch.setattr(paths, "ends", no_file)
+        with pytest.raises(ConnectError, match="Too many open files"):
+            await caller.connect_through(middle.peer_id, target.peer_id)
+        await _until(lambda: not len(middle.paths.circuits.places))
 
     _run(story)
 

@@ -231,3 +231,23 @@ def test_a_peer_cannot_send_more_than_its_window_on_a_later_stream() -> None:
         assert far.is_closed
 
     run_pair(story)
+
+
+def test_what_is_read_again_after_a_cancellation_gives_no_credit_twice() -> None:
+    """Otherwise a peer that sends the beginning of a message may send without a bound."""
+
+    async def story(near: YamuxConnection, far: YamuxConnection) -> None:
+        stream = await near.open_stream()
+        accepted = cast(YamuxStream, await far.accept_stream())
+        halves = bytes(FIRST_WINDOW_BYTES), bytes(range(256)) * (FIRST_WINDOW_BYTES // 256)
+        await stream.send(halves[0])
+        for _ in range(10):
+            with trio.move_on_after(1):
+                await accepted.receive_exactly(2 * FIRST_WINDOW_BYTES)
+        assert stream.send_window <= FIRST_WINDOW_BYTES + accepted.granted
+        await stream.send(halves[1])
+        assert await accepted.receive_exactly(2 * FIRST_WINDOW_BYTES) == b"".join(halves)
+        await trio.sleep(1)
+        assert stream.send_window >= FIRST_WINDOW_BYTES // 2
+
+    run_pair(story)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,15 +48,19 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, seed=330, checkpoint_rounds=CHECKPOINT_ROUNDS)
 
 
-async def damage_while_away(world: World, nursery: trio.Nursery) -> None:
+async def damage_while_away(
+    world: World, nursery: trio.Nursery, while_away: Callable[[], None] = lambda: None
+) -> None:
     """Two nodes work together, and one of them is killed and finds damaged blocks."""
     await nursery.start(world.run, "a")
     await nursery.start(world.run, "b", ["a"])
     await world.reach(ROUNDS, "a", "b")
+    world.assert_one_chain("a", "b")
     world.crash("b")
     await trio.sleep(1.0)  # virtual: the old life lets its folder go
     assert damage_all(StateDir(world.root / "b")) > ROUNDS
     del world.nodes["b"]
+    while_away()
     await nursery.start(world.run, "b", ["a"])
 
 
@@ -92,12 +97,14 @@ def test_a_disk_that_damages_what_is_fetched_is_no_fault_of_a_peer(
 
     monkeypatch.setattr(BlockStore, "_write_file", damaging)
 
-    async def story(nursery: trio.Nursery) -> None:
+    def dies() -> None:
         nonlocal is_dying
         is_dying = True
-        await damage_while_away(world, nursery)
-        await trio.sleep(2.0)
-        assert num_damaged > CHECKPOINT_ROUNDS
+
+    async def story(nursery: trio.Nursery) -> None:
+        nonlocal is_dying
+        await damage_while_away(world, nursery, dies)
+        await world.until(lambda: num_damaged > CHECKPOINT_ROUNDS)
         assert not is_with_others(world)
         is_dying = False
         await world.until(lambda: is_with_others(world), 2 * AVOID_SECONDS)

@@ -10,7 +10,15 @@ import trio
 from gossamer.node.peers.announcer import QUIET_SECONDS
 from gossamer.node.peers.connection_watch import WATCH_SECONDS
 from tests.support.apart import Apart
-from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, start
+from tests.support.node_world import (
+    NumbersTrainer,
+    World,
+    assert_every_token_counted_once,
+    headers_of,
+    newest_header,
+    simulate,
+    start,
+)
 
 NUM_ROUNDS = 16
 
@@ -48,6 +56,25 @@ def test_an_organiser_waits_for_a_member_to_which_it_has_no_connection(
         world.assert_one_chain(*"abcd")
         headers = headers_of(world, "a")[first : first + NUM_ROUNDS]
         assert [len(header.members) for header in headers] == [4] * NUM_ROUNDS
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("seed", [103, 117, 132])
+def test_newcomers_that_are_not_connected_yet_train_on_different_data(
+    tmp_path: Path, seed: int
+) -> None:
+    """They come at one moment, hear of each other by the founder, and choose their data within the
+    second before they are connected. In these worlds both prefer the same."""
+    world = World(tmp_path, seed=seed, num_shards=12)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(2, "a")
+        await world.until(lambda: len(newest_header(world, "a").members) == 3)
+        await world.reach(world.round("a") + 2, *"abc")
+        world.assert_one_chain(*"abc")
+        assert_every_token_counted_once(headers_of(world, "a"))
 
     simulate(world, story)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.signed_manifests import open_signed_manifest
@@ -24,7 +25,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
 from gossamer.protocol.policy.ring_conduct import VotesSeen
-from gossamer.protocol.state.chain import signers_of
+from gossamer.protocol.state.chain import credits_of, decode_header, encode_header, signers_of
 from gossamer.protocol.wire.statements import Phase
 from tests.support.apart import REUNION_SECONDS
 from tests.support.balance import is_balanced
@@ -140,6 +141,52 @@ def test_rounds_that_the_disk_did_not_take_are_on_it_when_it_is_back(
         assert StateDir(tmp_path / "a").read_head() == head
         records = (tmp_path / "a" / "chain").glob("0*")
         assert len([*records]) == node.context.committed.entry.round
+
+    simulate(world, story)
+
+
+def test_a_record_that_waited_needs_no_room_for_a_checkpoint(tmp_path: Path) -> None:
+    """Records are small, and a checkpoint is as large as the model. A disk that takes the record
+    and no checkpoint has all that a paused node has to write."""
+    world = World(tmp_path, seed=20)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(3, "a")
+        node = world.participant("a")
+        world.nodes["a"].pause()
+        await world.until(lambda: phase(node) == "paused", seconds=30)
+        chain, health = node.context.committed.chain, node.context.health
+        first = chain.commit(world.path("a")[0])
+        beside = replace(decode_header(first.header), update_digest=bytes(32))
+        with disk_that_takes_nothing(tmp_path / "a" / "chain"):
+            chain.add(replace(first, header=encode_header(beside)), beside)
+        assert health.problem is not None
+        with disk_that_takes_nothing(tmp_path / "a" / "blocks"):
+            await world.until(lambda: chain.problem is None, seconds=60)
+            await trio.sleep(1.0)
+            assert health.problem is None
+
+    simulate(world, story)
+
+
+def test_a_node_that_is_started_again_knows_who_signed_the_rounds(tmp_path: Path) -> None:
+    """Its own record of a round has the votes that were enough. The others come a moment later."""
+    world = World(tmp_path, seed=21)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(16, *"abcd")
+        path = world.path("b")
+        world.crash("b")
+        state_dir = StateDir(tmp_path / "b")
+        genesis_state = Digest(open_signed_manifest(world.signed).genesis_digest)
+        run_id = open_signed_manifest(world.signed).run_id
+        chain = ChainStore(state_dir.chain_path, run_id, genesis_state, read_only=True)
+        rounds = [head for head in path[:-1] if len(chain.header(head).members) == 4]
+        assert len(rounds) >= 3
+        for head in rounds:
+            assert signers_of(chain.commit(head)) == credits_of(chain.header(head)).keys()
 
     simulate(world, story)
 

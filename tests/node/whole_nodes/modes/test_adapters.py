@@ -14,7 +14,7 @@ from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import SIGNATURE_BYTES, Digest
+from gossamer.protocol.ids import DIGEST_BYTES, SIGNATURE_BYTES, Digest
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.state.frozen_weights import decode_list
@@ -165,6 +165,6 @@ def test_a_metered_node_that_lacks_weights_serves_no_blocks(tmp_path: Path) -> N
     simulate(world, story)
 
 
-FRAMES_BYTES = 768 + SIGNATURE_BYTES
-"""Bytes of a ring beside its chunks, at most. A set is as short as a number here, and its signature
-is not."""
+FRAMES_BYTES = 768 + 2 * (2 + DIGEST_BYTES) + SIGNATURE_BYTES
+"""Bytes of a ring beside its chunks, at most. Its roster has a commitment of each member. A set is
+as short as a number here, and its signature is not."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 import trio
 
-from gossamer.node.rounds import round_end, turn
+from gossamer.node.rounds import settlement, turn
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
@@ -161,7 +161,7 @@ def _all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _as_in_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of these worlds are shorter than 30 s: here it is saved at each commit."""
-    monkeypatch.setattr(round_end, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(settlement, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(SharingTrainer, "births", {}, raising=False)
     monkeypatch.setattr(SharingTrainer, "files", {}, raising=False)
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.runs.rolling_back import RollbackDesk
 from gossamer.node.runs.signed_orders import SignersRun
 from gossamer.node.storage.blocks import BlockStore
@@ -226,5 +228,27 @@ def test_rounds_that_are_taken_back_are_trained_again(tmp_path: Path) -> None:
         assert_final(world, *"abc")
         assert world.path("a")[:target] == before[:target]
         assert world.path("a")[-1] != before[-1]
+
+    simulate(world, story)
+
+
+def test_a_node_that_only_serves_takes_any_limit_of_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rounds are over, so that none of them lasts longer by it."""
+    world = World(tmp_path, seed=5, last_round=LAST)
+    slow = {"upload": "0.5"}
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await world.reach(3, *"ab")
+        first = world.nodes["a"].first
+        fast = replace(first.hardware.capacity(), tokens_per_second=1e6)
+        monkeypatch.setattr(first.hardware, "capacity", lambda: fast)
+        with pytest.raises(ConfigError, match="too few"):
+            await first.limits.change(slow)
+        await finish(world, *"ab")
+        assert await first.limits.change(slow) == ""
+        assert first.limits.settings.up_limit == ("0.5",)
 
     simulate(world, story)

@@ -30,6 +30,10 @@ CACHE_BYTES = 1 << 30
 TOGETHER_SECONDS = 20.0
 """Time for all to go back and make a round, in virtual time: rounds take half a second."""
 
+CHECKPOINTS_MADE = 3
+"""Upper bound on the checkpoints that a run makes until a node sees an order on its disk, within 4
+seconds. Each lets the oldest one go."""
+
 
 def run_of(world: World, name: str = "a") -> RollbackDesk:
     """The run in a state directory, the founder's if no other is named."""
@@ -55,12 +59,13 @@ def has_left(world: World, name: str, undone: bytes) -> bool:
 
 
 def depth(world: World) -> int:
-    """A round to go back to. The oldest whole state on the founder's disk may go any moment."""
+    """A round to go back to. The oldest whole states on the founder's disk go before it sees the
+    order."""
     run = run_of(world)
     for number in range(world.round("a")):
         with contextlib.suppress(OrderError):
             run.plan(number)
-            return number + run.manifest.rounds.checkpoint_rounds + 1
+            return number + CHECKPOINTS_MADE * run.manifest.rounds.checkpoint_rounds + 1
     raise AssertionError("the founder cannot go back to any round")
 
 

@@ -6,10 +6,15 @@ import re
 from itertools import product
 from pathlib import Path
 from typing import get_args
+from unittest.mock import MagicMock
 
 import pytest
 
-from gossamer.node.modes.table import MODES, mode_for
+from gossamer.node.modes.pending_work import PendingWork
+from gossamer.node.modes.shared import SharedSteps
+from gossamer.node.rounds.opening import mode_of
+from gossamer.node.storage.next_state import payloads_for
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.manifest_checks import problems_of
 from gossamer.protocol.sync_modes import SYNC_MODES, SyncMode
@@ -23,10 +28,10 @@ COMPARED_BY_NAME = re.compile(r'\bsync [!=]= "|"(?:diloco|sparse|distro)" [!=]= 
 @pytest.mark.parametrize(("sync", "trust"), list(product(get_args(SyncMode), get_args(Trust))))
 def test_each_mode_that_a_manifest_allows_has_a_strategy(sync: SyncMode, trust: Trust) -> None:
     run = manifest(sync=sync, trust=trust)
-    allowed = not any("trust" in problem for problem in problems_of(run))
-    assert ((sync, trust) in MODES) == allowed
-    if allowed:
-        assert mode_for(run) is MODES[sync, trust]
+    assert not any("trust" in problem for problem in problems_of(run))
+    committed = MagicMock(payloads=payloads_for(run))
+    mode = mode_of(PeerId(run.founder), committed, MagicMock())
+    assert isinstance(mode, SharedSteps if SYNC_MODES[sync].shares_steps else PendingWork)
 
 
 def test_each_mode_has_its_row() -> None:
