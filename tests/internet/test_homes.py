@@ -5,6 +5,7 @@ A short set; `python -m tests.internet.run` has all topologies, with a ring that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -208,7 +209,7 @@ def test_a_laptop_that_sleeps_and_wakes_in_another_home_is_back_in_the_rounds(
             _wait_for_round_of_all(watched, len(machines))
             pids = homes.internet.pids(laptop.number)
             for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
+                _signal(pid, signal.SIGSTOP)
             asleep = watched.status()
             assert asleep is not None
             homes.internet.carry(laptop.number, 1)
@@ -224,7 +225,7 @@ def test_a_laptop_that_sleeps_and_wakes_in_another_home_is_back_in_the_rounds(
             time.sleep(SLEEP_SECONDS)
             woken = time.monotonic()
             for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+                _signal(pid, signal.SIGCONT)
             _wait_for_round_of_all(watched, len(machines), after=after)
             seconds = time.monotonic() - woken
             print(f"back after {seconds:.1f} s")
@@ -413,6 +414,12 @@ def test_the_doctor_has_a_peer_dial_machines_on_which_no_node_runs(tmp_path: Pat
     assert f"ok reach Reachable at {outside} (confirmed by 1)" in texts[0], texts[0]
     assert "no member has confirmed yet that it can be dialled" in texts[1], texts[1]
     assert f"open TCP port {PORT} on the router" in texts[1], texts[1]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    # The process that asks the router lives for some seconds, and the daemon ends it.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _wait_for_round_of_all(home: Home, number: int, after: int = 0) -> None:
