@@ -117,7 +117,9 @@ class RecordFiles:
         Args:
             adding: the lock under which all else here is called. It is held for moments.
         """
-        for head, grown in list(self._grown.items()):
+        with adding:  # the event loop may take another record meanwhile
+            all_grown = list(self._grown.items())
+        for head, grown in all_grown:
             path, record = grown
             folder, _, name = path.rpartition("/")
             temporary = Path(folder, f".{name}.grown")

@@ -25,6 +25,7 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.frames import asked, receive_frame
 from gossamer.node.network.transport import Stream
 from gossamer.node.rounds.opened_chunks import OPENING_SECONDS, KeptRound
+from gossamer.node.rounds.sum_auditing import SumAuditing
 from gossamer.node.storage import kept_parts
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
@@ -195,6 +196,17 @@ def open_nothing(world: World) -> None:
     sums.opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
 
 
+async def liar_among_slow(world: World, nursery: trio.Nursery) -> SumAuditing:
+    """Starts four nodes that train slowly, and returns the audits of the liar once rounds go on."""
+    await nursery.start(world.run, "a", [], SlowTrainer)
+    for name in "bcd":
+        await nursery.start(world.run, name, ["a"], SlowTrainer)
+    await world.reach(2, *HONEST)
+    sums = world.participant(LIAR)._sums
+    assert sums is not None
+    return sums
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("answer_seconds", [math.inf, OPENING_SECONDS - 5.0])
 def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_guilty(
@@ -206,13 +218,7 @@ def test_a_member_that_keeps_its_auditors_waiting_makes_no_honest_member_look_gu
     found = set[str]()
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a", [], SlowTrainer)
-        for name in "bcd":
-            await nursery.start(world.run, name, ["a"], SlowTrainer)
-        await world.reach(2, *HONEST)
-        sums = world.participant(LIAR)._sums
-        assert sums is not None
-        opened_chunks = sums.opened_chunks
+        opened_chunks = (await liar_among_slow(world, nursery)).opened_chunks
 
         async def kept_for(head: Digest) -> Any:
             kept = opened_chunks._kept.get(head)
@@ -238,12 +244,7 @@ def test_a_liar_that_ends_its_connection_to_each_auditor_sits_out(tmp_path: Path
     world = World(tmp_path, seed=23, codec="fp32", inner_steps=SLOW_STEPS)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a", [], SlowTrainer)
-        for name in "bcd":
-            await nursery.start(world.run, name, ["a"], SlowTrainer)
-        await world.reach(2, *HONEST)
-        sums = world.participant(LIAR)._sums
-        assert sums is not None
+        sums = await liar_among_slow(world, nursery)
 
         async def answer(stream: Stream, kept: KeptRound | None, question: Open) -> None:
             await world.participant(LIAR).context.transport.disconnect(stream.peer_id)
