@@ -281,6 +281,8 @@ def _serve(control: socket.socket) -> tuple[_Start, list[int]]:
             if not pid:
                 # Before that the copy must not ask to be killed when its parent ends.
                 os.read(waits, 1)
+                # Else its end would close whatever has got its number by then.
+                control.close()
                 return _Start(**json.loads(message)), fds
             os.write(writer, str(pid).encode())
             os._exit(0)
@@ -298,6 +300,7 @@ def _run(
     dispositions: Mapping[signal.Signals, Any],
 ) -> None:
     """Becomes the process that was asked for, and runs it."""
+    _servers.clear()
     _take_fds(fds, start.fds)
     if start.new_session:
         os.setsid()
@@ -311,7 +314,6 @@ def _run(
     for generator in generators:
         generator.seed()
     _, _, module, *arguments = start.command
-    _servers.clear()
     if module == CLI:
         _keep_server(generators, dispositions)
     for number, disposition in dispositions.items():

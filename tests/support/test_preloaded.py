@@ -98,6 +98,23 @@ def test_a_variable_that_a_test_has_set_meanwhile_changes_nothing(
         process.kill()
 
 
+@BOTH
+def test_the_end_of_a_program_closes_no_file_that_it_did_not_open(
+    popen: type[subprocess.Popen[str]],
+) -> None:
+    """A socket of the server, still known in a copy, would close what got its number meanwhile."""
+    program = """
+import atexit, os
+mine = [os.open(os.devnull, os.O_RDONLY) for _ in range(200)]
+atexit.register(lambda: [os.fstat(each) for each in mine])
+"""
+    command = (sys.executable, "-m", preloaded.CODE, program)
+    with popen(command, stderr=subprocess.PIPE, text=True) as process:
+        _, err = process.communicate(timeout=60)
+    assert err == ""
+    assert process.returncode == 0
+
+
 def test_a_copy_that_ends_with_its_parent_lives_as_long_as_this_process() -> None:
     """A process of a further device asks to be killed with its parent when it begins: until it is
     adopted, that would be the short-lived process which forked it."""
