@@ -19,9 +19,9 @@ Row: TypeAlias = tuple[str, str, str]
 
 TEXTS = {
     "round": "One round as one peer sees it, from its first `Ready` to the commit. While it "
-    "follows a ring, the state of the attempt says how far that ring is.",
+    "follows a ring, the state of that ring says how far it is.",
     "gathering": "Whether a peer may organise a ring on a head, or waits for a ring without it.",
-    "attempt": "One ring that a peer follows.",
+    "followed ring": "One ring that a peer follows.",
     "chunk": "The partial sum of one chunk at one member. The average of the chunk may arrive in "
     "any of these states.",
     "commit": "The agreement of the members on the header of a round.",

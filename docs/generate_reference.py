@@ -137,7 +137,9 @@ def manifest_page() -> str:
         "are checked when the run is founded, and each mistake is reported with what is allowed.",
     ]
     for section, explanations in manifest_keys.EXPLANATIONS.items():
-        owner = getattr(values, section) if section else values
+        owner: object = getattr(values, section, values)
+        if section == "schedule":
+            owner = draft.schedule_of(values.inner)
         rows = [
             (f"`{key}`", _type(manifest_keys.HINTS[section][key]), _code(getattr(owner, key)), text)
             for key, text in explanations.items()

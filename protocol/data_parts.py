@@ -11,13 +11,13 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES
 from gossamer.protocol.shard_index import ShardIndex, decode_index
 
 
-class DataPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class DataPart(ArrayStruct, frozen=True):
     """One part: the block with its `ShardIndex`, its shards and their tokens."""
 
     index_digest: bytes
@@ -40,12 +40,7 @@ class PartList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.parts[: len(earlier.parts)] == earlier.parts
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(PartList)
-
-
-def encode_parts(parts: PartList) -> bytes:
-    return _encoder.encode(parts)
 
 
 def decode_parts(data: bytes) -> PartList:
@@ -69,11 +64,8 @@ def decode_parts(data: bytes) -> PartList:
 
 
 def decode_part(data: bytes, part: DataPart) -> ShardIndex:
-    """Returns the shards of a part.
-
-    Raises:
-        MalformedError: the bytes are not the index of this part.
-    """
+    """Returns the shards of a part. Raises MalformedError if the bytes are not the index of this
+    part."""
     index = decode_index(data)
     tokens = sum(shard.num_tokens for shard in index.shards)
     if index.heldout or (len(index.shards), tokens) != (part.num_shards, part.num_tokens):

@@ -1,7 +1,9 @@
-"""Strict decoding of what comes from a peer or from the disk."""
+"""The forms of messages in MessagePack, and strict decoding of what comes from a peer or from the
+disk."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +15,17 @@ DECODING_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 end."""
 
 _T = TypeVar("_T")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ArrayStruct(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A struct in the form *array* of SPEC.md: its fields in order, and nothing behind the last
+    one."""
+
+
+def to_msgpack(message: msgspec.Struct | Sequence[object]) -> bytes:
+    """The canonical bytes of a message. It says nothing about whether its values are allowed."""
+    return _encoder.encode(message)
 
 
 def decoded(

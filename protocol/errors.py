@@ -8,15 +8,11 @@ event that the state machine does not allow. It leaves the machine as it was.
 from __future__ import annotations
 
 
-class ProtocolError(Exception):
-    """Base of both sides' errors."""
-
-
-class LocalProtocolError(ProtocolError):
+class LocalProtocolError(Exception):
     """A state machine was called in a way that its rules do not allow: a bug in this program."""
 
 
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(Exception):
     """A peer sent something that the protocol does not allow.
 
     `reason` is a short fixed word for counters (`offences_total{reason}`).

@@ -1,7 +1,8 @@
 """The manifest: what one run trains and by which rules, fixed by its founder.
 
 A manifest is canonical msgpack: fields in the order in which the classes below declare them,
-no defaults left out. `run_id` is the BLAKE3 digest of exactly these bytes, so two peers with the
+no defaults left out. A field that may be `UNSET` is none of the map where it is so; its docstring
+says what that means. `run_id` is the BLAKE3 digest of exactly these bytes, so two peers with the
 same `run_id` agree on everything here. The founder signs the `run_id`.
 
 `manifest_checks` has the allowed values.
@@ -61,16 +62,14 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     sequences_per_step: int
     """Sequences of `context` tokens in one inner step of one peer."""
     ends: bool | msgspec.UnsetType = msgspec.UNSET
-    """Whether the run ends with the round that completes `total_steps` (`Manifest.last_round`). A
-    manifest from before runs ended has no such field, keeps its id, and never ends."""
+    """Whether the run ends with the round that completes `total_steps` (`Manifest.last_round`).
+    UNSET: it never ends."""
     optimizer: InnerOptimizer | msgspec.UnsetType = msgspec.UNSET
-    """`muon`: the matrices of the layers by Muon (MuLoCo, arXiv 2505.23725), all else by AdamW. A
-    manifest from before there was a choice has no such field, keeps its id, and means `adamw`."""
-
+    """`muon`: the matrices of the layers by Muon (MuLoCo, arXiv 2505.23725), all else by AdamW.
+    UNSET: `adamw`."""
     schedule: TokenSchedule | msgspec.UnsetType = msgspec.UNSET
-    """The schedule of a run that counts tokens instead of planned steps (WSD). A manifest from
-    before there was one has no such field, keeps its id, and means `warmup_steps` and
-    `total_steps`, with a cosine."""
+    """The schedule of a run that counts tokens instead of planned steps (WSD). UNSET: a cosine
+    over `warmup_steps` and `total_steps`."""
 
     @property
     def uses_muon(self) -> bool:
@@ -126,19 +125,16 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     part of the way to a new state that the local parameters stay behind (`trainer.overlap`)."""
     widening: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the codes of a partial sum get wider with the number of members in it (`int4` only,
-    `protocol.codecs.wide_codecs`). A manifest from before there were such codes has no such field,
-    and keeps its id and its bytes on the wire."""
+    `protocol.codecs.wide_codecs`). UNSET: no."""
     sparse_sums: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the parts of many members travel as a sum where a set of them would be longer
-    (`sparse` with `trust = "members"` only, `protocol.codecs.payloads`). A manifest from before
-    there were such sums has no such field, and keeps its id and its bytes on the wire."""
+    (`sparse` with `trust = "members"` only, `protocol.codecs.payloads`). UNSET: no."""
     packing: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether chunks are packed on their way to the next member (values of `fp32` and `fp16`, and
-    the places of sparse updates, `protocol.codecs.packing`). A manifest from before there was a
-    packing has no such field, and keeps its id and its bytes on the wire."""
+    the places of sparse updates, `protocol.codecs.packing`). UNSET: no."""
     step_chunks: int | msgspec.UnsetType = msgspec.UNSET
-    """Chunks in which a shared step travels (`distro` only, `protocol.codecs.step_codec`). Without
-    this field it is one, as in a manifest from before a step could have several."""
+    """Chunks in which a shared step travels (`distro` only, `protocol.codecs.step_codec`). UNSET:
+    one."""
 
     @property
     def chunks_of_step(self) -> int:
@@ -214,16 +210,13 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Longest wait for the others, as a part of the time that the first peer took."""
     accusers: int | msgspec.UnsetType = msgspec.UNSET
     """Votes that must call a member of a ring of three or more removed before a commit counts it as
-    out, 1 or 2. A manifest without it, as all from before, keeps its id and means 1."""
+    out, 1 or 2. UNSET: 1."""
     keepers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Peer ids of which more than half may take rounds back together, as the founder may alone
-    (`policy.rollback_signers`). A manifest without it, as all from before, keeps its id and has no
-    keepers."""
-
+    (`policy.heads.rollback_signers`). UNSET: none."""
     probation: int | msgspec.UnsetType = msgspec.UNSET
     """Rounds that have to take a peer's work before it has its whole influence, in a run with
-    `trust = "open"` (`protocol.standing`). A manifest without it, as all from before, keeps its id
-    and has no probation."""
+    `trust = "open"` (`protocol.standing`). UNSET: 0."""
 
     @property
     def keeper_ids(self) -> tuple[str, ...]:
@@ -251,18 +244,16 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     heldout_tokens: int
     own: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether every peer trains on data of its own, which does not leave it. The index then has
-    nothing but the held-out shards, and no message names data. A manifest from before that has no
-    such field, and keeps its id."""
+    nothing but the held-out shards, and no message names data. UNSET: no."""
     messages: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the data are conversations, of which only the assistant's tokens are targets
-    (`protocol.shard_index.PROMPT_BIT`). A manifest from before that has no such field."""
+    (`protocol.shard_index.PROMPT_BIT`). UNSET: no."""
     frozen_digest: bytes | msgspec.UnsetType = msgspec.UNSET
     """Only in a run of adapters: block with the list of the model's weights, which stay as they are
     (`protocol.state.frozen_weights`)."""
     grows: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the founder adds shards while the run goes on (`protocol.data_parts`). The shards and
-    tokens of the manifest are then those that the run begins with. A manifest from before that has
-    no such field."""
+    tokens of the manifest are then those that the run begins with. UNSET: no."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -285,7 +276,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     admission: Literal["open", "allow", "invite"]
     allowed: tuple[str, ...]
     """Peer ids that may join when `admission` is `allow`. With `invite` they and the founder are
-    the roots, which are in and may invite others (`protocol.policy.roll`)."""
+    the roots, which are in and may invite others (`protocol.policy.members.roll`)."""
     trust: Trust = "members"
     """Whether members of a ring trust each other's sums (`members`), or check each contribution
     against what its member signed (`open`)."""

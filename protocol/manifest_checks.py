@@ -49,7 +49,7 @@ def problems_of(manifest: Manifest) -> list[str]:
     checks.model(manifest.model)
     checks.inner(manifest.inner)
     checks.outer(manifest.outer)
-    if not checks.problems:  # what these say together needs each of them to be right
+    if checks.are_right("model.", "outer.fragments", "outer.inner_steps", "outer.chunk_elements"):
         checks.fragments(manifest)
         checks.chunks(manifest)
     checks.trust(manifest)
@@ -81,6 +81,11 @@ class _Checks:
     def require(self, condition: bool, problem: str) -> None:
         if not condition:
             self.problems.append(problem)
+
+    def are_right(self, *keys: str) -> bool:
+        """Returns whether no mistake so far is about these keys, or keys that begin so. A rule that
+        compares several keys needs each of them to be right."""
+        return not any(problem.startswith(keys) for problem in self.problems)
 
     def digest(self, key: str, digest: bytes, *, may_be_empty: bool = False) -> None:
         self.require(
@@ -119,7 +124,6 @@ class _Checks:
             self.problems.append(f"{key}: {peer_id!r} is {error}")
 
     def model(self, model: ModelConfig) -> None:
-        before = len(self.problems)
         self.within("model.num_layers", model.num_layers, 1, limits.LAYERS_MAX)
         self.within("model.width", model.width, 8, 65_536)
         self.within("model.num_heads", model.num_heads, 1, 1024)
@@ -133,7 +137,7 @@ class _Checks:
             self.imported(model.imported)
         if model.lora:
             self.problems += problems_of_lora(model.lora)
-        if len(self.problems) > before:
+        if not self.are_right("model."):
             return
         self.require(
             bool(model.imported)
@@ -258,8 +262,9 @@ class _Checks:
                 1,
                 limits.CHUNKS_MAX,
             )
-            most = step_chunks_max(manifest.model, outer)
-            self.within("outer.step_chunks", outer.chunks_of_step, 1, most)
+            if self.are_right("model."):
+                most = step_chunks_max(manifest.model, outer)
+                self.within("outer.step_chunks", outer.chunks_of_step, 1, most)
             self.require(
                 not outer.warmup_rounds,
                 'outer.warmup_rounds is not 0: every step of "distro" is shared',

@@ -53,8 +53,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     imported: ImportedShape | msgspec.UnsetType = msgspec.UNSET
-    """Only in a run that began with weights of a folder. A manifest without it has no such field,
-    so that the runs that there were keep their ids."""
+    """Only in a run that began with weights of a folder."""
     lora: LoraConfig | msgspec.UnsetType = msgspec.UNSET
     """Only in a run of adapters. Then the parameters of the run are these alone."""
 

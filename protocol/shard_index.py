@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
@@ -14,7 +14,7 @@ PROMPT_BIT = 1 << 31
 data are conversations, all tokens but the assistant's."""
 
 
-class ShardInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ShardInfo(ArrayStruct, frozen=True):
     """One shard: BLAKE3 of its compressed bytes, its length in tokens and in compressed bytes."""
 
     digest: bytes
@@ -29,12 +29,7 @@ class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     heldout: tuple[ShardInfo, ...]
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(ShardIndex)
-
-
-def encode_index(index: ShardIndex) -> bytes:
-    return _encoder.encode(index)
 
 
 def decode_index(data: bytes) -> ShardIndex:

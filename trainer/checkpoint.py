@@ -38,10 +38,11 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used or written. The message says which and why."""
 
 
-def save_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str:
+def save_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
     """Writes the moments; what was at `path` stays until the new file is on the disk.
 
-    Returns why it could not (disk full, no permission ...), or the empty string.
+    Raises:
+        CheckpointError: not written (disk full, no permission ...); the old file is untouched.
     """
     tensors = {
         name + part: tensor.cpu()
@@ -50,28 +51,10 @@ def save_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str
     }
     steps = str(optimizer.num_steps)
     metadata = {"format": _format(optimizer), "model": _model_key(model), "steps": steps}
-    try:
-        _write(tensors, metadata, path, "the optimizer's moments")
-    except CheckpointError as error:
-        return str(error)
-    return ""
+    _write(tensors, metadata, path, "the optimizer's moments")
 
 
-def load_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> str:
-    """Fills the optimizer from a checkpoint, if there is one.
-
-    Returns why it could not (damaged, or of another model or optimizer), or the empty string.
-    """
-    try:
-        load_optimizer(optimizer, model, path)
-    except FileNotFoundError:
-        return ""
-    except CheckpointError as error:
-        return f"{error}; the optimiser starts with fresh moments"
-    return ""
-
-
-def load_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
+def load_moments(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
     """Fills the optimizer from a checkpoint; on an error it is as it was.
 
     Raises:

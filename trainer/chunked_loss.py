@@ -30,12 +30,12 @@ _FP16_ROOM_MIN = -4
 
 
 def fp16_room(num_rows: int) -> float:
-    """Returns by how much gradients of a chunk are divided in fp16; below 1 they are multiplied.
+    """Returns by how much gradients of a chunk are divided in fp16, a power of two.
 
     The gradient of the head is a sum over the rows of a chunk, which a frequent word could bring
     out of the range. A word that is no target has its probability as its gradient, which in a large
     vocabulary is near the smallest number (6e-8). The larger the vocabulary, the fewer rows has a
-    chunk: so there is room for both. A power of two costs no bits.
+    chunk: so there is room for both.
     """
     return 2.0 ** max((num_rows - 1).bit_length() - _FP16_ROWS, _FP16_ROOM_MIN)
 

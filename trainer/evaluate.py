@@ -34,9 +34,7 @@ def batches_of(
     Args:
         tokens_max: at most so many tokens are looked at.
     """
-    for batch in _all_batches_of(shards, context, num_sequences, tokens_max):
-        if num_targets(batch):
-            yield batch
+    return filter(num_targets, _all_batches_of(shards, context, num_sequences, tokens_max))
 
 
 def _all_batches_of(

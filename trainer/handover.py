@@ -39,8 +39,7 @@ class HandOver:
         self._transfer.load(self._local, self._base)
 
     def begin_at_base(self) -> None:
-        """A round begins at `base`. It is read once: the daemon may be writing the next state
-        there, and a later `rebase` takes that over if `local` is now what `work` is."""
+        """A round begins at `base`. It is read once: the daemon may be writing the next state."""
         torch.from_numpy(self._work).copy_(torch.from_numpy(self._base))
         self._transfer.load(self._local, self._work)
 
@@ -59,7 +58,6 @@ class HandOver:
 
         Args:
             stays_behind: the part of the way to it that the local parameters do not go.
-            in_round: whether a round runs.
         """
         for part in (slice(start, stop) for start, stop in ranges):
             local, base, work = self._local[part], self._base[part], self._work[part]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.text.data import add_span
 
@@ -20,13 +19,8 @@ step may add as many as it has sequences, and more. The daemon makes one span of
 class LocalRound:
     """The inner steps of one peer in one round."""
 
-    number: int
-    first_step: int
-    """Place of the first step in the schedule."""
-    steps_max: int
-    seconds_max: float
-    place: SchedulePlace | None
-    """The round's place in a schedule of tokens; None in a run that counts planned steps."""
+    task: messages.Begin
+    """What the daemon wants of it."""
     started: float = field(default_factory=time.monotonic)
     steps: int = 0
     tokens: int = 0
@@ -37,19 +31,13 @@ class LocalRound:
     @property
     def seconds_left(self) -> float:
         """Time until the round has to end; not positive when it is over."""
-        return self.started + self.seconds_max - time.monotonic()
+        return self.started + self.task.seconds_max - time.monotonic()
 
     @property
     def is_over(self) -> bool:
         """True if the round has had its steps, its time or its pieces of data."""
-        return (
-            self.steps >= self.steps_max or self.seconds_left <= 0 or len(self._spans) >= SPANS_MAX
-        )
-
-    @property
-    def newest_step(self) -> int:
-        """Place of the newest step in the schedule."""
-        return self.first_step + self.steps - 1
+        has_steps = self.steps >= self.task.steps_max
+        return has_steps or self.seconds_left <= 0 or len(self._spans) >= SPANS_MAX
 
     def add_step(
         self, spans: Iterable[messages.Span], tokens: int, text_bytes: int, loss: float
@@ -73,7 +61,7 @@ class LocalRound:
     def finished(self) -> messages.Finished:
         """The message that ends the round."""
         return messages.Finished(
-            round=self.number,
+            round=self.task.round,
             steps=self.steps,
             tokens=self.tokens,
             spans=tuple(self._spans),

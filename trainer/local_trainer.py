@@ -9,31 +9,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.protocol.state.run_end import SchedulePlace
-from gossamer.trainer.checkpoint import load_moments, save_moments
+from gossamer.trainer.checkpoint import CheckpointError, load_moments, save_moments
 from gossamer.trainer.compiling.compiler import NOTE_NAME, Compiler
 from gossamer.trainer.handover import HandOver
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
 from gossamer.trainer.inner_step.muon import Muon, optimizer_for
 from gossamer.trainer.inner_step.optimizer import AdamW, clip
 from gossamer.trainer.inner_step.schedule import learning_rate_of
-from gossamer.trainer.inner_step.step_clock import Part, clock_of
+from gossamer.trainer.inner_step.step_clock import clock_of
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_round import LocalRound
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks.spread import Spread, SpreadGradients
 from gossamer.trainer.resources.device import take_device
-from gossamer.trainer.resources.passes import FILE_NAME, Passes, moment_format_on
+from gossamer.trainer.resources.passes import moment_format_on, passes_of
 from gossamer.trainer.state_reader import StateReader
 from gossamer.trainer.text.data import DataQueue, num_targets
 from gossamer.trainer.text_bytes import TextBytes
-from gossamer.trainer.trainer_config import TrainerConfig
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -44,11 +42,8 @@ class LocalTrainer:
     """Model, data queue and optimiser of one peer. Not for use from several threads.
 
     `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with the caller. `base` is only
-    read, except by `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
-    holds the work of the newest finished round in between.
-
-    It has more than 12 attributes and 15 public methods: it holds the optimiser's vectors, the data
-    and the round under way, and each message of the daemon has a method.
+    read, except by `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and holds the
+    work of the newest finished round in between. Each message of the daemon has a method.
     """
 
     audited: NDArray[np.float32] | None = None
@@ -68,9 +63,6 @@ class LocalTrainer:
         """Loads the moments if there are some; `optimizer_problem` says why they could not be.
 
         Args:
-            config: what is trained.
-            base: (num_parameters,), the parameters at which a round begins.
-            pseudo_gradient: (num_parameters,), gets the work of a round.
             on_progress: is called after every piece of longer work.
 
         Raises:
@@ -78,7 +70,7 @@ class LocalTrainer:
             ValueError: `base` or `pseudo_gradient` of the wrong length or type.
             DataError: frozen weights that cannot be used.
         """
-        model, inner = config.model, config.inner
+        model = config.model
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self.device = take_device(config.device, model.width)
@@ -93,9 +85,6 @@ class LocalTrainer:
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
         self._queue = DataQueue(model.context, config.token_bytes, model.vocabulary)
-        passes = Passes(
-            self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
-        )
         self._clock = clock_of(self.device.torch_device)
         self._compiler = Compiler(
             self._decoder, self.device, model, config.compiling, note=self._compiling_note()
@@ -103,21 +92,18 @@ class LocalTrainer:
         self._own = Gradients(
             self._decoder,
             self.device,
-            model.context,
-            passes,
+            passes_of(config, self.device),
             on_progress,
             self._clock,
             self._compiler,
         )
-        """Takes the gradients of this device."""
         self._gradients: Gradients | SpreadGradients = self._own
         self._round: LocalRound | None = None
         self._has_local = False
         """True if the local parameters belong to a round, which may have ended."""
         self._stays_behind = 0.0
-        """`mixing` in a round that went on from the local parameters, else 0. A round that began
-        from `base` holds no work that was handed over: to stay behind would undo that part of the
-        outer step."""
+        """`mixing` in a round that went on from the local parameters, else 0: a round that began
+        from `base` would undo that part of the outer step."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
@@ -126,9 +112,6 @@ class LocalTrainer:
         model, inner = self._config.model, self._config.inner
         moment_format = moment_format_on(self.device, model, inner, self._config.moments)
         return optimizer_for(self._decoder, inner, self.device.coarse_dtype, moment_format)
-
-    def _passes_path(self) -> Path | None:
-        return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
 
     def _compiling_note(self) -> Path | None:
         if self._config.children_use_device:
@@ -146,8 +129,11 @@ class LocalTrainer:
         self._own.passes.withdraw()
 
     @property
-    def optimizer_steps(self) -> int:
-        return 0 if self._optimizer is None else self._optimizer.num_steps
+    def round(self) -> LocalRound:
+        """The round that is running. Raises TrainerError: none is."""
+        if self._round is None:
+            raise TrainerError("no round is running: Begin comes first")
+        return self._round
 
     @property
     def moments(self) -> str:
@@ -162,16 +148,6 @@ class LocalTrainer:
     @property
     def in_round(self) -> bool:
         return self._round is not None
-
-    @property
-    def seconds_left(self) -> float:
-        """Time until the round has to end; not positive when it is over."""
-        return self._require_round().seconds_left
-
-    @property
-    def is_round_over(self) -> bool:
-        """True if the round has had its steps, its time or its pieces of data."""
-        return self._require_round().is_over
 
     @property
     def waits_for_others(self) -> bool:
@@ -194,64 +170,52 @@ class LocalTrainer:
         self._queue.forget()
         self._asked = False
 
-    def begin(
-        self,
-        number: int,
-        first_step: int,
-        steps_max: int,
-        seconds_max: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> None:
+    def begin(self, task: messages.Begin) -> None:
         """Starts a round; the first one, and the first after genesis, from `base` in any case.
 
         The work is measured against what it starts from: `base`; or the local parameters as the
-        last round left them, if the caller has collected that round's work and carries it. The
-        ranges `new` of `base` have changed since then: they are taken over first, see `rebase`.
+        last round left them, if the caller has collected that round's work and carries it.
         """
-        self._require_between_rounds("Begin")
-        self._require_frozen()
-        goes_on = start == "local" and self._has_local
+        self._require_idle("Begin")
+        goes_on = task.start == "local" and self._has_local
         # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
-        with self._measured("handover"):
+        with self._clock.of("handover"):
             if goes_on:
                 self._handover.begin_at_local()
             else:
                 self._handover.begin_at_base()
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
-        self._round = LocalRound(number, first_step, steps_max, seconds_max, place)
+        self._round = LocalRound(task)
         self._asked = False
         if goes_on:
-            self.rebase(new)
+            self.rebase(task.new)
 
     def need_data(self) -> messages.NeedData | None:
         """The message to the daemon if data runs short, once for each shortage; else None."""
-        current = self._require_round()
-        queued = self._queue.tokens_queued
+        number, queued = self.round.task.round, self._queue.tokens_queued
         step_tokens = self._config.inner.sequences_per_step * (self._config.model.context + 1)
         if self._asked or queued >= STEPS_AHEAD * step_tokens:
             return None
         self._asked = True
-        return messages.NeedData(round=current.number, tokens_queued=queued)
+        return messages.NeedData(round=number, tokens_queued=queued)
 
     def step(self) -> messages.Step | None:
-        """One inner step, or None if there is too little data for one.
+        """One inner step; None if there is too little data.
 
         Raises:
             DataError: a shard that cannot be used.
             TrainerError: memory does not suffice for a single sequence.
         """
-        current = self._require_round()
+        current = self.round
         started = time.monotonic()
-        with self._measured("data"):
+        with self._clock.of("data"):
             batch = self._queue.take(self._config.inner.sequences_per_step)
         if batch is None:
             return None
         targets = num_targets(batch.sequences)
         learning_rate = self._learning_rate(current, targets)
-        with self._measured("handover"):
+        with self._clock.of("handover"):
             self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
         is_good = math.isfinite(loss) and math.isfinite(norm)
@@ -260,15 +224,14 @@ class LocalTrainer:
             is_good = self._use_gradients(learning_rate)
         skipped = not is_good
         self._gradients.drop()
-        if self._clock is not None:
-            self._clock.begins(None)
-
+        self._clock.begins(None)
         tokens = 0 if skipped else targets
         text_bytes = self._text_bytes.of_targets(batch.sequences) if tokens else 0
+        place = current.task.first_step + current.steps
         current.add_step(batch.spans, tokens, text_bytes, loss)
         return messages.Step(
-            round=current.number,
-            step=current.newest_step,
+            round=current.task.round,
+            step=place,
             loss=loss,
             tokens=tokens,
             seconds=time.monotonic() - started,
@@ -276,7 +239,7 @@ class LocalTrainer:
             learning_rate=learning_rate,
             skipped=skipped,
             text_bytes=text_bytes,
-            times=None if self._clock is None else self._clock.take(),
+            times=self._clock.take() if self._clock.is_read else None,
             device_memory_bytes=self.device.take_peak_bytes(),
         )
 
@@ -286,12 +249,8 @@ class LocalTrainer:
         step_tokens = inner.sequences_per_step * self._config.model.context
         # The chain counts the tokens that are trained on, and so do the steps before it does.
         whole_steps = (current.tokens + targets) / step_tokens
-        return learning_rate_of(
-            current.first_step, current.steps, inner, current.place, whole_steps
-        )
-
-    def _measured(self, part: Part) -> AbstractContextManager[None]:
-        return nullcontext() if self._clock is None else self._clock.of(part)
+        task = current.task
+        return learning_rate_of(task.first_step, current.steps, inner, task.place, whole_steps)
 
     def _take_position(self) -> None:
         """Moves the model to the point where the next gradient is taken: the local parameters."""
@@ -312,13 +271,13 @@ class LocalTrainer:
         """
         if not self._has_local:
             return  # the first round begins from `base`
-        with self._measured("handover"):
+        with self._clock.of("handover"):
             self._handover.rebase(ranges, self._stays_behind, in_round=self.in_round)
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
-        current = self._require_round()
-        with self._measured("handover"):
+        current = self.round
+        with self._clock.of("handover"):
             if current.tokens or self._stays_behind:
                 self._handover.collect()
             else:
@@ -329,15 +288,13 @@ class LocalTrainer:
     def evaluate(
         self, paths: tuple[str, ...], tokens_max: int, seconds_max: float = math.inf
     ) -> messages.Evaluated:
-        """Loss of `base` over held-out shards, see `StateReader.loss`."""
-        self._require_between_rounds("Evaluate")
-        self._require_frozen()
+        """See `StateReader.loss`."""
+        self._require_idle("Evaluate")
         return self._reader.loss(self._base, paths, self.micro_batch, tokens_max, seconds_max)
 
     def sample(self, task: messages.Sample) -> messages.Sampled:
         """Texts of the model of `base`."""
-        self._require_between_rounds("Sample")
-        self._require_frozen()
+        self._require_idle("Sample")
         return self._reader.texts(self._base, task)
 
     def audit(self, sequences: Sequence[tuple[str, int]]) -> messages.Audited:
@@ -346,8 +303,7 @@ class LocalTrainer:
         Raises:
             TrainerError: nothing is audited in this run, or not so much.
         """
-        self._require_between_rounds("Audit")
-        self._require_frozen()
+        self._require_idle("Audit")
         if self.audited is None or len(sequences) > messages.AUDIT_SEQUENCES_MAX:
             raise TrainerError(f"Audit of {len(sequences)} sequences that this run does not have")
         return messages.Audited(losses=self._reader.losses(self.audited, sequences))
@@ -357,21 +313,33 @@ class LocalTrainer:
 
         `place`: see `messages.Save`.
         """
-        if self._optimizer_path is None or self._optimizer is None:
+        optimizer = self._optimizer
+        if optimizer is None:
             return ""
-        return save_moments(self._optimizer, self._config.model, self._optimizer_path)
+        return self._with_file(lambda path: save_moments(optimizer, self._config.model, path))
 
     def _load_moments(self) -> str:
-        if self._optimizer_path is None or self._optimizer is None:
+        optimizer = self._optimizer
+        if optimizer is None:
             return ""
-        return load_moments(self._optimizer, self._config.model, self._optimizer_path)
+        problem = self._with_file(lambda path: load_moments(optimizer, self._config.model, path))
+        return problem and f"{problem}; the optimiser starts with fresh moments"
 
-    def _require_round(self) -> LocalRound:
-        if self._round is None:
-            raise TrainerError("no round is running: Begin comes first")
-        return self._round
+    def _with_file(self, use: Callable[[Path], None]) -> str:
+        """Has `use` read or write the file that outlives the process. Returns why it could not, or
+        the empty string, also where there is none."""
+        try:
+            if self._optimizer_path is not None:
+                use(self._optimizer_path)
+        except FileNotFoundError:
+            return ""
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
-    def _require_frozen(self) -> None:
+    def _require_idle(self, what: str) -> None:
+        """Requires that no round runs, and that the model is whole."""
+        self._require_between_rounds(what)
         if self._config.model.lora and not self._config.frozen_paths:
             raise TrainerError(
                 "the weights that the adapters of this run belong to are not here: start the node "
@@ -381,5 +349,5 @@ class LocalTrainer:
     def _require_between_rounds(self, what: str) -> None:
         if self._round is not None:
             raise TrainerError(
-                f"{what} is for between rounds, but round {self._round.number} is running"
+                f"{what} is for between rounds, but round {self.round.task.round} is running"
             )

@@ -51,7 +51,7 @@ class CompiledParts(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """The whole model. Its parameters are views into `flat`, in the order of `flat.layout_of`.
+    """The whole model. Its parameters are views into `flat`, in the order of `layout_of`.
 
     So loading a state is one copy into `flat`, and the difference of two states is one subtraction.
     With `model.lora` the parameters are the adapters. All else is frozen: buffers, which no
@@ -90,11 +90,9 @@ class Decoder(nn.Module):
             assert isinstance(layer, Layer)
             layer.self_attn.grouped_dtypes = grouped_dtypes_of(self.flat.device)
         self.checkpointing = False
-        """Whether a layer keeps its input alone for the backward pass, which computes the rest
-        again (arXiv 1604.06174)."""
+        """Whether the backward pass computes again what is in a layer (arXiv 1604.06174)."""
         self.residual_dtype = torch.float32
-        """Type of the sums between the layers, under autocast too, and with a frozen embedding in
-        half precision."""
+        """Type of the sums between the layers, under autocast and with a frozen embedding too."""
         self.compiled: CompiledParts | None = None
         """Taken for the passes that they were compiled for."""
 
@@ -202,9 +200,9 @@ class Decoder(nn.Module):
     def initialise(self, seed: int) -> None:
         """Weights of a seed, the same for the same torch: drawn on the CPU in flat order.
 
-        Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, and those
-        that write into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so
-        that its variance does not grow with depth (GPT-2, section 2.3).
+        Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, divided by
+        sqrt(2 * layers) where they write into the residual stream (o_proj, down_proj), so that its
+        variance does not grow with depth (GPT-2, section 2.3).
 
         Of adapters, B starts at 0, and A is normal (arXiv 2106.09685, section 4.1) with standard
         deviation 1 / sqrt(inputs), so that A x has the size of an element of x.
@@ -218,11 +216,11 @@ class Decoder(nn.Module):
             if name.endswith("lora_B.weight"):
                 parameter.zero_()
                 continue
+            std = INIT_STD
             if name.endswith("lora_A.weight"):
                 std = 1.0 / math.sqrt(parameter.shape[1])
-                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
-                continue
-            std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
+            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                std = residual_std
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
 
 

@@ -21,8 +21,8 @@ and keep all of their newer steps:
 0, which is the line at the top, is the best, but for states in one piece that come a whole round
 late (docs/benchmarks/losses.md).
 
-Local parameters are one peer's own: no other peer has to get the same bits. All vectors are
-(num_elements,) fp32; `local` may be on a device, the others are on the host.
+No other peer has to get the same bits. All vectors are (num_elements,) fp32; `local` may be on a
+device, the others are on the host.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from gossamer.trainer import evaluate
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.text.data import DataError, load_shard
 from gossamer.trainer.text_bytes import TextBytes
-from gossamer.trainer.trainer_config import TrainerConfig
 
 if TYPE_CHECKING:
     from gossamer.trainer.generation.samples import Sampler
@@ -33,11 +33,7 @@ class StateReader:
         text_bytes: TextBytes,
         on_progress: Callable[[], None],
     ) -> None:
-        """
-        Args:
-            text_bytes: counts the text behind tokens.
-            on_progress: is called after every piece of longer work.
-        """
+        """`on_progress` is called after every piece of longer work."""
         self._decoder = decoder
         self._text_bytes = text_bytes
         self._device = device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.shard_index import PROMPT_BIT
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.text.tokenizers.token_lengths import (
     TokenLengths,
     lengths_of_bytes,
     lengths_of_file,
 )
-from gossamer.trainer.trainer_config import TrainerConfig
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,6 @@ class TextBytes:
     def __init__(self, config: TrainerConfig) -> None:
         self._tokenizer, self._path = config.tokenizer, config.tokenizer_path
         self._num_rows = config.model.vocabulary
-        self._lengths: TokenLengths | None = None
-        self._is_loaded = False
 
     def of_targets(self, sequences: NDArray[np.int64]) -> int:
         """Returns the bytes of text that the model is trained to write in some sequences; 0 if they
@@ -37,9 +36,6 @@ class TextBytes:
         Args:
             sequences: (num_sequences, T + 1), see `Batch`.
         """
-        if not self._is_loaded:
-            self._is_loaded = True  # a file that cannot be read is told once
-            self._lengths = self._load()
         if self._lengths is None:
             return 0
         targets = sequences[:, 1:]
@@ -47,7 +43,8 @@ class TextBytes:
             targets = targets[targets < PROMPT_BIT]
         return int(self._lengths[targets].sum(dtype=np.int64))
 
-    def _load(self) -> TokenLengths | None:
+    @cached_property  # a file that cannot be read is told once
+    def _lengths(self) -> TokenLengths | None:
         try:
             if self._tokenizer == "bytes":
                 return lengths_of_bytes(self._num_rows)

@@ -89,12 +89,8 @@ class Worker:
         num_steps: int,
         place: SchedulePlace | None = None,
     ) -> int:
-        """Adds the work of inner steps from `parameters` to `pending`; returns their tokens.
-
-        Args:
-            first_step: planned inner steps before, for the learning rate.
-            place: what the learning rate follows instead in a run that counts tokens.
-        """
+        """Adds the work of inner steps from `parameters` to `pending`; returns their tokens. The
+        learning rate follows the planned `first_step`, or `place` in a run that counts tokens."""
         self._decoder.flat.copy_(torch.from_numpy(parameters))
         for step in range(num_steps):
             self._inner_step(learning_rate_of(first_step, step, self._inner, place))
@@ -183,7 +179,7 @@ def main() -> None:
         swarm = Swarm(run, sync, options.seed, options.trust)
         workers = [Worker(run, text.token_bytes) for _ in range(options.peers)]
         for number, worker in enumerate(workers):
-            text.push_shards(worker.queue, range(number, len(text.index.shards), len(workers)))
+            text.push_shards(worker.queue.push, range(number, len(text.index.shards), len(workers)))
         heldout = list(text.heldout(run.model.vocabulary))
         for number in range(1, options.rounds + 1):
             tokens, loss = swarm.round(number, workers), workers[0].loss(swarm.parameters, heldout)

@@ -10,11 +10,11 @@ reads anything of other peers.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from pathlib import Path
 
 from gossamer.trainer.confinement.confine import confine
+from gossamer.trainer.ipc import environment
 
 SEVERAL = "several"
 """The second argument, where several devices train."""
@@ -40,7 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    # Not through the interpreter's end, which can hang or crash in a device's driver.
-    sys.stderr.flush()
-    os._exit(code)
+    environment.end(main())

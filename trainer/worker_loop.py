@@ -20,14 +20,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
 from gossamer.trainer.confinement.confine import Confinement, give_up_network
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.gradients import TrainerError
-from gossamer.trainer.ipc import framing, memory, messages
+from gossamer.trainer.ipc import environment, framing, memory, messages, pipe
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.ranks.spread import Spread
 from gossamer.trainer.ranks.starting import start_others, useful
@@ -41,15 +41,9 @@ from gossamer.trainer.resources.device import (
 )
 from gossamer.trainer.resources.device_names import may_be_several, names_together
 from gossamer.trainer.text.data import DataError
-from gossamer.trainer.trainer_config import config_of
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
 _INBOX_MAX = 2 * messages.DATA_RANGES_MAX
-
-# On a CPU below everything else there: the daemon and its owner's programs come first. (With a GPU
-# the worker's thread only feeds it, and must not wait.)
-_NICENESS = 10
-
 
 # Longer waits for data are cut in pieces: the system's clock calls refuse very large ones.
 _WAIT_SECONDS_MAX = 3600.0
@@ -65,18 +59,16 @@ class _Exit(Exception):
 class Worker:
     """Answers messages with a `LocalTrainer` until Exit."""
 
-    def __init__(self, output: BinaryIO, confinement: Confinement | None = None) -> None:
+    def __init__(self, output: IO[bytes], confinement: Confinement | None = None) -> None:
         """`confinement`: what the process gave up; None if nothing was asked for."""
         self._output = output
         self._confinement = confinement
-        self._inbox: queue.Queue[messages.ToWorker | framing.MessageError] = queue.Queue(_INBOX_MAX)
+        self._inbox: queue.Queue[messages.ToWorker | pipe.MessageError] = queue.Queue(_INBOX_MAX)
         self._trainer: LocalTrainer | None = None
         self._device: Device | None = None
         self._spread: Spread | None = None
         """The other devices; None with one alone."""
-        self._num_devices = 1
         self._bytes_max = framing.MESSAGE_BYTES_MAX
-        """Bound on a message to the daemon, which has the same."""
         self._sending = threading.Lock()
         self._busy_since: float | None = time.monotonic()
         """Time at which the main thread began its present piece of work; None while it waits."""
@@ -100,43 +92,37 @@ class Worker:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Marks the time in which the worker waits for the daemon, which may itself be stopped or
-        busy: Alive then says 0 busy seconds."""
+        """Marks a wait for the daemon, in which Alive says 0 busy seconds."""
         self._busy_since = None
         try:
             yield
         finally:
             self._got_on()
 
-    def read(self, source: BinaryIO) -> None:
-        """Reads messages until the end of `source`, and then ends the process. Runs in a thread of
-        its own."""
-        while True:
-            prefix = source.read(framing.LENGTH_BYTES)
-            if len(prefix) < framing.LENGTH_BYTES:
-                break
-            try:
-                body = source.read(framing.decode_length(prefix))
+    def read(self, source: IO[bytes]) -> None:
+        """Reads messages until the end of `source`, and then ends the process. Runs in a thread."""
+        try:
+            while (body := pipe.read(source, framing.MESSAGE_BYTES_MAX)) is not None:
                 self._inbox.put_nowait(framing.decode_to_worker(body))
-            except framing.MessageError as error:
-                self._inbox.put(error)
-                return
-            except queue.Full:
-                self._inbox.put(
-                    framing.MessageError(f"more than {_INBOX_MAX} messages are waiting")
-                )
-                return
-        self.leave()
+        except pipe.MessageError as error:
+            self._inbox.put(error)
+        except queue.Full:
+            self._inbox.put(pipe.MessageError(f"more than {_INBOX_MAX} messages are waiting"))
+        else:
+            self.leave()
 
-    def leave(self) -> None:
-        """Ends the process, whatever the main thread does."""
-        trainer = self._trainer
-        if trainer is not None:
+    def leave(self, failed: str = "") -> None:
+        """Ends the process, whatever the main thread does. `failed`: the reason for people, if it
+        is no end in order."""
+        with suppress(OSError):
+            if self._trainer is not None:
+                self._trainer.withdraw()  # the size of this device's passes is not to blame
+        if failed:
             with suppress(OSError):
-                trainer.withdraw()
+                self.fail(failed)
         self.end_others()
         # Not sys.exit: the main thread may be in a long step, whose result nothing needs any more.
-        os._exit(0)
+        os._exit(1 if failed else 0)
 
     def run(self) -> None:
         """Works until Exit.
@@ -159,7 +145,7 @@ class Worker:
             self._handle(self._next(None))
             if not trainer.in_round:
                 return
-        if trainer.is_round_over:
+        if trainer.round.is_over:
             self._send(trainer.finish())
             return
         if trainer.waits_for_others:
@@ -172,7 +158,7 @@ class Worker:
             self._waited_seconds = 0.0
             if isinstance(trainer, SharedTrainer) and (offer := trainer.offer()) is not None:
                 self._send(offer)
-        if not trainer.is_round_over and (shortage := trainer.need_data()) is not None:
+        if not trainer.round.is_over and (shortage := trainer.need_data()) is not None:
             self._send(shortage)
         if done is None:
             self._wait(trainer)
@@ -180,7 +166,7 @@ class Worker:
     def _wait(self, trainer: LocalTrainer) -> None:
         """Waits for the next message until the round's time is up, and handles it."""
         try:
-            message = self._next(min(max(trainer.seconds_left, 0.0), _WAIT_SECONDS_MAX))
+            message = self._next(min(max(trainer.round.seconds_left, 0.0), _WAIT_SECONDS_MAX))
         except queue.Empty:
             return
         self._handle(message)
@@ -192,7 +178,7 @@ class Worker:
                 message = self._inbox.get(timeout=timeout_seconds)
         finally:
             self._waited_seconds += time.monotonic() - started
-        if isinstance(message, framing.MessageError):
+        if isinstance(message, pipe.MessageError):
             raise message
         return message
 
@@ -209,15 +195,7 @@ class Worker:
             case messages.Data(shard=shard, path=path, start=start, stop=stop):
                 trainer.push(shard, path, start, stop)
             case messages.Begin():
-                trainer.begin(
-                    message.round,
-                    message.first_step,
-                    message.steps_max,
-                    message.seconds_max,
-                    message.start,
-                    message.new,
-                    message.place,
-                )
+                trainer.begin(message)
             case messages.Stop():
                 # Between rounds: it crossed with the Finished of a round that ended by itself.
                 if trainer.in_round:
@@ -261,10 +239,11 @@ class Worker:
         make: Callable[..., LocalTrainer] = LocalTrainer
         if message.shared_steps is not None:
             make = partial(SharedTrainer, steps=message.shared_steps)
-        config = config_of(
+        confinement = self._confinement
+        config = msgspec.structs.replace(
             message,
-            str(devices[0].torch_device),
-            children_use_device=self._confinement is None or self._confinement.children_use_gpu,
+            device=str(devices[0].torch_device),
+            children_use_device=confinement is None or confinement.children_use_gpu,
         )
         trainer = make(
             config,
@@ -277,7 +256,7 @@ class Worker:
         if self._spread is not None:
             trainer.spread(self._spread)
         if trainer.device.torch_device.type == "cpu":
-            os.nice(_NICENESS)
+            os.nice(environment.NICENESS)
         self._trainer = trainer
         self._send(
             messages.Configured(
@@ -287,7 +266,7 @@ class Worker:
                 moments=trainer.moments,
                 momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,
-                confinement=self._confinement.text if self._confinement else NOT_ASKED_FOR,
+                confinement=confinement.text if confinement else NOT_ASKED_FOR,
             )
         )
 
@@ -296,14 +275,14 @@ class Worker:
         are connected; then this one gives up the network, which it kept for that."""
         found = choose_devices(message.device, message.model.width)
         devices = useful(found, message.inner.sequences_per_step)
-        self._device, self._num_devices = devices[0], len(devices)
+        self._device = devices[0]
         if len(devices) > 1:
             self._spread = start_others(
                 message,
                 devices,
                 is_confined=self._confinement is not None,
                 on_progress=self._got_on,
-                on_lost=self._lose,
+                on_lost=self.leave,
             )
         if self._confinement is not None and may_be_several(message.device):
             self._confinement = give_up_network(self._confinement)
@@ -315,19 +294,10 @@ class Worker:
     def _limit(self, limits: messages.Limits, device: Device) -> None:
         """Makes the owner's limits hold, of which each device's process has its part."""
         if self._spread is not None:
-            limits = OWNER_LIMITS.share_of(limits, self._num_devices, device.torch_device)
+            num_devices = len(self._spread.shares.counts)
+            limits = OWNER_LIMITS.share_of(limits, num_devices, device.torch_device)
             self._spread.followers.tell(limits)
         OWNER_LIMITS.apply(limits, device.torch_device)
-
-    def _lose(self, reason: str) -> None:
-        """Ends the process: one of another device is gone. Runs in a thread."""
-        if self._trainer is not None:
-            with suppress(OSError):
-                self._trainer.withdraw()  # the size of this device's passes is not to blame
-        with suppress(OSError):
-            self.fail(reason)
-        self.end_others()
-        os._exit(1)
 
     def end_others(self) -> None:
         """Ends the processes of the other devices, each with what it knows of its memory."""
@@ -355,23 +325,14 @@ class Worker:
 
 
 def main(confinement: Confinement | None) -> int:
-    """Works at stdin and stdout until the end.
-
-    Args:
-        confinement: what the process gave up; None if nothing was asked for.
+    """Works at stdin and stdout until the end. `confinement`: see `Worker`.
 
     Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
-    source = os.fdopen(os.dup(0), "rb")
-    output = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-
+    source, output = pipe.take_pipes()
     worker = Worker(output, confinement)
     # Files on disk are replaced atomically, so there is little to tidy up.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: worker.leave())
@@ -381,7 +342,7 @@ def main(confinement: Confinement | None) -> int:
         worker.run()
     except BrokenPipeError:
         return 0  # the daemon is gone, as at the end of stdin
-    except (framing.MessageError, TrainerError, DataError, DeviceError) as error:
+    except (pipe.MessageError, TrainerError, DataError, DeviceError) as error:
         worker.fail(str(error))
         return 1
     except Exception as error:

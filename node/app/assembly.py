@@ -7,8 +7,8 @@
 If the trainer does not stay up, the node follows the run, serves blocks and says `failed`.
 
 The participant can be built only when the run's data index is here, and other parts run before
-that. So a part that reports to the participant is given it at the start of its work:
-`Swarm.start`, `ChainSync.report_to` and `Trainer.run` each name the interface that they call.
+that. So a part that reports to the participant is given it at the start of its work: see
+`Swarm.start`, `ChainSync.replayed` and `Trainer.run`.
 """
 
 from __future__ import annotations
@@ -18,115 +18,46 @@ from collections.abc import Mapping, Sequence
 import structlog
 import trio
 
-from gossamer.node.app.core import Core, CoreBuilder, FirstParts
+from gossamer.node.app.core import Core, FirstParts
 from gossamer.node.app.data_parts import build_feed
-from gossamer.node.app.limit_parts import LimitParts
 from gossamer.node.app.owner_limits import OwnerLimits
-from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter
-from gossamer.node.app.run_logs import RunLogs
-from gossamer.node.app.runtime import NodeInputs, Runtime
+from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.app.taking_part import TakingPart
-from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import Hold, LeavingError
-from gossamer.node.base.printable import printable
-from gossamer.node.base.rate_limit import rate_limit_of
-from gossamer.node.base.settings import Settings
-from gossamer.node.machine.hardware import Hardware
-from gossamer.node.machine.speed import SpeedMeter
-from gossamer.node.network.identity import Identity
-from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.network.transport import Transport
-from gossamer.node.peers.block_exchange import BlockService
-from gossamer.node.peers.entrance import Entrance
-from gossamer.node.peers.first_copies import FirstCopies
-from gossamer.node.peers.offences import Offences
-from gossamer.node.peers.run_exchange import serve_manifest
-from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
+from gossamer.node.peers.blocks.first_copies import FirstCopies
+from gossamer.node.peers.members.run_exchange import serve_manifest
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.runs.own_text import OwnText
-from gossamer.node.runs.step_estimate import operations_of_token
-from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.incarnation import Incarnation
-from gossamer.node.storage.roll_file import read_pinned_head
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.gpus import Gpus
-from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.feed import Feed
-from gossamer.node.training.own_feed import OwnFeed
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.manifest import Manifest, SignedManifest
+from gossamer.protocol.manifest import SignedManifest
 
 log = structlog.get_logger("node")
 
 
 class Node:
-    """One life of a node in one run. `run` builds its parts and runs them.
+    """One life of a node in one run. `run` builds its parts and runs them."""
 
-    Its constructor has eight parameters: these are the things that a daemon opens before it.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        state_dir: StateDir,
-        identity: Identity,
-        store: BlockStore,
-        transport: Transport,
-        signed: SignedManifest,
-        runtime: Runtime,
-        limits: OwnerLimits | None = None,
-    ) -> None:
+    def __init__(self, inputs: NodeInputs, signed: SignedManifest, limits: OwnerLimits) -> None:
         """
         Args:
-            limits: the owner's limits, which the transport has, too. None: as the settings say.
-            settings: `bootstrap` holds every address to try besides those of known peers.
-            state_dir: locked by the caller.
-            signed: the run's manifest, with a signature that is checked here again.
+            inputs: the settings' `bootstrap` holds every address to try besides those of known
+                peers. The state directory is locked by the caller.
+            signed: the run's manifest, which other peers get.
+            limits: the owner's limits, which the transport has, too.
 
         Raises:
-            RemoteProtocolError: the manifest is not valid or not signed by its founder.
             NotAdmittedError: the run does not admit this node.
         """
-        self.manifest: Manifest = open_signed_manifest(signed)
-        self.run_id = self.manifest.run_id
-        self.inputs = NodeInputs(
-            self.manifest, settings, state_dir, identity, store, transport, runtime
-        )
-        if limits is None:
-            limits = OwnerLimits(settings, state_dir, runtime.read_in_thread, {})
-        gpus = Gpus()
-        self.metrics = metrics = Metrics(gpus)
-        metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
-        operations = operations_of_token(self.manifest.model, twice=False)
-        metrics.operations_per_token.set(operations)
-        speed = SpeedMeter(metrics, operations)
-        offences = Offences(transport, metrics)
-        self.entrance = Entrance(
-            self.manifest, identity, transport, state_dir, offences, runtime.unix_seconds
-        )
-        self.known_peers = state_dir.known_peers()
-        self.first = first = FirstParts(
-            metrics=metrics,
-            speed=speed,
-            hardware=Hardware(settings.device, gpus, speed, runtime.run_in_thread),
-            offences=offences,
-            entrance=self.entrance,
-            blocks=BlockService(
-                transport, store, offences.note, uploads=_uploads(settings, limits)
-            ),
-            known_peers=self.known_peers,
-            pinned_head=read_pinned_head(state_dir.root),
-            limits=limits,
-            limit_parts=LimitParts(limits, self.manifest, gpus, store, runtime),
-            orders=Orders(),
-            pause_orders=PauseOrders(state_dir, runtime.run_in_thread, runtime.unix_seconds),
-            run_logs=RunLogs(self.inputs, speed),
-        )
+        self.inputs = inputs
+        self.first = first = FirstParts(inputs, limits)
         self._leaving = trio.Event()
+        runtime = inputs.runtime
         self._pause_watch = PauseWatch(
-            pause_rules(settings, runtime.zone),
+            pause_rules(inputs.settings, runtime.zone),
             runtime.use,
             runtime.unix_seconds,
             runtime.read_in_thread,
@@ -136,7 +67,7 @@ class Node:
         """The participant of the run; None until the run's data index is here."""
         self.reporter: Reporter | None = None
         """The part that tells the node's status; None until there is a participant."""
-        serve_manifest(transport, signed, first.blocks.uploads)
+        serve_manifest(inputs.transport, signed, first.blocks.uploads)
 
     def _speed_of_rounds(self) -> float:
         """Returns the tokens per second that this node trains; 0 where that is not known, and where
@@ -178,8 +109,9 @@ class Node:
         return await self.first.limits.change(changes)
 
     def hold_off(self, holds: Sequence[Hold]) -> None:
-        """See `Holdable`. The watch runs before there is a participant: weights of gigabytes are
-        fetched first, and a metered line is spared them, too."""
+        """Sets what keeps the node from training besides orders. That is known before there is a
+        participant: weights of gigabytes are fetched first, and a metered line is spared them,
+        too."""
         if self.participant is None:
             self.first.orders.others = tuple(holds)
         else:
@@ -216,15 +148,15 @@ class Node:
         nanoseconds = int(1e9 * runtime.unix_seconds())
         incarnation = await run_in_thread(lambda: Incarnation(state_dir, lambda: nanoseconds))
         await hardware.measure()
-        core = CoreBuilder(self.inputs, self.first).build(incarnation)
+        core = Core(self.inputs, self.first, incarnation)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(incarnation.run, run_in_thread)
             nursery.start_soon(hardware.run)
-            nursery.start_soon(self.entrance.run, run_in_thread)
+            nursery.start_soon(self.first.entrance.run, run_in_thread)
             nursery.start_soon(core.discovery.run)
             nursery.start_soon(core.known_peers.run)
             self.hold_off(await self._pause_watch.look())
-            nursery.start_soon(self._pause_watch.run, self)
+            nursery.start_soon(self._pause_watch.run, self.hold_off)
             found = await self._get_data(core, own_text)
             if found is None:
                 log.info("left before this node had the data to train on")
@@ -237,8 +169,7 @@ class Node:
                 if self._leaving.is_set():
                     part.participant.leave()
                 await part.run(nursery, self)
-                if isinstance(feed, OwnFeed):
-                    await feed.save()
+                await feed.save()
                 await core.known_peers.save()
             nursery.cancel_scope.cancel()
 
@@ -251,7 +182,7 @@ class Node:
         blocks, orders = self.first.blocks, self.first.orders
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
-            run_data = RunData.of(self.manifest, await core.run_blocks.fetch_index())
+            run_data = RunData.of(self.inputs.manifest, await core.run_blocks.fetch_index())
             core.added_data.load(run_data)
             first_copies = self._build_first_copies(core, run_data)
             # The index is small, and without it a metered node cannot show that it is paused.
@@ -268,18 +199,10 @@ class Node:
         first_copies = FirstCopies(
             run_data, inputs.store, blocks.is_at, lambda: [*filter(is_member, swarm.living())]
         )
-        if inputs.identity.peer_id == self.manifest.founder:
+        if inputs.identity.peer_id == inputs.manifest.founder:
             first_copies.note_added()
         return first_copies
 
     async def _cancel_when_leaving(self, scope: trio.CancelScope) -> None:
         await self._leaving.wait()
         scope.cancel()
-
-
-def _uploads(settings: Settings, limits: OwnerLimits) -> Uploads:
-    """Returns the budget of blocks for peers outside of this node's rounds."""
-    up = limits.rates.up
-    return Uploads(
-        rate_limit_of(settings.serve_limit, lambda: STRANGERS_UPLOAD_SHARE * up.bytes_per_second)
-    )

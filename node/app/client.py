@@ -49,14 +49,6 @@ class NotRunningError(ClientError):
     """No daemon runs on the state directory."""
 
 
-class RefusedError(ClientError):
-    """The daemon does not do what it was asked, and says why."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
-
-
 class StartingError(ClientError):
     """A daemon runs on the state directory and cannot answer yet; the message says what it does."""
 
@@ -106,10 +98,7 @@ def change_limits(state_dir: StateDir, changes: Mapping[str, str]) -> str:
         NotRunningError, ClientError: as `fetch_status`.
     """
     path = f"/api/limits?{urlencode(changes)}"
-    try:
-        return _problem_of(_ask(state_dir, "POST", path, _token_of(state_dir)))
-    except RefusedError as refused:
-        raise ConfigError(refused.lines) from None
+    return _problem_of(_ask(state_dir, "POST", path, _token_of(state_dir)))
 
 
 def until_end(problem: str) -> str:
@@ -143,13 +132,8 @@ def page_link(state_dir: StateDir) -> str:
     Raises:
         NotRunningError, StartingError, ClientError: as `fetch_status`.
     """
-    where = _address_of(state_dir)
     _ask(state_dir, "GET", "/livez")
-    try:
-        token = DaemonFiles(state_dir).read_token()
-    except StateDirError as error:
-        raise ClientError(str(error)) from error
-    return f"http://{where}/#token={token}"
+    return f"http://{_address_of(state_dir)}/#token={_token_of(state_dir)}"
 
 
 def _address_of(state_dir: StateDir) -> HostPort:
@@ -205,7 +189,7 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
         ) from error
     if code == 400 and path.startswith("/api/limits"):
         text = data[:_REASON_BYTES_MAX].decode("utf-8", errors="replace").strip()
-        raise RefusedError(text.splitlines() or ["the daemon refuses it"])
+        raise ConfigError(text.splitlines() or ["the daemon refuses it"])
     if code == LEAVING_CODE:
         raise ClientError(
             f"the node on {state_dir.root} is leaving, and nothing takes that back. Start it again "

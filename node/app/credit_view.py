@@ -29,25 +29,6 @@ NAMES_SECONDS = 30.0
 """Interval of the looks for names of members. They change seldom, and a change is a write."""
 
 
-class MemberCredit(msgspec.Struct, frozen=True):
-    """The tokens of one member in the run."""
-
-    peer_id: str
-    rank: int
-    tokens: int
-    share: float
-    name: str = ""
-    team: str = ""
-
-
-class CreditAnswer(msgspec.Struct, frozen=True):
-    """The credit of the members at one round."""
-
-    round: int
-    tokens_total: int
-    members: tuple[MemberCredit, ...]
-
-
 class CreditView:
     """Counts the credit in a thread. There is one count at a time."""
 
@@ -83,19 +64,19 @@ class CreditView:
 
     def _count(self) -> bytes:
         credits = self._read()
-        names, none = self._names(), MemberName()
-        members = tuple(
-            MemberCredit(
-                row.peer_id,
-                row.rank,
-                row.tokens,
-                row.share,
-                names.get(row.peer_id, none).name,
-                names.get(row.peer_id, none).team,
-            )
+        names = self._names()
+        members = [
+            {
+                "peer_id": row.peer_id,
+                "rank": row.rank,
+                "tokens": row.tokens,
+                "share": row.share,
+                **msgspec.structs.asdict(names.get(row.peer_id, MemberName())),
+            }
             for row in credits.rows[:ROWS_MAX]
-        )
-        return msgspec.json.encode(CreditAnswer(credits.round, credits.tokens_total, members))
+        ]
+        answer = {"round": credits.round, "tokens_total": credits.tokens_total, "members": members}
+        return msgspec.json.encode(answer)
 
 
 async def keep_names(names: MemberNames, node: NodeContext, own: MemberName) -> None:

@@ -26,8 +26,9 @@ from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.reached import reached
-from gossamer.node.app.runtime import Runtime
+from gossamer.node.app.runtime import NodeInputs, Runtime
 from gossamer.node.app.service_notify import ServiceManager
+from gossamer.node.base.interrupting import only_error
 from gossamer.node.base.roles import Found, Join, Resume, Role
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Settings
@@ -47,7 +48,7 @@ from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.peers.members.run_exchange import JoinError
 from gossamer.node.runs.device_fit import device_fits, require_fit
 from gossamer.node.runs.least_limits import least_problems
 from gossamer.node.runs.manifest_here import signed_manifest_here
@@ -95,7 +96,7 @@ def run(settings: Settings, role: Role, state_dir: StateDir) -> int:
     try:
         return trio.run(_Daemon(settings, role, state_dir, manager).main)
     except BaseExceptionGroup as group:
-        raise _single(group) from None
+        raise only_error(group) from None
 
 
 def limit_malloc_arenas() -> None:
@@ -114,14 +115,6 @@ def _signals() -> tuple[signal.Signals, ...]:
     `nohup` does with SIGHUP, stays ignored."""
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return tuple(each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN)
-
-
-def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Returns the only exception inside nested groups, or the group if there are several."""
-    inner: BaseException = group
-    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
-        inner = inner.exceptions[0]
-    return inner
 
 
 class _Daemon:
@@ -193,7 +186,7 @@ class _Daemon:
 
     async def _run(self, runtime: Runtime) -> None:
         state_dir, in_thread = self._state_dir, runtime.run_in_thread
-        limits = OwnerLimits.of(self._settings, state_dir, runtime.read_in_thread)
+        limits = OwnerLimits(self._settings, state_dir, runtime.read_in_thread)
         self._settings = settings = limits.settings
         require_free(settings.api)
         self._starts("it opens its ports")
@@ -229,7 +222,8 @@ class _Daemon:
             )
             bootstrap = tuple(dict.fromkeys((*given, *state_dir.addresses.read_seeds())))
             settings = msgspec.structs.replace(settings, bootstrap=bootstrap)
-            node = Node(settings, state_dir, identity, store, transport, signed, runtime, limits)
+            inputs = NodeInputs(manifest, settings, state_dir, identity, store, transport, runtime)
+            node = Node(inputs, signed, limits)
             self._leave, self._node = node.leave, node
             self._starts("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
@@ -354,19 +348,21 @@ def _start_in_own_network(
         nursery.start_soon(mapper.run)
     if settings.lan == "on":
         lan = LanNeighbours(
-            transport.peer_id, node.run_id.hex(), own.interfaces, node.known_peers.found
+            transport.peer_id,
+            node.inputs.manifest.run_id.hex(),
+            own.interfaces,
+            node.first.known_peers.found,
         )
         nursery.start_soon(lan.run)
 
 
 def machine_use(device: str) -> MachineUse:
     """Returns the readers of this machine. `device`: the setting of the trainer's device."""
-    gpus: list[Gpus] = []
+    gpus = functools.cache(Gpus)
 
     def read_gpu_celsius() -> float | None:
-        if not gpus:
-            gpus.append(Gpus())  # here, in a thread: a driver may hang
-        found = (gpu.temperature_celsius for gpu in training_gpus(device, gpus[0].read()))
+        # In a thread: a driver may hang.
+        found = (gpu.temperature_celsius for gpu in training_gpus(device, gpus().read()))
         return max((celsius for celsius in found if celsius is not None), default=None)
 
     return MachineUse(read_gpu_celsius=read_gpu_celsius)

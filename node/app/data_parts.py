@@ -10,10 +10,10 @@ from gossamer.node.app.core import Core
 from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.peers.blocks.block_exchange import BlockService
 from gossamer.node.rounds.evaluation import ModelSamples, sample_task
 from gossamer.node.runs.own_text import OwnText, key_of, own_seed, require_fitting
-from gossamer.node.runs.preparing import cut_elsewhere
+from gossamer.node.runs.preparing import OwnTask, cut_elsewhere
 from gossamer.node.runs.progress import ProgressBars
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.own_data import OwnData
@@ -26,7 +26,7 @@ from gossamer.node.training.own_feed import OwnFeed
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.audits import has_audits
+from gossamer.protocol.policy.auditing.audits import has_audits
 
 log = structlog.get_logger("data")
 
@@ -108,12 +108,11 @@ async def open_own_data(
     with ProgressBars(
         lambda does: DaemonFiles(state_dir).write_starting(f"it cuts its own text: {does}")
     ) as bars:
-        warnings, notes = await cut_elsewhere(
-            text, manifest, tokenizer_file, own_seed(manifest, me), folder, bars.show
-        )
-    for note in notes:
+        task = OwnTask(text, manifest, tokenizer_file, own_seed(manifest, me), str(folder))
+        cut = await cut_elsewhere(task, bars.show)
+    for note in cut.notes:
         log.info(note)
-    for warning in warnings:
+    for warning in cut.warnings:
         log.warning(warning)
     for scratch in ("tmp", "cache"):
         shutil.rmtree(folder / scratch, ignore_errors=True)

@@ -11,7 +11,7 @@ from gossamer.node.app.limit_parts import DiskLimit
 from gossamer.node.app.reporting import Reporter
 from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.transport import ReachReport, Transport
-from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.peers.blocks.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.disk_use import bytes_beside

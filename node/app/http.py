@@ -14,7 +14,7 @@ Requests have no body. `http_server` has what holds for every HTTP server of the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
@@ -33,36 +33,15 @@ from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.pausing import LEAVING_CODE, LeavingError
 from gossamer.node.base.printable import printable_json
+from gossamer.node.base.threads import run_abandonable
 from gossamer.node.storage.owner_files import RoundSamples
 from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
-from gossamer.protocol.policy.throttle import Rate
+from gossamer.protocol.policy.conduct.throttle import Rate
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-
-class _Encode(Protocol):
-    """Writes a registry in one of the formats of Prometheus."""
-
-    def __call__(self, registry: CollectorRegistry, /) -> bytes: ...
-
-
-class _RunInThread(Protocol):
-    """`trio.to_thread.run_sync`. The stubs that libp2p brings do not know `abandon_on_cancel`."""
-
-    async def __call__(
-        self,
-        encode: _Encode,
-        registry: CollectorRegistry,
-        /,
-        *,
-        limiter: trio.CapacityLimiter,
-        abandon_on_cancel: bool,
-    ) -> bytes: ...
-
-
-_run_in_thread = cast(_RunInThread, trio.to_thread.run_sync)
 
 # Orders have no body, so a request with one does not come from a Gossamer client.
 _BODY_BYTES_MAX = 0
@@ -104,34 +83,20 @@ class Controls(Protocol):
 
 
 async def serve_http(
-    bind: str,
-    status: Callable[[], Status],
-    registry: CollectorRegistry,
-    controls: Controls,
-    token: str,
-    *,
-    hosts: Sequence[str] = (),
-    credit: CreditView | None = None,
-    samples: Samples = tuple,
-    task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    bind: str, app: ASGIApp, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
+    """Serves the endpoint until cancelled; `task_status` gets the HOST:PORT that it really listens
+    on.
 
     Cancelling drops open connections. A failure while serving a client never leaves this function,
     so that the status page cannot end the node.
 
     Args:
         bind: HOST:PORT; port 0 picks a free one.
-        status: returns the status; it is called on the event loop for each request.
-        token: the secret that orders need.
-        hosts: host names that requests may use besides loopback names and addresses.
-        credit: counts what each member has given; None: nothing is counted.
-        samples: returns what the model wrote, oldest round first.
 
     Raises:
         ApiBindError: the address is in use, or does not belong to this machine.
     """
-    app = build_app(status, registry, controls, token, hosts, credit, samples)
     with bind_address("--api", bind) as listener:
         await serve_app(app, listener, read_seconds=IDLE_SECONDS_MAX, task_status=task_status)
 
@@ -150,7 +115,15 @@ def build_app(
     credit: CreditView | None = None,
     samples: Samples = tuple,
 ) -> ASGIApp:
-    """The endpoint as an ASGI application; see `serve_http`."""
+    """Returns the endpoint as an ASGI application.
+
+    Args:
+        status: returns the status; it is called on the event loop for each request.
+        token: the secret that orders need.
+        hosts: host names that requests may use besides loopback names and addresses.
+        credit: counts what each member has given; None: nothing is counted.
+        samples: returns what the model wrote, oldest round first.
+    """
     page, policy = load_page()
 
     async def show_page(_request: Request) -> Response:
@@ -210,9 +183,7 @@ def _probe_routes(status: Callable[[], Status], registry: CollectorRegistry) -> 
     async def show_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         # In a thread: the encoder reads the GPUs, and a driver may answer slowly.
-        text = await _run_in_thread(
-            encode, registry, limiter=scrape_limiter, abandon_on_cancel=True
-        )
+        text = await run_abandonable(lambda: encode(registry), limiter=scrape_limiter)
         return Response(text, headers={"content-type": content_type})
 
     async def show_alive(_request: Request) -> Response:

@@ -10,10 +10,9 @@ stalled ones are closed. All of that is so in HTTP/1 alone, and so the servers s
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import hypercorn.protocol
@@ -23,15 +22,16 @@ from hypercorn.config import Config
 from hypercorn.events import Closed
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio import serve
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.node.app.http_places import PlacedConfig
-from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of
+from gossamer.node.app.order_rules import LOOPBACK_NAMES, address_of, host_of
 from gossamer.node.base.address_text import HostPort, bind_remedy, parse_host_port
 from gossamer.node.base.settings import ConfigError
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.policy.throttle import Rate, Throttle
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle
 
 if TYPE_CHECKING:
     import h11
@@ -96,34 +96,16 @@ async def serve_app(
         read_seconds: after which a connection whose client sends nothing is closed, also while it
             waits for an answer; None: it may wait.
     """
-    name = listener.getsockname()
-    address = str(HostPort(name[0], name[1]))
-    started = task_status
+    host, port, *_ = listener.getsockname()
+    task_status.started(str(HostPort(host, port)))  # the system keeps who comes before Hypercorn
     while True:
         try:
-            await serve(
-                cast("Framework", app),
-                _config(listener, read_seconds),
-                mode="asgi",
-                task_status=_Started(started, address),
-            )
+            await serve(cast("Framework", app), _config(listener, read_seconds), mode="asgi")
             return
         except Exception as error:
             # Hypercorn ends as a whole when its handling of one connection fails.
             log.error("the HTTP endpoint failed; it starts again", error=repr(error))
-            started = trio.TASK_STATUS_IGNORED
             await trio.sleep(_RESTART_SECONDS)
-
-
-class _Started:
-    """Passes our address, in place of hypercorn's list, to the task that waits for the start."""
-
-    def __init__(self, task_status: TaskStatus[str], address: str) -> None:
-        self._task_status = task_status
-        self._address = address
-
-    def started(self, _binds: Sequence[str] | None = None) -> None:
-        self._task_status.started(self._address)
 
 
 def bind_address(option: str, address_text: str) -> socket.socket:
@@ -180,15 +162,15 @@ def _config(listener: socket.socket, read_seconds: float | None) -> Config:
 class Guard:
     """Refuses requests that break the rules of an endpoint, and adds headers to every answer."""
 
-    _HEADERS = (
-        (b"cache-control", b"no-store"),
-        (b"cross-origin-resource-policy", b"same-origin"),
-        (b"cross-origin-opener-policy", b"same-origin"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"x-frame-options", b"DENY"),
-    )
-    _POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+    _HEADERS: Mapping[str, str] = {
+        "cache-control": "no-store",
+        "cross-origin-resource-policy": "same-origin",
+        "cross-origin-opener-policy": "same-origin",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+    }
+    _POLICY = "default-src 'none'; frame-ancestors 'none'"
 
     def __init__(
         self,
@@ -223,27 +205,22 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = list(message.get("headers", ()))
-                headers.extend(self._HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(self._HEADERS)
+                headers.setdefault("content-security-policy", self._POLICY)
                 if not (is_known_version and await body.ends()):
-                    headers.append((b"connection", b"close"))
-                if not any(name == self._POLICY[0] for name, _ in headers):
-                    headers.append(self._POLICY)
-                message = {**message, "headers": headers}
+                    headers["connection"] = "close"
             await send(message)
 
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
         refusal = (
-            self._refuse(headers)
+            self._refuse(Headers(scope=scope))
             if is_known_version
             else PlainTextResponse("this endpoint speaks HTTP/1.1\n", status_code=505)
         )
         await (refusal or self._app)(scope, body.receive, send_guarded)
 
-    def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:
-        if not self._is_known_host(headers.get(b"host", [])):
+    def _refuse(self, headers: Headers) -> Response | None:
+        if not self._is_known_host(headers.getlist("host")):
             return PlainTextResponse(
                 "this node does not answer to that host name. Use its address, or add the name "
                 "to the setting api_hosts (GOSSAMER_API_HOSTS)\n",
@@ -258,19 +235,19 @@ class Guard:
             return PlainTextResponse(f"requests to this endpoint {allowed}\n", status_code=413)
         return None
 
-    def _has_fitting_body(self, headers: dict[bytes, list[bytes]]) -> bool:
-        length = headers.get(b"content-length", [b"0"])[0].strip()
+    def _has_fitting_body(self, headers: Headers) -> bool:
+        length = headers.get("content-length", "0").strip()
         # The length is checked here, and h11 takes no more than it says.
-        if b"transfer-encoding" in headers or not length.isdigit() or len(length) > 12:
+        if "transfer-encoding" in headers or not length.isdecimal() or len(length) > 12:
             return False
         return int(length) <= self._body_bytes_max
 
-    def _is_known_host(self, values: list[bytes]) -> bool:
+    def _is_known_host(self, values: list[str]) -> bool:
         if len(values) != 1:
             return False
-        host = host_of(values[0].decode("latin-1"))
+        host = host_of(values[0])
         # Only names can be rebound: the owner of a name decides where it points.
-        return host in self._hosts or _is_address(host)
+        return host in self._hosts or address_of(host) is not None
 
 
 class _Body:
@@ -301,11 +278,3 @@ class _Body:
             while not self._has_ended and num_bytes < UNREAD_BYTES_MAX:
                 num_bytes += len((await self.receive()).get("body", b""))
         return self._has_ended
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -8,14 +8,14 @@ from gossamer.node.base.roles import Join
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.entrance import roll_of
-from gossamer.node.peers.introductions import Applicant
-from gossamer.node.peers.run_exchange import (
+from gossamer.node.peers.members.entrance import roll_of
+from gossamer.node.peers.members.introductions import Applicant
+from gossamer.node.peers.members.run_exchange import (
     JoinError,
     NotAdmittedError,
     request_manifest,
 )
-from gossamer.node.storage.roll_file import RollFile, write_pinned_head
+from gossamer.node.storage.admission_files import RollFile, write_pinned_head
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from gossamer.node.app.owner_limits import Check, OwnerLimits
+from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN, gpu_memory_bytes
@@ -109,22 +109,23 @@ class LimitParts:
         """
         zone = self._runtime.zone
         pause_watch.disk_problem = lambda: self.disk.problem
-        self._limits.join(self.disk.apply, lambda: self._check(tokens_per_second()))
+        self._limits.check = lambda settings: self._problems(settings, tokens_per_second())
+        self._limits.join(self.disk.apply)
         self._limits.join(lambda settings: pause_watch.change(pause_rules(settings, zone)))
         self._limits.join(lambda _: self._changed.set())
 
     def start(self, nursery: trio.Nursery, trainer: Trainer, metrics: Metrics) -> None:
         """Begins to obey where that takes longer, and to look at the use."""
-        runtime = self._runtime
         nursery.start_soon(self._run, trainer)
-        if runtime.serves_http:  # a test in virtual time would look at this machine all the time
-            uses = LimitUses(self._gpus, self.disk.used_bytes)
-            nursery.start_soon(self._limits.run, uses, metrics, runtime.read_in_thread)
+        if self._runtime.serves_http:  # a test in virtual time would look at this machine all along
+            nursery.start_soon(
+                self._limits.run, LimitUses(self._gpus, self.disk.used_bytes), metrics
+            )
 
-    def _check(self, tokens_per_second: float) -> Check:
-        """Returns the check of new limits against what the run needs here. It runs in a thread."""
+    async def _problems(self, settings: Settings, tokens_per_second: float) -> Sequence[str]:
+        """Returns a sentence for each limit that is too low for what the run needs here."""
 
-        def problems(settings: Settings) -> Sequence[str]:
+        def read() -> Sequence[str]:
             gpus = self._gpus.read()
             found = least_problems(
                 self._manifest,
@@ -138,7 +139,7 @@ class LimitParts:
                 found.append(f"gpu_power: {power}")
             return found
 
-        return problems
+        return await self._runtime.read_in_thread(read)
 
     async def _run(self, trainer: Trainer) -> None:
         """Obeys until cancelled, and then puts the card's power back."""

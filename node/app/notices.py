@@ -11,13 +11,14 @@ A notice is sent when its cause begins. It is lost if nobody takes it in `ATTEMP
 
 from __future__ import annotations
 
-import http.client
 import shutil
-import ssl
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from typing import Literal, NamedTuple
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 import msgspec
 import structlog
@@ -41,11 +42,11 @@ QUIET_SECONDS = 3600.0
 SEND_SECONDS_MAX = 10.0
 """Limit of one attempt, from the connection to the answer."""
 
-ATTEMPTS_MAX = 4
-"""Attempts of a notice to each place."""
-
 WAITS_SECONDS = (5.0, 30.0, 300.0)
 """Waits between the attempts: for a line that broke, a server that starts, a router that does."""
+
+ATTEMPTS_MAX = len(WAITS_SECONDS) + 1
+"""Attempts of a notice to each place."""
 
 FAREWELL_SECONDS_MAX = 15.0
 """Time that a node which leaves gives to its last notices: that of two attempts."""
@@ -107,22 +108,16 @@ class Notices:
         participant: Participant,
         state_dir: StateDir,
         put_out: Callable[[], str | None] = lambda: None,
-        *,
-        waits_seconds: Sequence[float] = WAITS_SECONDS,
-        send: Callable[[str, Notice], None] | None = None,
     ) -> None:
         """
         Args:
             places: `desktop`, or the address of a webhook.
             put_out: says why the members do not take this node for one; None if they do.
-            send: takes a notice to a place, in a thread; raises NotTakenError.
         """
         self._places = tuple(places)
         self._participant = participant
         self._state_dir = state_dir
         self._put_out = put_out
-        self._waits_seconds = tuple(waits_seconds)
-        self._send = send or send_notice
         self._begun = Begun()
         self._is_end_told = False
         """Whether the owner was told that the run is finished, in this life or an earlier one."""
@@ -196,8 +191,7 @@ class Notices:
         self._is_end_unmarked = False
 
     async def _deliver(self, place: str, notice: Notice) -> None:
-        waits = [*self._waits_seconds[: ATTEMPTS_MAX - 1], None]
-        for wait in waits:
+        for wait in (*WAITS_SECONDS, None):
             if await self._attempt(place, notice) or wait is None:
                 break
             await trio.sleep(wait)
@@ -209,7 +203,7 @@ class Notices:
         problem, is_lasting = "it does not answer", False
         with trio.move_on_after(SEND_SECONDS_MAX):
             try:
-                await run_abandonable(lambda: self._send(place, notice))
+                await run_abandonable(lambda: send_notice(place, notice))
                 self._undelivered.remove((place, notice))
                 log.debug("a notice is delivered", event_of_node=notice.event)
                 return True
@@ -286,34 +280,28 @@ def _show_on_desktop(notice: Notice) -> None:
         raise NotTakenError(done.stderr.strip() or "notify-send failed", is_lasting=False)
 
 
+class _NoRedirections(HTTPRedirectHandler):
+    """Takes a redirection for an answer like others."""
+
+    def redirect_request(self, *_request: object) -> None:
+        return None
+
+
+_OPENER = build_opener(ProxyHandler({}), _NoRedirections)
+
+
 def _post(place: str, notice: Notice) -> None:
-    parts = urlsplit(place)
-    assert parts.hostname is not None  # checked by the setting's parser
     body = msgspec.json.encode({**notice._asdict(), "content": notice.text})
-    connection: http.client.HTTPConnection
-    # Always with a port: http.client would take the end of an IPv6 address for one.
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname,
-            parts.port or http.client.HTTPS_PORT,
-            timeout=SEND_SECONDS_MAX,
-            context=ssl.create_default_context(),
-        )
-    else:
-        connection = http.client.HTTPConnection(
-            parts.hostname, parts.port or http.client.HTTP_PORT, timeout=SEND_SECONDS_MAX
-        )
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    headers = {"Content-Type": "application/json", "Connection": "close"}
+    headers = {"Content-Type": "application/json", "User-Agent": "Gossamer"}
     try:
-        connection.request("POST", target, body, headers)
-        status = connection.getresponse().status  # the rest of the answer is not read
-    except (OSError, http.client.HTTPException) as error:
-        raise NotTakenError(str(error) or repr(error), is_lasting=False) from error
+        with _OPENER.open(Request(place, body, headers), timeout=SEND_SECONDS_MAX):
+            pass  # the rest of the answer is not read
+    except HTTPError as error:
+        error.close()
+        is_lasting = error.code < 500 and error.code not in _AGAIN
+        raise NotTakenError(f"it answered {error.code}", is_lasting=is_lasting) from error
+    except (OSError, HTTPException) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        raise NotTakenError(str(reason) or repr(reason), is_lasting=False) from error
     except ValueError as error:  # UnicodeError: no name of a host
         raise NotTakenError(str(error), is_lasting=True) from error
-    finally:
-        connection.close()
-    if not 200 <= status < 300:
-        is_lasting = 300 <= status < 500 and status not in _AGAIN
-        raise NotTakenError(f"it answered {status}", is_lasting=is_lasting)

@@ -116,12 +116,12 @@ def _is_this_machine(request: Request, host: str) -> bool:
     A connection from a machine to an address of its own comes from that address. No other machine
     can open one from there: the answers to it would not leave this one.
     """
-    address = _address_of(host)
+    address = address_of(host)
     server, _ = request.scope.get("server") or (None, None)
-    return address is not None and (address.is_loopback or address == _address_of(server or ""))
+    return address is not None and (address.is_loopback or address == address_of(server or ""))
 
 
-def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Returns the address that a text is, IPv4 if it only stands in one of IPv6; None for a
     name."""
     try:

@@ -11,8 +11,8 @@ from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import RACE_SECONDS, Transport, TransportError
-from gossamer.node.peers.run_exchange import REQUEST_SECONDS as MANIFEST_SECONDS
-from gossamer.node.peers.run_exchange import (
+from gossamer.node.peers.members.run_exchange import REQUEST_SECONDS as MANIFEST_SECONDS
+from gossamer.node.peers.members.run_exchange import (
     JoinError,
     NotAdmittedError,
     UnreachableError,

@@ -7,30 +7,22 @@ would do, before anything is kept or applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 import trio
 
 from gossamer.node.base.limit_periods import parse_limit
-from gossamer.node.base.owner_limits import (
-    SCHEDULE,
-    SETTING_OF,
-    UNITS,
-    changed,
-    rule_text,
-    setting_of,
-    source_of,
-    with_limits,
-)
+from gossamer.node.base.owner_limits import SETTING_OF, changed, with_limits
 from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, rate_limit_of
 from gossamer.node.base.settings import ConfigError, Settings
-from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.threads import RunInThread, SlowRead
 from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.machine.limit_uses import NodeUses
-from gossamer.node.storage.limits_file import read_limits, write_limits
+from gossamer.node.storage.owner_orders import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.limit_status import limit_statuses, rule_statuses
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
@@ -38,26 +30,16 @@ LOOK_SECONDS = 5.0
 """Time between two looks at the use: a person who has set a limit waits for the next one. A look
 asks the system and the driver of the card, in a thread."""
 
-READ_SECONDS_MAX = 10.0
-"""Limit of the wait for what the machine says; a driver may hang."""
-
 _KEPT = "limits"
 """The kind of the file, for the health of the disk."""
 
 log = structlog.get_logger("node")
 
-Check = Callable[[Settings], Sequence[str]]
+Check = Callable[[Settings], Awaitable[Sequence[str]]]
 """Returns a sentence for each limit that is too low for the run, with the least that would do."""
 
 Apply = Callable[[Settings], None]
 """Makes the parts of the node obey. It returns at once."""
-
-
-class Reads(Protocol):
-    """The reader of what a node uses now, apart from its line. It blocks for milliseconds."""
-
-    def __call__(self, settings: Settings) -> NodeUses:
-        """Returns what the node uses now, with these settings."""
 
 
 class OwnerLimits:
@@ -66,55 +48,39 @@ class OwnerLimits:
     It has more than 12 attributes: what is kept, what is read, and what obeys.
     """
 
-    def __init__(
-        self, given: Settings, state_dir: StateDir, run_in_thread: RunInThread, kept: dict[str, str]
-    ) -> None:
+    def __init__(self, given: Settings, state_dir: StateDir, run_in_thread: RunInThread) -> None:
         """
         Args:
             given: settings from flags, variables and the file.
             run_in_thread: leaves a thread to itself when it is cancelled: the driver of a card that
                 is asked may hang.
-            kept: what the owner has set on a running node, as `read_limits` returns it.
+
+        Raises:
+            StateDirError: what the owner set in earlier lives is damaged on the disk.
+            ConfigError: some of it is no value that this version takes.
         """
         self._given = given
         self._path = state_dir.limits_path
         self._health = state_dir.health
         self._run_in_thread = run_in_thread
-        self._kept = kept
-        self.settings = with_limits(given, kept)
+        self._kept = read_limits(self._path)
+        self.settings = with_limits(given, self._kept)
         """The settings that hold now."""
         self.rates = Limits(
             rate_limit_of(self.settings.up_limit), rate_limit_of(self.settings.down_limit)
         )
-        self._checks: list[Callable[[], Check]] = []
+        self.check: Check | None = None
         self._applies: list[Apply] = [self._apply_rates]
         self._changing = trio.Lock()
         self._uses: dict[str, float] = {}
         self._sizes: Mapping[str, float] = {}
-        self._is_reading = False
-        """Whether a thread reads the use. Only that thread sets it."""
+        self._slow_read = SlowRead(run_in_thread)
         self.notes: dict[str, str] = {}
         """What keeps a limit from holding here, by its name, for people."""
 
-    @classmethod
-    def of(cls, given: Settings, state_dir: StateDir, run_in_thread: RunInThread) -> OwnerLimits:
-        """Returns the limits that hold at a start.
-
-        Raises:
-            StateDirError: those on the disk are damaged.
-            ConfigError: one of them is no value that this version takes.
-        """
-        return cls(given, state_dir, run_in_thread, read_limits(state_dir.limits_path))
-
-    def join(self, apply: Apply, make_check: Callable[[], Check] | None = None) -> None:
-        """A part of the node obeys from now on, beginning with the next change.
-
-        Args:
-            make_check: makes the check of a change, which then runs in a thread.
-        """
+    def join(self, apply: Apply) -> None:
+        """A part of the node obeys from now on, beginning with the next change."""
         self._applies.append(apply)
-        if make_check is not None:
-            self._checks.append(make_check)
 
     async def change(self, changes: Mapping[str, str]) -> str:
         """Changes limits and the schedule: on the disk first, and then at once. A disk that is full
@@ -133,16 +99,8 @@ class OwnerLimits:
         async with self._changing:
             kept = changed(self._kept, changes)
             settings = with_limits(self._given, kept)
-            new = {setting_of(name) for name in changes}
-            checks = [make() for make in self._checks]
-            found = await self._run_in_thread(lambda: [check(settings) for check in checks])
-            problems = [
-                problem
-                for sentences in found
-                for problem in sentences
-                if SETTING_OF[problem.partition(":")[0]] in new
-            ]
-            if problems:
+            found = await self.check(settings) if self.check is not None else ()
+            if problems := [each for each in found if each.partition(":")[0] in changes]:
                 raise ConfigError(problems)
             await self._keep(kept)
             self._kept, self.settings = kept, settings
@@ -174,12 +132,13 @@ class OwnerLimits:
 
     # What is used
 
-    async def run(self, reads: Reads, metrics: Metrics, read_in_thread: RunInThread) -> None:
+    async def run(self, read: Callable[[Settings], NodeUses], metrics: Metrics) -> None:
         """Looks at the use every `LOOK_SECONDS` until cancelled, and tries a disk again that did
         not take a change.
 
         Args:
-            read_in_thread: leaves a thread to itself when it is cancelled.
+            read: returns what a node with these settings uses now, apart from its line. It blocks
+                for milliseconds.
         """
         moved = self._moved()
         at_seconds = trio.current_time()
@@ -190,11 +149,13 @@ class OwnerLimits:
         # A change shows at once: a look may wait for a slow read.
         self.join(show_limits)
         while True:
-            if (read := await self._read_in_time(reads, read_in_thread)) is not None:
-                self._uses.update(read.uses)
-                self._sizes = read.sizes
+            settings = self.settings
+            used = await self._slow_read.ask(functools.partial(read, settings))
+            if used is not None:
+                self._uses.update(used.uses)
+                self._sizes = used.sizes
                 metrics.uses.set_used(
-                    read.uses["memory"], read.trainer_bytes, read.trainer_cpu_seconds
+                    used.uses["memory"], used.trainer_bytes, used.trainer_cpu_seconds
                 )
             show_limits(self.settings)
             moved_now = self._moved()
@@ -207,56 +168,18 @@ class OwnerLimits:
                 rate = (num_bytes - before[name]) / (at_seconds - since)
                 self._uses[name] = rate * BITS / MBIT
 
-    async def _read_in_time(self, reads: Reads, read_in_thread: RunInThread) -> NodeUses | None:
-        """Returns what the node uses now; None where the machine does not say it in time.
-
-        A driver that hangs costs one thread and no more: it is not asked again before it has
-        answered. Each look would leave another thread behind, until none is left for the disk.
-        """
-        settings = self.settings
-
-        def read() -> NodeUses:
-            self._is_reading = True
-            try:
-                return reads(settings)
-            finally:
-                self._is_reading = False
-
-        if self._is_reading:
-            return None
-        with trio.move_on_after(READ_SECONDS_MAX):
-            return await read_in_thread(read)
-        return None
-
     def _moved(self) -> dict[str, int]:
         return {"upload": self.rates.up.moved_bytes, "download": self.rates.down.moved_bytes}
 
     def status(self) -> tuple[LimitStatus, ...]:
         """Returns each limit beside its use."""
-        return tuple(
-            LimitStatus(
-                name=name,
-                setting=setting,
-                unit=UNITS[name],
-                limit=self._limit_of(name),
-                text=_text_of(getattr(self.settings, setting)),
-                used=self._uses.get(name),
-                source=source_of(name, self._kept),
-                note=self.notes.get(name, ""),
-            )
-            for name, setting in SETTING_OF.items()
+        return limit_statuses(
+            self.settings, self._kept, self._limit_of, used=self._uses, notes=self.notes
         )
 
     def schedule(self) -> tuple[RuleStatus, ...]:
         """Returns what says when the node trains."""
-        return tuple(
-            RuleStatus(
-                name=name,
-                text=rule_text(self.settings, name),
-                source=source_of(name, self._kept),
-            )
-            for name in SCHEDULE
-        )
+        return rule_statuses(self.settings, self._kept)
 
     def _limit_of(self, name: str) -> float | None:
         """The present number of a limit; None for no limit, or where nothing can tell."""
@@ -267,9 +190,3 @@ class OwnerLimits:
         if isinstance(value, str):
             return self._sizes.get(name) if value else None
         return float(value) if value else None
-
-
-def _text_of(value: object) -> str:
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return str(value) if value else ""

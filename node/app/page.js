@@ -282,10 +282,9 @@ async function showSamples(s) {
 }
 
 const COLUMNS = ["Peer", "Phase", "Round", "Tokens given", "Tokens/s", "Path", "Device", "Memory"];
-const PATHS = {direct: "direct", crossed: "crossed"};
 const called = (p) => [p.name, p.team ? "(" + p.team + ")" : ""].filter(Boolean).join(" ");
 function cells(p, own) {
-  const path = p.path === "relayed" ? "through " + short(p.relay || "") : PATHS[p.path] || "none";
+  const path = p.path === "relayed" ? "through " + short(p.relay || "") : p.path || "none";
   return [[p.peer_id, called(p)], p.phase, p.round.toLocaleString("en"), given(p.peer_id), count(p.tokens_per_second),
     own ? "this node" : path, p.device || "–", p.device_memory_bytes ? bytes(p.device_memory_bytes) : "–"];
 }

@@ -6,6 +6,7 @@ not hold over a restart, and the disk is tried again until it takes it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import trio
 
 from gossamer.node.base.pausing import UserPause, is_over
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.storage.pause_file import read_pause, write_pause
+from gossamer.node.storage.owner_orders import read_pause, write_pause
 from gossamer.node.storage.state_dir import StateDir
 
 CLOCK_SECONDS = 5.0
@@ -38,9 +39,9 @@ class Pausable(Protocol):
 
 
 class PauseOrders:
-    """Takes orders on the event loop, and writes them in a thread.
+    """Obeys orders on the event loop, and writes them in a thread.
 
-    Of several orders that come while one is written the newest counts.
+    Of several orders that come while one is written the newest is written next.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class PauseOrders:
         self._health = state_dir.health
         self._run_in_thread = run_in_thread
         self._unix_seconds = unix_seconds
+        self._participant: Pausable | None = None
+        """None until the node takes part: an order that comes before is obeyed then."""
         self._wanted: UserPause | None = None
         self._given = trio.Event()
         self._num_given = 0
@@ -68,12 +71,12 @@ class PauseOrders:
         return self._wanted
 
     def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None:
-        """Orders a pause, for some time or until the owner resumes. It returns at once."""
+        """Orders a pause, for some time or until the owner resumes."""
         until = None if seconds is None else self._unix_seconds() + seconds
         self._give(UserPause(until, seconds, after_round))
 
     def resume(self) -> None:
-        """Orders an end of the pause. It returns at once."""
+        """Orders an end of the pause."""
         self._give(None)
 
     async def kept(self) -> str:
@@ -91,40 +94,46 @@ class PauseOrders:
         self._num_given += 1
         self._since_seconds = trio.current_time()
         self._given.set()
+        self._obey()
+
+    def _obey(self) -> None:
+        if self._participant is None:
+            return
+        if self._wanted is None:
+            self._participant.resume()
+        else:
+            self._participant.pause(self._wanted)
 
     async def run(self, participant: Pausable) -> None:
-        """Obeys orders until cancelled. An order that was given before is obeyed now."""
+        """Keeps orders, and ends a pause whose time is over, until cancelled."""
+        self._participant = participant
+        if self._given.is_set():
+            self._obey()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep)
+            while True:
+                await trio.sleep(CLOCK_SECONDS)
+                order, since = self._wanted, trio.current_time() - self._since_seconds
+                if order is not None and is_over(order, self._unix_seconds(), since):
+                    log.info("the pause is over")
+                    self._wanted = None
+                    participant.pause_is_over()
+                    self._given.set()
+
+    async def _keep(self) -> None:
+        """Writes what holds: when it changes, and again while the disk does not take it."""
         while True:
-            await self._next()
+            with trio.move_on_after(CLOCK_SECONDS):
+                await self._given.wait()
+            is_new = self._given.is_set()
+            if not is_new and not self._health.problem_of(_KEPT):
+                continue
             self._given = trio.Event()
-            wanted, number = self._wanted, self._num_given
-            if wanted is not None:
-                participant.pause(wanted)
-            elif number > self._num_tried:
-                participant.resume()
-            else:
-                participant.pause_is_over()
-            await self._keep(wanted)
-            if problem := self._health.problem_of(_KEPT):
+            order, number = self._wanted, self._num_given
+            with self._health.writing(_KEPT):
+                await self._run_in_thread(functools.partial(write_pause, self._path, order))
+            if is_new and (problem := self._health.problem_of(_KEPT)):
                 log.warning("the order holds only until this node ends", problem=problem)
             self._num_tried = number
             self._tried.set()
             self._tried = trio.Event()
-
-    async def _keep(self, order: UserPause | None) -> None:
-        with self._health.writing(_KEPT):
-            await self._run_in_thread(lambda: write_pause(self._path, order))
-
-    async def _next(self) -> None:
-        """Returns when there is an order to obey, or when the present one has ended by itself."""
-        while not self._given.is_set():
-            with trio.move_on_after(CLOCK_SECONDS):
-                await self._given.wait()
-                return
-            if self._health.problem_of(_KEPT):
-                await self._keep(self._wanted)
-            order, since = self._wanted, trio.current_time() - self._since_seconds
-            if order is not None and is_over(order, self._unix_seconds(), since):
-                log.info("the pause is over")
-                self._wanted = None
-                return

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import tzinfo
-from typing import Protocol, TypeVar
+from datetime import datetime, tzinfo
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -17,7 +17,7 @@ import trio
 
 from gossamer.node.base.pausing import Hold, PauseRules, Reading
 from gossamer.node.base.settings import Settings
-from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.threads import RunInThread, SlowRead
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.telemetry.pause_text import pause_text
@@ -27,9 +27,6 @@ LOOK_SECONDS = 5.0
 milliseconds."""
 
 _T = TypeVar("_T")
-
-READ_SECONDS_MAX = 10.0
-"""Limit of the wait for what the machine says: a program that is asked has 2 seconds."""
 
 _READ_SETTINGS = "on_battery, on_metered, pause_for or only_when_idle"
 """Settings for which the system is asked."""
@@ -51,12 +48,6 @@ def pause_rules(settings: Settings, zone: tzinfo | None = None) -> PauseRules:
     )
 
 
-class Holdable(Protocol):
-    """The node, as this watch sees it."""
-
-    def hold_off(self, holds: Sequence[Hold]) -> None: ...
-
-
 class PauseWatch:
     """Applies the owner's rules to what the machine does."""
 
@@ -71,9 +62,7 @@ class PauseWatch:
         self._rules = rules
         self._use = use
         self._unix_seconds = unix_seconds
-        self._run_in_thread = run_in_thread
-        self._is_reading = False
-        """Whether a thread reads. Only that thread sets it."""
+        self._slow_read = SlowRead(run_in_thread)
         self._failed: set[str] = set()
         """Settings whose reader has failed, and that were told of."""
         self._told: tuple[tuple[str, str], ...] = ()
@@ -93,7 +82,10 @@ class PauseWatch:
         if self._rules.zone is None:
             time.tzset()  # the zone of a machine that travels changes
         now = self._unix_seconds()
-        reading = await self._read_in_time(now)
+        reading = await self._slow_read.ask(lambda: self._read(now))
+        if reading is None:
+            self._tell_failure(_READ_SETTINGS, "the system hangs")
+            reading = Reading(now)  # the clock alone counts
         reading = msgspec.structs.replace(
             reading, was_hot=self._is_hot, disk_problem=self.disk_problem()
         )
@@ -102,33 +94,15 @@ class PauseWatch:
         self._tell(holds)
         return holds
 
-    async def run(self, node: Holdable) -> None:
-        """Keeps the node up to date until cancelled."""
+    async def run(self, hold_off: Callable[[Sequence[Hold]], None]) -> None:
+        """Tells what keeps the node from training at each look, until cancelled."""
         while True:
             self._changed = trio.Event()
-            node.hold_off(await self.look())
+            hold_off(await self.look())
             with trio.move_on_after(LOOK_SECONDS):
                 await self._changed.wait()
 
-    async def _read_in_time(self, now: float) -> Reading:
-        """Reads what the rules ask for. A driver that hangs costs one thread and no more: it is not
-        asked again before it has answered, and the clock alone counts until then."""
-        reading = Reading(now)
-        if not self._is_reading:
-            with trio.move_on_after(READ_SECONDS_MAX) as scope:
-                reading = await self._run_in_thread(lambda: self._read(now))
-            if scope.cancelled_caught:
-                self._tell_failure(_READ_SETTINGS, "the system hangs")
-        return reading
-
     def _read(self, now: float) -> Reading:
-        self._is_reading = True
-        try:
-            return self._read_use(now)
-        finally:
-            self._is_reading = False
-
-    def _read_use(self, now: float) -> Reading:
         """Reads what the rules ask for, in a thread."""
         rules, use = self._rules, self._use
         on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)
@@ -183,7 +157,9 @@ class PauseWatch:
         self._told = told
         now = self._unix_seconds()
         for hold in holds:
-            text = pause_text(hold, hold.resumes_at, now, self._rules.zone)
+            end = hold.resumes_at
+            resumes_at = None if end is None else datetime.fromtimestamp(end, self._rules.zone)
+            text = pause_text(hold, resumes_at, now)
             log.info(
                 f"this node may not train now: {text}",
                 fields={"event": "may not train now", "reason": hold.reason, "text": hold.text},

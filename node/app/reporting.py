@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import structlog
 import trio
 
@@ -16,7 +17,7 @@ from gossamer.node.network.transport import Path
 from gossamer.node.rounds.auditing import AuditCount
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.runs.cutting import CorpusCutter
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.telemetry.metrics import package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import (
@@ -29,11 +30,11 @@ from gossamer.node.telemetry.status import (
     iso_moment,
 )
 from gossamer.protocol.accounting.ledger import EpochProgress
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_checkpoint import signing_depth
-from gossamer.protocol.policy.chain_summary import is_mark
-from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
+from gossamer.protocol.policy.heads.chain_checkpoint import signing_depth
+from gossamer.protocol.policy.heads.chain_summary import is_mark
+from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity, Phase
 
 SETTLED_ROUNDS = UNDO_ROUNDS_MAX
@@ -82,11 +83,8 @@ class Reporter:
         settled = settled_head(node.committed.chain, entry.head)
         capacity = self._capacity()
         traffic = self._transport.traffic().values()
-        addresses, reach, peers = (
-            self._transport.addresses(),
-            self._transport.reach(),
-            self._peers(),
-        )
+        addresses, reach = self._transport.addresses(), self._transport.reach()
+        peers = self._peers()
         return Status(
             peer_id=self._transport.peer_id,
             run_id=node.manifest.run_id.hex(),
@@ -229,14 +227,11 @@ class Reporter:
 
     def _peers(self) -> tuple[PeerStatus, ...]:
         living = self._participant.context.swarm.living_anywhere()
+        count_of = self._participant.audits.count_of
         return tuple(
-            _peer_status(peer, announce, self._transport.path(peer), self._audits_of(peer))
+            _peer_status(peer, announce, self._transport.path(peer), count_of(peer))
             for peer, announce in living.items()
         )
-
-    def _audits_of(self, peer: PeerId) -> AuditCount:
-        auditing = self._participant.auditing
-        return AuditCount() if auditing is None else auditing.count_of(peer)
 
 
 def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
@@ -284,7 +279,6 @@ def settled_head(chain: ChainStore, head: Digest) -> Digest | None:
 def _peer_status(
     peer: str, announce: Announce, path: Path | None, audits: AuditCount
 ) -> PeerStatus:
-    capacity = announce.capacity
     return PeerStatus(
         peer_id=peer,
         name=announce.name,
@@ -292,13 +286,7 @@ def _peer_status(
         phase=announce.phase,
         round=announce.round,
         head=announce.head.hex(),
-        tokens_per_second=capacity.tokens_per_second or None,
-        device=capacity.device,
-        device_kind=capacity.device_kind,
-        device_memory_bytes=capacity.device_memory_bytes,
-        host_memory_bytes=capacity.host_memory_bytes,
-        cores=capacity.cores,
-        bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second or None,
+        **msgspec.structs.asdict(CapacityStatus.of(announce.capacity)),
         addresses=announce.addresses,
         connected=path is not None,
         reach=announce.reach,

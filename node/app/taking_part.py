@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import structlog
 import trio
 
@@ -14,19 +12,18 @@ from gossamer.node.app.core import Core, FirstParts
 from gossamer.node.app.credit_view import CreditView, keep_names
 from gossamer.node.app.data_parts import build_audit_data, build_samples
 from gossamer.node.app.gauges import Gauges
-from gossamer.node.app.http import Controls, serve_http
+from gossamer.node.app.http import Controls, build_app, serve_http
 from gossamer.node.app.notices import Notices
 from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.network.transport import Stream
-from gossamer.node.peers.announcer import Standing
-from gossamer.node.peers.first_copies import FirstCopies
-from gossamer.node.peers.replication import keep_copies
+from gossamer.node.peers.blocks.first_copies import FirstCopies
+from gossamer.node.peers.blocks.replication import keep_copies
 from gossamer.node.rounds.opening import NodeContext
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.rounds.ring_service import serve_ring
+from gossamer.node.rounds.ring_chunks import serve_ring
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.cutting import CorpusCutter
 from gossamer.node.storage.daemon_files import DaemonFiles
@@ -35,6 +32,7 @@ from gossamer.node.training.feed import Feed
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
+from gossamer.protocol.wire.statements import Announce
 
 log = structlog.get_logger("node")
 
@@ -107,7 +105,7 @@ class TakingPart:
             controls: takes the orders that come over HTTP.
         """
         inputs, core, participant = self._inputs, self._core, self.participant
-        core.chain_sync.report_to(participant)
+        core.chain_sync.replayed = participant.replayed
         inputs.transport.handle(RING_PROTOCOL, self._serve_ring)
         core.swarm.start(participant.rounds, self._standing)
         if inputs.runtime.serves_http:
@@ -180,36 +178,36 @@ class TakingPart:
         # The node is connected by now: its peers do not wait for a busy disk.
         settings, state_dir = self._inputs.settings, self._inputs.state_dir
         run_in_thread, files = self._inputs.runtime.run_in_thread, DaemonFiles(state_dir)
-        token = await run_in_thread(files.new_token)
-        api = await nursery.start(
-            functools.partial(
-                serve_http,
-                settings.api,
-                self.reporter.status,
-                self._first.metrics.registry,
-                controls=controls,
-                token=token,
-                hosts=settings.api_hosts,
-                credit=CreditView(lambda: read_credits(state_dir), lambda: self._names.kept),
-                samples=lambda: self._context.samples.kept,
-            )
+        app = build_app(
+            self.reporter.status,
+            self._first.metrics.registry,
+            controls,
+            await run_in_thread(files.new_token),
+            settings.api_hosts,
+            CreditView(lambda: read_credits(state_dir), lambda: self._names.kept),
+            lambda: self._context.samples.kept,
         )
+        api = await nursery.start(serve_http, settings.api, app)
         await run_in_thread(lambda: files.write_api(api))
         log.info(f"status page at http://{api}/", fields={"event": "status page", "address": api})
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> Announce:
+        """Returns what this node says of itself, see `Announcer.start`."""
         context, settings = self._context, self._inputs.settings
         entry = context.committed.entry
-        return Standing(
-            self.participant.progress.phase,
-            entry.round,
-            entry.head,
-            entry.tokens_total,
-            context.committed.checkpoint_round,
-            context.feed.claims,
-            self._first.hardware.capacity(),
-            settings.name,
-            settings.team,
+        return Announce(
+            incarnation=0,
+            sequence=0,
+            phase=self.participant.progress.phase,
+            round=entry.round,
+            head=entry.head,
+            tokens_total=entry.tokens_total,
+            checkpoint_round=context.committed.checkpoint_round,
+            claims=context.feed.claims,
+            addresses=(),
+            capacity=self._first.hardware.capacity(),
+            name=settings.name,
+            team=settings.team,
         )
 
     async def _serve_ring(self, stream: Stream) -> None:

@@ -110,7 +110,7 @@ def parse_listen(text: str) -> str:
     example = "/ip4/0.0.0.0/tcp/4610"
     if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
         raise ValueError(f"{text!r} is not an address to listen on; write it as {example}")
-    _check_endpoint(text, parts[1], parts[2], parts[4], port_min=0)
+    _check_endpoint(text, parts[1], parts[2], parts[4], is_dialled=False)
     return text
 
 
@@ -126,9 +126,7 @@ def parse_announced(text: str) -> str:
             f"{text!r} is not an address to announce; write it as /ip4/192.0.2.7/tcp/4610 or "
             "/dns/node.example.org/tcp/4610, without a peer id"
         )
-    _check_endpoint(text, parts[1], parts[2], parts[4], port_min=1)
-    if parts[2] in ("0.0.0.0", "::"):
-        raise ValueError(f"{text!r}: {parts[2]} means every address of a machine; name one of them")
+    _check_endpoint(text, parts[1], parts[2], parts[4])
     return text
 
 
@@ -159,9 +157,7 @@ def parse_link(text: str) -> Link:
             f"{text!r} is not a peer's address; it looks like {example}. "
             "Copy the whole address that `gossamer start` or `gossamer status` shows"
         )
-    _check_endpoint(address, parts[1], parts[2], parts[4], port_min=1)
-    if parts[2] in ("0.0.0.0", "::"):
-        raise ValueError(f"{text!r}: {parts[2]} means every address of a machine; name one of them")
+    _check_endpoint(address, parts[1], parts[2], parts[4])
     try:
         public_key_of(PeerId(parts[6]))
     except MalformedError as error:
@@ -181,7 +177,7 @@ def is_without_peer(text: str) -> bool:
     return True
 
 
-def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -> None:
+def _check_endpoint(text: str, kind: str, host: str, port: str, *, is_dialled: bool = True) -> None:
     if kind in ("ip4", "ip6"):
         version = {"ip4": ipaddress.IPv4Address, "ip6": ipaddress.IPv6Address}[kind]
         try:
@@ -190,5 +186,8 @@ def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -
             raise ValueError(f"{text!r}: {host!r} is not an {kind} address") from None
     elif kind not in ("dns", "dns4", "dns6") or not HOST_NAME.fullmatch(host):
         raise ValueError(f"{text!r}: begin with /ip4/ADDRESS, /ip6/ADDRESS or /dns/NAME")
+    port_min = 1 if is_dialled else 0
     if not port.isascii() or not port.isdigit() or not port_min <= int(port) <= 65_535:
         raise ValueError(f"{text!r}: {port!r} is not a TCP port ({port_min} to 65535)")
+    if is_dialled and host in ("0.0.0.0", "::"):
+        raise ValueError(f"{text!r}: {host} means every address of a machine; name one of them")

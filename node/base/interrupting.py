@@ -26,3 +26,11 @@ def run_interruptibly(function: Callable[[], Awaitable[T]]) -> T:
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
         raise KeyboardInterrupt from None
+
+
+def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Returns the only exception inside nested groups, or the group if there are several."""
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner

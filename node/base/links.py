@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from gossamer.node.base.address_text import Link, parse_link
 from gossamer.node.base.settings import ConfigError
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.wire.invitation_messages import Invitation, decode_invitation, encode
+from gossamer.protocol.wire.invitation_messages import Invitation, decode_invitation
 
 
 class Links(NamedTuple):
@@ -57,13 +58,13 @@ def parse_links(texts: tuple[str, ...]) -> Links:
         tuple(dict.fromkeys(addresses)),
         next(iter(_all(links, "run_id")), None),
         next(iter(_all(links, "head")), None),
-        encode(invitations[0]) if invitations else None,
+        to_msgpack(invitations[0]) if invitations else None,
     )
 
 
 def invitation_text(invitation: Invitation) -> str:
     """Returns an invitation as the last part of a link."""
-    return base64.urlsafe_b64encode(encode(invitation)).decode().rstrip("=")
+    return base64.urlsafe_b64encode(to_msgpack(invitation)).decode().rstrip("=")
 
 
 def _invitation(text: str) -> Invitation:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trio
 
-from gossamer.node.base.pausing import Hold, UserPause, first_that_holds, hold_of, in_order
+from gossamer.node.base.pausing import PAUSE_REASONS, Hold, UserPause
 from gossamer.node.base.ticks import tick_after
 
 
@@ -15,14 +15,10 @@ class Orders:
     """The operator's standing orders, and what else keeps the node from training. Each change, and
     all other news, wakes the waiting tasks."""
 
-    def __init__(self, user_pause: UserPause | None = None, others: Sequence[Hold] = ()) -> None:
-        """
-        Args:
-            user_pause: the owner's order of an earlier life.
-            others: what else keeps the node from training at its start.
-        """
-        self.user_pause = user_pause
-        self.others: tuple[Hold, ...] = tuple(others)
+    def __init__(self) -> None:
+        self.user_pause: UserPause | None = None
+        """The owner's order."""
+        self.others: tuple[Hold, ...] = ()
         """What keeps the node from training besides the owner's order."""
         self.leave = False
         self.leaves_after_round = False
@@ -35,13 +31,18 @@ class Orders:
 
     @property
     def holds(self) -> tuple[Hold, ...]:
-        """Everything that keeps the node from training, or will when the present round ends."""
-        return in_order((*hold_of(self.user_pause, is_in_round=self.is_in_round), *self.others))
+        """Everything that keeps the node from training, or will when the present round ends, in the
+        order of `PauseReason`."""
+        found = [*self.others]
+        if self.user_pause is not None:
+            after_round = self.user_pause.after_round and self.is_in_round
+            found.append(Hold("user", "", self.user_pause.until_unix_seconds, after_round))
+        return tuple(sorted(found, key=lambda hold: PAUSE_REASONS.index(hold.reason)))
 
     @property
     def hold(self) -> Hold | None:
         """The first of the holds; None if the node may train."""
-        return first_that_holds(self.holds)
+        return next((hold for hold in self.holds if not hold.after_round), None)
 
     @property
     def pause(self) -> bool:

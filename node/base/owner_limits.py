@@ -14,47 +14,40 @@ from gossamer.node.base.durations import format_duration
 from gossamer.node.base.setting_values import PARSERS, SettingValue
 from gossamer.node.base.settings import ConfigError, Settings
 
-SETTING_OF: Mapping[str, str] = {
-    "upload": "up_limit",
-    "download": "down_limit",
-    "threads": "threads",
-    "memory": "memory_max",
-    "disk": "disk_max",
-    "gpu_memory": "gpu_memory",
-    "gpu_power": "gpu_power_watts",
-    "gpu_temperature": "gpu_temperature_max",
-}
+_LIMITS = (
+    ("upload", "up_limit", "Mbit/s"),
+    ("download", "down_limit", "Mbit/s"),
+    ("threads", "threads", "threads"),
+    ("memory", "memory_max", "bytes"),
+    ("disk", "disk_max", "bytes"),
+    ("gpu_memory", "gpu_memory", "bytes"),
+    ("gpu_power", "gpu_power_watts", "W"),
+    ("gpu_temperature", "gpu_temperature_max", "degrees C"),
+)
+
+SETTING_OF: Mapping[str, str] = {name: setting for name, setting, _ in _LIMITS}
 """The setting behind each name that `gossamer limits` shows."""
 
-UNITS: Mapping[str, str] = {
-    "upload": "Mbit/s",
-    "download": "Mbit/s",
-    "threads": "threads",
-    "memory": "bytes",
-    "disk": "bytes",
-    "gpu_memory": "bytes",
-    "gpu_power": "W",
-    "gpu_temperature": "degrees C",
-}
+UNITS: Mapping[str, str] = {name: unit for name, _, unit in _LIMITS}
 """The unit of each of these."""
+
 SCHEDULE = ("work_hours", "only_when_idle", "on_battery", "on_metered", "pause_for")
 """The settings that say when the node trains. Each is shown and set under its own name."""
 
 _SETTINGS: Mapping[str, str] = {**SETTING_OF, **{name: name for name in SCHEDULE}}
 
 OFF = "off"
-"""The word for no limit, and for no rule of the schedule."""
+"""The word for no limit, and for no rule of the schedule: the default of each of these settings."""
+
+_DEFAULTS: Mapping[str, SettingValue] = {
+    field.name: field.default for field in msgspec.structs.fields(Settings)
+}
 
 DEFAULT = "default"
 """The word for what flags, variables or the file say."""
 
 TEXT_CHARACTERS_MAX = 1000
 """Longer than hours with four periods for every day, or than the names of a dozen programs."""
-
-
-def setting_of(name: str) -> str:
-    """Returns the setting behind the name of a limit or of a part of the schedule. KeyError."""
-    return _SETTINGS[name]
 
 
 def changes_of(words: Sequence[str]) -> dict[str, str]:
@@ -138,7 +131,7 @@ def source_of(name: str, kept: Mapping[str, str]) -> str:
 
 def overridden(kept: Mapping[str, str]) -> dict[str, str]:
     """Returns the command that set what is kept, by the name of the setting."""
-    return {setting_of(name): f"gossamer {source_of(name, kept)}" for name in kept}
+    return {_SETTINGS[name]: f"gossamer {source_of(name, kept)}" for name in kept}
 
 
 def rule_text(settings: Settings, name: str) -> str:
@@ -153,32 +146,10 @@ def rule_text(settings: Settings, name: str) -> str:
 def _parse(name: str, text: str) -> SettingValue:
     setting = _SETTINGS[name]
     if text == OFF:
-        default: SettingValue = getattr(_WITHOUT, setting)
-        return default
+        return _DEFAULTS[setting]
     # The names of programs have spaces in them: here only a comma parts them.
     given = [each.strip() for each in text.split(",")] if setting == "pause_for" else text
     try:
         return PARSERS[setting](given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-class _Without(msgspec.Struct, frozen=True):
-    """The values that mean no limit, and no rule."""
-
-    up_limit: tuple[str, ...] = ()
-    down_limit: tuple[str, ...] = ()
-    threads: int = 0
-    memory_max: int = 0
-    disk_max: int = 0
-    gpu_memory: str = ""
-    gpu_power_watts: int = 0
-    gpu_temperature_max: int = 0
-    work_hours: str = ""
-    only_when_idle: int = 0
-    on_battery: str = "off"
-    on_metered: str = "off"
-    pause_for: tuple[str, ...] = ()
-
-
-_WITHOUT = _Without()

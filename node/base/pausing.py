@@ -6,7 +6,7 @@ ends by itself. These functions read no clock and no machine: they get a `Readin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import tzinfo
 from typing import Literal, get_args
 
@@ -157,28 +157,6 @@ def parse_programs(names: Sequence[str]) -> tuple[str, ...]:
         if not 0 < len(name) <= PROGRAM_CHARACTERS_MAX or "/" in name or not name.isprintable():
             raise ValueError(f"{name!r} is no name of a program, such as blender, without its path")
     return tuple(dict.fromkeys(names))
-
-
-def hold_of(pause: UserPause | None, *, is_in_round: bool) -> tuple[Hold, ...]:
-    """Returns the hold of the owner's order, if there is one.
-
-    Args:
-        is_in_round: whether the node is in a round, which some orders let it finish.
-    """
-    if pause is None:
-        return ()
-    after_round = pause.after_round and is_in_round
-    return (Hold("user", "", pause.until_unix_seconds, after_round),)
-
-
-def in_order(holds: Iterable[Hold]) -> tuple[Hold, ...]:
-    """Returns holds in the order of `PauseReason`."""
-    return tuple(sorted(holds, key=lambda hold: PAUSE_REASONS.index(hold.reason)))
-
-
-def first_that_holds(holds: Sequence[Hold]) -> Hold | None:
-    """Returns the hold that is shown; None if the node may train now."""
-    return next((hold for hold in holds if not hold.after_round), None)
 
 
 def is_over(pause: UserPause, unix_seconds: float, seconds_since_order: float = 0.0) -> bool:

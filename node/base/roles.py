@@ -44,17 +44,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the corpus with which the run begins, if there is far more; None: all of it."""
 
 
-class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """The node joins the run of the peers at these addresses. A given `run_id` (hex) must match."""
+class _OfAMember(msgspec.Struct, frozen=True, kw_only=True):
+    """The part that `Join` and `Resume` have in common."""
 
-    addresses: tuple[str, ...]
-    run_id: str | None = None
-    head: str | None = None
-    """A head of the run (hex) that the link named."""
-    invitation: bytes | None = None
-    """An `Invitation` of the protocol, checked by its decoder."""
-    asks_owner: bool = False
-    """Whether to show what the run will use, and to ask on the terminal before joining."""
+    addresses: tuple[str, ...] = ()
     corpus: tuple[Path, ...] = ()
     """This peer's own text, in a run where every peer trains on its own."""
     text_field: str = "text"
@@ -62,17 +55,21 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     skip_bad: bool = False
 
 
-class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """The node goes on with the run in its state directory.
+class Join(_OfAMember, frozen=True, kw_only=True):
+    """The node joins the run of the peers at these addresses. A given `run_id` (hex) must match."""
 
-    It tries `addresses` besides those of known peers.
-    """
+    run_id: str | None = None
+    head: str | None = None
+    """A head of the run (hex) that the link named."""
+    invitation: bytes | None = None
+    """An `Invitation` of the protocol, checked by its decoder."""
+    asks_owner: bool = False
+    """Whether to show what the run will use, and to ask on the terminal before joining."""
 
-    addresses: tuple[str, ...] = ()
-    corpus: tuple[Path, ...] = ()
-    """This peer's own text, instead of what it had."""
-    text_field: str = "text"
-    skip_bad: bool = False
+
+class Resume(_OfAMember, frozen=True, kw_only=True):
+    """The node goes on with the run in its state directory. It tries `addresses` besides those of
+    known peers, and takes a `corpus` instead of what it had."""
 
 
 Role = Found | Join | Resume

@@ -104,15 +104,27 @@ def parse_size(value: GivenValue) -> int:
 Parser: TypeAlias = Callable[[GivenValue], SettingValue]
 
 
-def _size_max(value: GivenValue) -> int:
-    """A limit of bytes; 0 is none."""
-    size = parse_size(value)
-    if size != 0 and size < LIMIT_BYTES_MIN:
-        raise ValueError(
-            f"{size:,} bytes are too few: at least {LIMIT_BYTES_MIN // limits.MIB}MiB, or 0 for no "
-            "limit; a size has a unit, as in 8GiB"
-        )
-    return size
+def _size(low: int, also: str) -> Parser:
+    """A number of bytes from a least one on, or 0 where the message says so (`also`)."""
+
+    def parse(value: GivenValue) -> int:
+        size = parse_size(value)
+        if size < low and (size or not also):
+            raise ValueError(
+                f"{size:,} bytes are too few: at least {low // limits.MIB}MiB{also}; a size has a "
+                "unit, as in 8GiB"
+            )
+        return size
+
+    return parse
+
+
+def _require_at_most(most: int, items: Sequence[str], noun: str) -> None:
+    if len(items) > most:
+        raise ValueError(f"{len(items)} {noun}; allowed: up to {most}")
+
+
+_LIMIT_SIZE = _size(LIMIT_BYTES_MIN, ", or 0 for no limit")
 
 
 def _gpu_memory(value: GivenValue) -> str:
@@ -202,16 +214,6 @@ def _device(value: GivenValue) -> str:
     return text
 
 
-def _cache_bytes(value: GivenValue) -> int:
-    size = parse_size(value)
-    if size < CACHE_BYTES_MIN:
-        raise ValueError(
-            f"{size:,} bytes are too few: at least {CACHE_BYTES_MIN // limits.MIB}MiB; a size has "
-            "a unit, as in 8GiB"
-        )
-    return size
-
-
 def _listen(value: GivenValue) -> tuple[str, ...]:
     addresses = tuple(parse_listen(text) for text in _texts(value))
     if not 0 < len(addresses) <= limits.ADDRESSES_MAX:
@@ -221,8 +223,7 @@ def _listen(value: GivenValue) -> tuple[str, ...]:
 
 def _announce(value: GivenValue) -> tuple[str, ...]:
     addresses = tuple(parse_announced(text) for text in _texts(value))
-    if len(addresses) > ANNOUNCED_MAX:
-        raise ValueError(f"{len(addresses)} addresses; allowed: up to {ANNOUNCED_MAX}")
+    _require_at_most(ANNOUNCED_MAX, addresses, "addresses")
     return addresses
 
 
@@ -248,8 +249,7 @@ def _name(value: GivenValue) -> str:
 def _sample_prompts(value: GivenValue) -> tuple[str, ...]:
     # One text is one prompt: its spaces and commas belong to it.
     prompts = (value,) if isinstance(value, str) else _texts(value)
-    if len(prompts) > SAMPLE_PROMPTS_MAX:
-        raise ValueError(f"{len(prompts)} prompts; allowed: up to {SAMPLE_PROMPTS_MAX}")
+    _require_at_most(SAMPLE_PROMPTS_MAX, prompts, "prompts")
     for prompt in prompts:
         if len(prompt) > SAMPLE_PROMPT_CHARACTERS_MAX:
             most = SAMPLE_PROMPT_CHARACTERS_MAX
@@ -265,8 +265,7 @@ def _yes_or_no(value: GivenValue) -> str:
 
 def _own_networks(value: GivenValue) -> tuple[str, ...]:
     networks = _texts(value)
-    if len(networks) > OWN_NETWORKS_MAX:
-        raise ValueError(f"{len(networks)} networks; allowed: up to {OWN_NETWORKS_MAX}")
+    _require_at_most(OWN_NETWORKS_MAX, networks, "networks")
     for text in networks:
         try:
             ipaddress.ip_network(text)
@@ -279,8 +278,7 @@ def _limits(value: GivenValue) -> tuple[str, ...]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value) if isinstance(value, int) else f"{value:g}"
     periods = _texts(value)
-    if len(periods) > PERIODS_MAX:
-        raise ValueError(f"{len(periods)} limits; allowed: up to {PERIODS_MAX}")
+    _require_at_most(PERIODS_MAX, periods, "limits")
     for period in periods:
         parse_limit(period)
     return periods
@@ -288,8 +286,7 @@ def _limits(value: GivenValue) -> tuple[str, ...]:
 
 def _notices(value: GivenValue) -> tuple[str, ...]:
     places = _texts(value)
-    if len(places) > NOTICES_MAX:
-        raise ValueError(f"{len(places)} places; allowed: up to {NOTICES_MAX}")
+    _require_at_most(NOTICES_MAX, places, "places")
     for place in places:
         if place != DESKTOP and not _is_webhook(place):
             raise ValueError(
@@ -314,12 +311,9 @@ def _log_to(value: GivenValue) -> tuple[str, ...]:
     allowed = get_args(LogPlace)
     for place in _texts(value):
         if place not in allowed:
-            raise ValueError(
-                f"{place!r} is not one of {', '.join(allowed)}; `wandb sync` sends what "
-                "wandb:offline wrote"
-                if place.startswith("wandb")
-                else f"{place!r} is not one of {', '.join(allowed)}"
-            )
+            hint = "; `wandb sync` sends what wandb:offline wrote"
+            hint = hint if place.startswith("wandb") else ""
+            raise ValueError(f"{place!r} is not one of {', '.join(allowed)}{hint}")
     return tuple(dict.fromkeys(_texts(value)))
 
 
@@ -361,8 +355,8 @@ PARSERS: dict[str, Parser] = {
     "api_hosts": _api_hosts,
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
-    "memory_max": _size_max,
-    "disk_max": _size_max,
+    "memory_max": _LIMIT_SIZE,
+    "disk_max": _LIMIT_SIZE,
     "gpu_memory": _gpu_memory,
     "gpu_power_watts": _or_none(GPU_WATTS_MIN, GPU_WATTS_MAX, "watts"),
     "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
@@ -379,7 +373,7 @@ PARSERS: dict[str, Parser] = {
     "pause_for": lambda value: parse_programs(_texts(value)),
     "only_when_idle": lambda value: parse_idle(str(value)),
     "confine_trainer": _choice(get_args(Switch)),
-    "cache_bytes": _cache_bytes,
+    "cache_bytes": _size(CACHE_BYTES_MIN, ""),
     "log_format": _choice(get_args(LogFormat)),
     "log_level": _choice(get_args(LogLevel)),
     "log_steps": _integer(0, LOG_STEPS_MAX),

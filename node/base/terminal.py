@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def wants_plain_text(environment: Mapping[str, str] = os.environ) -> bool:
@@ -33,3 +34,18 @@ def open_console(file: TextIO | None = None, *, width: int | None = None) -> Con
     if wants_plain_text():
         return Console(file=file, width=width, color_system=None)
     return Console(file=file, width=width)
+
+
+def plain_table(titles: Sequence[str], texts: Collection[str]) -> Table:
+    """Returns a table without lines, whose columns of numbers stand on the right.
+
+    Args:
+        texts: the titles of the columns that hold no numbers. What is too long there is folded.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in titles:
+        is_text = title in texts
+        table.add_column(title, justify="left" if is_text else "right", overflow="fold")
+    return table

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple, TextIO
 from unicodedata import combining, east_asian_width
 
@@ -26,6 +27,9 @@ _CODES: Mapping[Style, str] = {
     "red": "\x1b[31m",
     "bold red": "\x1b[1;31m",
 }
+BARS = "▁▂▃▄▅▆▇█"
+"""Characters of a curve, the lowest one first."""
+
 _LINE_COLUMNS_MIN = 20
 """A narrower terminal shows lines of this width: its own folding is then no worse."""
 
@@ -156,3 +160,14 @@ def _split(parts: Sequence[Styled], end: int) -> tuple[list[Styled], list[Styled
             after.append(Styled(text[end:], style))
         end = max(0, end - len(text))
     return before, after
+
+
+def sparkline(values: Sequence[float], width: int, bars: str = BARS) -> str:
+    """Returns the values as one line of at most `width` bars, of which each shows the mean of its
+    part, so that a long run stays smooth."""
+    num = max(1, min(width, len(values)))
+    edges = [round(index * len(values) / num) for index in range(num + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((mean - low) * scale)] for mean in means)

@@ -29,15 +29,28 @@ vector of results is never in memory."""
 class _RunAbandonable(Protocol):
     """`trio.to_thread.run_sync`. The stubs that libp2p brings do not know `abandon_on_cancel`."""
 
-    async def __call__(self, function: Callable[[], _T], /, *, abandon_on_cancel: bool) -> _T: ...
+    async def __call__(
+        self,
+        function: Callable[[], _T],
+        /,
+        *,
+        abandon_on_cancel: bool,
+        limiter: trio.CapacityLimiter | None,
+    ) -> _T: ...
 
 
 _run_abandonable = cast(_RunAbandonable, trio.to_thread.run_sync)
 
 
-async def run_abandonable(function: Callable[[], _T]) -> _T:
-    """Runs a blocking call in a thread. A cancelled caller leaves the thread to itself."""
-    return await _run_abandonable(function, abandon_on_cancel=True)
+async def run_abandonable(
+    function: Callable[[], _T], *, limiter: trio.CapacityLimiter | None = None
+) -> _T:
+    """Runs a blocking call in a thread. A cancelled caller leaves the thread to itself.
+
+    Args:
+        limiter: bounds the threads of such calls; None: trio's own does.
+    """
+    return await _run_abandonable(function, abandon_on_cancel=True, limiter=limiter)
 
 
 def num_usable_cores() -> int:
@@ -82,3 +95,38 @@ class RunInThread(Protocol):
     """Runs a blocking call: `trio.to_thread.run_sync`, or in virtual time a plain call."""
 
     async def __call__(self, function: Callable[[], _T], /) -> _T: ...
+
+
+READ_SECONDS_MAX = 10.0
+"""Limit of the wait for what the machine says: a program that is asked has 2 seconds, and a driver
+may hang."""
+
+
+class SlowRead:
+    """Asks the machine in a thread, which may hang with a broken driver.
+
+    That costs one thread and no more: nothing is asked before the last answer has come. Each
+    question would leave another thread behind, until none is left for the disk.
+    """
+
+    def __init__(self, run_in_thread: RunInThread) -> None:
+        """`run_in_thread`: leaves a thread to itself when it is cancelled."""
+        self._run_in_thread = run_in_thread
+        self._is_reading = False
+        """Whether a thread reads. Only that thread sets it."""
+
+    async def ask(self, read: Callable[[], _T]) -> _T | None:
+        """Returns the answer; None where none comes in time, or where an earlier one is awaited."""
+
+        def reading() -> _T:
+            self._is_reading = True
+            try:
+                return read()
+            finally:
+                self._is_reading = False
+
+        if self._is_reading:
+            return None
+        with trio.move_on_after(READ_SECONDS_MAX):
+            return await self._run_in_thread(reading)
+        return None

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+
 from cyclopts import CycloptsError
-from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from gossamer.node.base.meant_names import meant_settings
 from gossamer.node.base.owner_limits import SCHEDULE, SETTING_OF
@@ -26,13 +33,26 @@ def explain_line(error: CycloptsError) -> list[str]:
     if isinstance(error, UnusedCliTokensError) and command:
         words = " ".join(error.unused_tokens or ())
         return [f"`gossamer {command}` does not take {words!r}", _where(command)]
-    unknown = (error.unused_tokens or [""])[0] if isinstance(error, UnknownCommandError) else ""
-    if not command and (meant := _MEANT_COMMANDS.get(unknown)):
-        return [f"there is no command `{unknown}`; did you mean `gossamer {meant}`?", _where("")]
-    if unknown.startswith("-"):
-        return [f"{unknown}: options come after a command, as in `gossamer status {unknown}`",
-                _where("")]  # fmt: skip
+    if isinstance(error, UnknownCommandError):
+        return [_unknown_command(error, command), _where(command)]
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.argument.name.lstrip("-").upper()
+        missing = f"{error.keyword} needs a value" if error.keyword else f"{name} is missing"
+        return [f"`gossamer {command}`: {missing}", _where(command)]
     return [" ".join(str(error).split()), _where(command)]
+
+
+def _unknown_command(error: UnknownCommandError, command: str) -> str:
+    word = (error.unused_tokens or [""])[0]
+    if word.startswith("-"):
+        return f"{word}: options come after a command, as in `gossamer status {word}`"
+    group = f"{command} " if command else ""
+    known = [name for name in error.app or () if not name.startswith("-")]
+    meant = difflib.get_close_matches(word, known, n=1)
+    if not group and word in _MEANT_COMMANDS:
+        meant = [_MEANT_COMMANDS[word]]
+    said = f"there is no command `{group}{word}`"
+    return f"{said}; did you mean `gossamer {group}{meant[0]}`?" if meant else said
 
 
 def _unknown_option(error: UnknownOptionError, command: str) -> str:

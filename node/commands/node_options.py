@@ -101,4 +101,6 @@ class NodeOptions(StateOptions):
     """Folder for these curves."""
 
 
-Node = Annotated[NodeOptions | None, Parameter(name="*")]
+Node = Annotated[NodeOptions, Parameter(name="*")]
+
+NO_NODE_OPTIONS = NodeOptions()

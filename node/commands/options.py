@@ -3,8 +3,9 @@
 # Without `from __future__ import annotations`: the annotations of `StateOptions` would be looked up
 # by name, and in the modules of the classes that inherit from it.
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +21,11 @@ from gossamer.node.base.default_places import (
 from gossamer.node.base.setting_values import GivenValue
 from gossamer.node.base.settings import (
     CONFIG_VARIABLE,
+    ConfigError,
     Settings,
+    Sourced,
     load_settings,
+    source_settings,
 )
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
@@ -57,17 +61,41 @@ class StateOptions:
     """TOML file with any of these settings."""
 
 
-State = Annotated[StateOptions | None, Parameter(name="*")]
+State = Annotated[StateOptions, Parameter(name="*")]
+
+NO_OPTIONS = StateOptions()
+
+RoundNumber = Annotated[
+    int | None, Parameter(name="--round", show_default="the newest on this disk")
+]
 
 
-def settings_of(options: StateOptions | None) -> Settings:
+@contextlib.contextmanager
+def value_of(option: str) -> Iterator[None]:
+    """Makes a ValueError of a parser the ConfigError of an option."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError([f"{option}: {error}"]) from error
+
+
+def settings_of(options: StateOptions) -> Settings:
     """Returns the settings from options, environment and file.
 
     Raises:
         ConfigError: some of them are not allowed; one sentence a mistake.
     """
-    config = options.config if options is not None else None
-    return load_settings(flags_of(options), os.environ, config)
+    return load_settings(flags_of(options), os.environ, options.config)
+
+
+def sourced_of(options: StateOptions) -> Sourced:
+    """Returns the settings as `settings_of` does, and where each comes from."""
+    return source_settings(flags_of(options), os.environ, options.config)
+
+
+def state_dir_of(options: StateOptions) -> StateDir:
+    """Returns the state directory that the settings name. ConfigError as `settings_of`."""
+    return StateDir(settings_of(options).state_dir)
 
 
 def trains_on_own_text(settings: Settings) -> bool:
@@ -81,15 +109,13 @@ def trains_on_own_text(settings: Settings) -> bool:
         return False  # the daemon says what is wrong with it
 
 
-def flags_of(options: StateOptions | None) -> dict[str, GivenValue]:
+def flags_of(options: StateOptions) -> dict[str, GivenValue]:
     """Returns the values of the options by the name of their setting."""
-    if options is None:
-        return {}
     names = [field.name for field in fields(options) if field.name != "config"]
     return {name: getattr(options, name) for name in names}
 
 
-def reading_settings_of(options: StateOptions | None) -> Settings:
+def reading_settings_of(options: StateOptions) -> Settings:
     """Returns the settings of a command that reads the state beside a running node.
 
     What the node's parts log goes to stderr, and only errors: that a round was committed meanwhile

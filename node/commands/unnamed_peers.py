@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import ask
 
 
-def confirmed(
-    addresses: tuple[str, ...],
-    *,
-    is_terminal: bool,
-    ask: Callable[[str], str],
-    answering: Callable[[str], str],
-) -> tuple[str, ...]:
-    """The addresses, each with a peer id.
-
-    Args:
-        is_terminal: whether a person can answer.
-        ask: shows a question and returns the answer.
-        answering: dials an address and returns the peer id of the peer there.
+def confirm_on_terminal(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the addresses, each with a peer id.
 
     Raises:
-        ConfigError: no person can confirm the peer, or the person does not.
+        ConfigError: no person is there to confirm the peer, or the person does not.
         TransportError: no peer answers there.
     """
     named: list[str] = []
@@ -33,14 +21,14 @@ def confirmed(
         if not is_without_peer(address):
             named.append(address)
             continue
-        if not is_terminal:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise ConfigError(
                 [f"{address} names no peer, and no terminal is here to confirm which one answers; "
                  "give the whole link that `gossamer start` printed"]
             )  # fmt: skip
-        peer = answering(address.strip())
+        peer = answering_peer(address.strip())
         answer = ask(f"{address} answers as peer {peer}. Is that the one? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
+        if answer.lower() not in ("y", "yes"):
             raise ConfigError([f"{address}: the peer there was not confirmed"])
         named.append(f"{address.strip()}/p2p/{peer}")
     return tuple(named)
@@ -62,9 +50,3 @@ def answering_peer(address: str) -> str:
             return await transport.connect(address)
 
     return run_interruptibly(dial)
-
-
-def confirm_on_terminal(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """See `confirmed`, with the person at this terminal."""
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    return confirmed(addresses, is_terminal=is_terminal, ask=ask, answering=answering_peer)

@@ -4,50 +4,39 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Protocol, cast
+from collections.abc import Mapping
 
-_WITH_PROBLEMS = (
-    "gossamer.node.base.settings:ConfigError",
-    "gossamer.trainer.text.sources.corpus_errors:CorpusError",
-    "gossamer.trainer.pretrained.errors:FolderError",
-    "gossamer.protocol.errors:ManifestError",
-)
-"""Errors that carry a list of sentences, one a mistake. These tables name classes as MODULE:CLASS
-and load none of them: an error that was raised has its module loaded, and to load all takes longer
-than most commands."""
+_LASTS: Mapping[str, bool] = {
+    "gossamer.node.base.settings:ConfigError": True,
+    "gossamer.trainer.text.sources.corpus_errors:CorpusError": True,
+    "gossamer.trainer.pretrained.errors:FolderError": True,
+    "gossamer.protocol.errors:ManifestError": True,
+    "gossamer.node.storage.block_files:BlockError": False,
+    "gossamer.node.app.client:ClientError": False,
+    "gossamer.node.base.disk_health:DiskError": False,
+    "gossamer.trainer.export.hugging_face:ExportError": True,
+    "gossamer.node.runs.generating:GenerateError": False,
+    "gossamer.node.base.default_places:NoHomeError": True,
+    "gossamer.node.network.identity:IdentityError": True,
+    "gossamer.node.runs.inviting:NoAddressError": False,
+    "gossamer.node.runs.inviting:InvitationError": True,
+    "gossamer.node.peers.members.run_exchange:NotAdmittedError": True,
+    "gossamer.node.peers.members.run_exchange:WrongRunError": True,
+    "gossamer.node.runs.needs:TooLargeError": True,
+    "gossamer.node.peers.members.run_exchange:JoinError": False,
+    "gossamer.node.runs.preparing:PreparingError": False,
+    "gossamer.node.runs.signed_orders:OrderError": True,
+    "gossamer.node.service.managers:ServiceError": False,
+    "gossamer.node.storage.state_dir:StateDirInUseError": False,
+    "gossamer.node.storage.state_dir:StateDirError": True,
+    "gossamer.node.machine.trainer:TrainerFailedError": False,
+    "gossamer.node.network.transport:TransportError": False,
+}
+"""Whether an error is one that no second try mends. A peer that does not answer, a port that is in
+use, an address that is not known yet or a full disk may be different in a while.
 
-_WITH_TEXT = (
-    "gossamer.node.storage.block_files:BlockError",
-    "gossamer.node.app.client:ClientError",
-    "gossamer.node.base.disk_health:DiskError",
-    "gossamer.trainer.export.hugging_face:ExportError",
-    "gossamer.node.runs.generating:GenerateError",
-    "gossamer.node.base.default_places:NoHomeError",
-    "gossamer.node.network.identity:IdentityError",
-    "gossamer.node.runs.inviting:InvitationError",
-    "gossamer.node.peers.run_exchange:JoinError",
-    "gossamer.node.runs.preparing:PreparingError",
-    "gossamer.node.runs.signed_orders:OrderError",
-    "gossamer.node.service.managers:ServiceError",
-    "gossamer.node.storage.state_dir:StateDirError",
-    "gossamer.node.machine.trainer:TrainerFailedError",
-    "gossamer.node.network.transport:TransportError",
-)
-
-_LASTING = (
-    *_WITH_PROBLEMS,
-    "gossamer.trainer.export.hugging_face:ExportError",
-    "gossamer.node.network.identity:IdentityError",
-    "gossamer.node.runs.inviting:InvitationError",
-    "gossamer.node.base.default_places:NoHomeError",
-    "gossamer.node.peers.run_exchange:NotAdmittedError",
-    "gossamer.node.runs.signed_orders:OrderError",
-    "gossamer.node.storage.state_dir:StateDirError",
-    "gossamer.node.runs.needs:TooLargeError",
-    "gossamer.node.peers.run_exchange:WrongRunError",
-)
-"""Errors that no second try mends. A peer that does not answer, a port that is in use or a full
-disk may be different in a while."""
+The names are MODULE:CLASS, a class before its bases, and none of them is loaded for the table: an
+error that was raised has its module loaded, and to load all takes longer than most commands."""
 
 _MISTAKES = (
     errno.EACCES,
@@ -71,23 +60,14 @@ _ADVICE = {
 }
 """What to do, where the system's own words do not say it."""
 
-_PASSING = (
-    "gossamer.node.runs.inviting:NoAddressError",
-    "gossamer.node.storage.state_dir:StateDirInUseError",
-)
-"""Kinds of these that may pass: an address that is not known yet, and another daemon."""
-
-
-class _HasProblems(Protocol):
-    problems: list[str]
-
 
 def explain(error: Exception) -> list[str] | None:
     """Returns one line a problem, or None if the error is a bug and its traceback is wanted."""
-    if _is_one_of(error, _WITH_PROBLEMS):
-        return list(cast(_HasProblems, error).problems)
-    if not (isinstance(error, OSError) or _is_one_of(error, _WITH_TEXT)):
+    if not isinstance(error, OSError) and _lasts(error) is None:
         return None
+    problems: list[str] | None = getattr(error, "problems", None)
+    if problems is not None:
+        return list(problems)
     # Only Python's own OSError: the texts of our subclasses name the file and say what to do.
     if isinstance(error, OSError) and type(error).__module__ == "builtins":
         advice = _ADVICE.get(error.errno or 0, "")
@@ -106,14 +86,17 @@ def is_of_output(error: Exception) -> bool:
 def exit_status(error: Exception) -> int:
     """Returns the status with which the program ends: 2 if the same command would fail again until
     somebody changes something, so that a service manager does not start it again."""
-    if _is_one_of(error, _PASSING) or not _is_one_of(error, _LASTING):
+    if not _lasts(error):
         return 1
     cause = error.__cause__
     may_pass = isinstance(cause, OSError) and cause.errno not in _MISTAKES
     return 1 if may_pass else 2
 
 
-def _is_one_of(error: Exception, names: tuple[str, ...]) -> bool:
-    pairs = (name.split(":") for name in names)
-    loaded = (getattr(sys.modules[module], kind) for module, kind in pairs if module in sys.modules)
-    return isinstance(error, tuple(loaded))
+def _lasts(error: Exception) -> bool | None:
+    """Returns what `_LASTS` says of an error; None where it does not know its class."""
+    for name, lasts in _LASTS.items():
+        module, kind = name.split(":")
+        if module in sys.modules and isinstance(error, getattr(sys.modules[module], kind)):
+            return lasts
+    return None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
-from types import TracebackType
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.node.base.terminal import plain_table
+from gossamer.node.base.text_table import BARS, sparkline
 from gossamer.node.base.units import format_bytes
 from gossamer.node.demo.record import Digests, Losses, PeerRecord, Record
 from gossamer.node.storage.disk_use import bytes_beside
@@ -24,7 +23,6 @@ LINE_SECONDS = 5.0
 EVENTS_SHOWN = 9
 CURVE_WIDTH = 60
 
-_BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
 _STYLES = {
     "training": "green",
@@ -51,7 +49,7 @@ class View:
         self._live: Live | None = None
         if console.is_terminal:
             self._live = Live(
-                _Picture(record, elapsed), console=console, refresh_per_second=FRAMES_PER_SECOND
+                get_renderable=self._picture, console=console, refresh_per_second=FRAMES_PER_SECOND
             )
 
     def __enter__(self) -> View:
@@ -59,12 +57,7 @@ class View:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._live is not None:
             self._live.stop()
         else:
@@ -90,35 +83,25 @@ class View:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._console.file.flush()
 
-
-class _Picture:
-    """Draws the present record each time the live display asks for it."""
-
-    def __init__(self, record: Record, elapsed: Callable[[], float]) -> None:
-        self._record = record
-        self._elapsed = elapsed
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        record = self._record
-        bars = _ASCII_BARS if options.ascii_only else _BARS
+    def _picture(self) -> RenderableType:
+        """Draws the present record."""
+        record, options = self._record, self._console.options
         head = Text(f"gossamer demo  {self._elapsed():.0f} s  ", style="bold")
         head.append(_progress(record), style="not bold")
-        yield head
-        yield Text()
-        yield _peer_table(record)
-        yield Text()
+        parts: list[RenderableType] = [head, Text(), _peer_table(record), Text()]
         curve = list(record.training_losses().values())
         if len(curve) >= 2:
+            bars = _ASCII_BARS if options.ascii_only else BARS
             line = Text("loss ", style="dim")
             line.append(f"{curve[0]:.2f} ", style="not dim")
             line.append(sparkline(curve, min(CURVE_WIDTH, options.max_width - 20), bars), "green")
             line.append(f" {curve[-1]:.2f}", style="not dim")
-            yield line
-            yield Text()
+            parts += [line, Text()]
         for event in record.events[-EVENTS_SHOWN:]:
             line = Text(f"{event.seconds:4.0f} s  ", style="dim")
             line.append(event.text, style="not dim")
-            yield line
+            parts.append(line)
+        return Group(*parts)
 
 
 def _progress(record: Record) -> str:
@@ -133,9 +116,8 @@ def _progress(record: Record) -> str:
 
 
 def _peer_table(record: Record) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("peer", "id", "phase", "step", "round", "loss", "tokens/s", "in the ring"):
-        table.add_column(title, justify="left" if title in ("peer", "id", "phase") else "right")
+    texts = ("peer", "id", "phase")
+    table = plain_table((*texts, "step", "round", "loss", "tokens/s", "in the ring"), texts)
     ring = record.newest_ring
     for peer in record.peers.values():
         table.add_row(*_peer_cells(peer, ring))
@@ -164,17 +146,6 @@ def _peer_cells(peer: PeerRecord, ring: Sequence[str]) -> list[Text]:
 
 def _phase(phase: str) -> Text:
     return Text(phase, style=_STYLES.get(phase, ""))
-
-
-def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
-    """Returns the values as one line of at most `width` characters; the last bar is the highest."""
-    num = max(1, min(width, len(values)))
-    # Each character shows the mean of its share, so that a long run stays smooth.
-    edges = [round(index * len(values) / num) for index in range(num + 1)]
-    means = [fmean(values[start:end]) for start, end in pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
-    return "".join(bars[round((mean - low) * scale)] for mean in means)
 
 
 def print_summary(

@@ -7,6 +7,7 @@ other only from the network.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,10 +15,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TypeAlias
+from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
@@ -111,8 +111,11 @@ def run_demo(
     problems: list[str] = []
     is_stopped, started = False, time.monotonic()
     try:
-        with _Interrupts() as interrupts, LocalSwarm(folder, ("--threads", "1")) as swarm:
-            demo = Demo(swarm, record, console, interrupts, started=started, seconds=seconds)
+        with (
+            _interrupts_held_back() as check_interrupts,
+            LocalSwarm(folder, ("--threads", "1")) as swarm,
+        ):
+            demo = Demo(swarm, record, console, check_interrupts, started=started, seconds=seconds)
             try:
                 with demo.view:
                     demo.play()
@@ -186,46 +189,34 @@ def _draw(path: Path, record: Record, marks: Sequence[Mark]) -> Path | None:
     return path
 
 
-_Handler: TypeAlias = Callable[[int, FrameType | None], None] | int | None
-"""A signal handler of Python: a function, SIG_DFL or SIG_IGN, or one that Python did not set."""
-
-
-class _Interrupts:
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[Callable[[], None]]:
     """Holds SIGINT, SIGTERM and SIGHUP back, so that none comes while a process is being started.
 
-    `check` raises for the first signal. A second signal raises at once.
+    Yields a function that raises KeyboardInterrupt if a signal came. A second signal raises at
+    once.
     """
+    has_come = False
 
-    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        if has_come:
+            raise KeyboardInterrupt
+        has_come = True
 
-    def __init__(self) -> None:
-        self._came = False
-        self._before: list[_Handler] = []
+    def check() -> None:
+        if has_come:
+            raise KeyboardInterrupt
 
-    def __enter__(self) -> _Interrupts:
-        # Python delivers signals only to the main thread.
-        if threading.current_thread() is threading.main_thread():
-            self._before = [signal.signal(number, self._handle) for number in self._NUMBERS]
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        for number, handler in zip(self._NUMBERS, self._before, strict=False):
+    # Python delivers signals only to the main thread.
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._came:
-            raise KeyboardInterrupt
-        self._came = True
-
-    def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal came."""
-        if self._came:
-            raise KeyboardInterrupt
 
 
 class Demo:
@@ -236,14 +227,14 @@ class Demo:
         swarm: LocalSwarm,
         record: Record,
         console: Console,
-        interrupts: _Interrupts,
+        check_interrupts: Callable[[], None],
         *,
         started: float,
         seconds: float,
     ) -> None:
         self._swarm = swarm
         self._record = record
-        self._interrupts = interrupts
+        self._check_interrupts = check_interrupts
         self._started = started
         self._seconds = seconds
         self._nodes: dict[str, LocalNode] = {}
@@ -376,7 +367,7 @@ class Demo:
             raise SwarmError(f"no {what} within {LIMIT_SECONDS:g} s: is this machine very busy?")
 
     def _look(self) -> None:
-        self._interrupts.check()
+        self._check_interrupts()
         for peer in self._record.living:
             node = self._nodes[peer.name]
             status = node.status()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gossamer.node.heads.rollbacks import Rollbacks
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 
 
 class AllowedHeads:

@@ -1,8 +1,8 @@
 """Makes the checkpoints of this node's chain, collects signatures under them, and lets old headers
 go.
 
-`protocol.policy.chain_checkpoint` has the rules. Nothing here is urgent: a checkpoint lies far
-behind the head, and headers that are not removed today are removed tomorrow.
+`protocol.policy.heads.chain_checkpoint` has the rules. Nothing here is urgent: a checkpoint lies
+far behind the head, and headers that are not removed today are removed tomorrow.
 
 After a rollback the members sign no checkpoint of a later round than the one from which the run
 went on, and keep all headers since. So a newcomer can always tell whether a chain obeys.
@@ -21,26 +21,26 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import OffenceHandler, Transport
-from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError, Pending
-from gossamer.node.storage.chain_start import ChainStart, start_after
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.peers.chain.chain_checkpoints import ChainCheckpoints, NoAnswerError, Pending
+from gossamer.node.storage.chain.chain_start import ChainStart, start_after
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_checkpoint import (
+from gossamer.protocol.policy.heads.chain_checkpoint import (
     checkpoint_of,
     due_round,
     kept_round,
     signing_bytes,
 )
-from gossamer.protocol.policy.chain_summary import (
+from gossamer.protocol.policy.heads.chain_summary import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     ChainSummary,
     extended,
     over_gap,
 )
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature
@@ -56,11 +56,7 @@ log = structlog.get_logger("chain")
 
 
 class CheckpointKeeper:
-    """Keeps the checkpoints of one node's chain.
-
-    Its constructor has eight parameters: a checkpoint joins what the run, the chain, the votes of
-    members and the transport say, and each of these is a part of its own.
-    """
+    """Keeps the checkpoints of one node's chain."""
 
     def __init__(
         self,
@@ -146,12 +142,9 @@ class CheckpointKeeper:
         return found if found in chain and chain.entry(found).round == round_number else None
 
     def _summary_at(self, head: Digest, *, is_alone: bool = False) -> ChainSummary | None:
-        """The summary up to a head, from the newest one that is known on the way to it. None if a
-        record on the way cannot be read.
-
-        Args:
-            is_alone: whether this node has all stake at the head.
-        """
+        """The summary up to a head, from the newest one that is known on the way to it; None if a
+        record on the way cannot be read. `is_alone`: whether this node has all stake at the
+        head."""
         chain = self._committed.chain
         base, summary = chain.genesis, NO_SUMMARY
         if chain.start is not None:
@@ -274,10 +267,10 @@ class CheckpointKeeper:
         """Takes the path of a peer whose newest checkpoint is on this node's chain and newer than
         its own: this node missed one on the way."""
         checkpoints = self._checkpoints
-        path, opened = await checkpoints.ask_path(peer)
-        if not path or opened[-1].checkpoint.round <= checkpoints.last_round:
+        path = await checkpoints.ask_path(peer)
+        if not path or path[-1].checkpoint.round <= checkpoints.last_round:
             return False
-        last = opened[-1].checkpoint
+        last = path[-1].checkpoint
         if self._ancestor(self._committed.head, last.round) != last.head:
             return False
         checkpoints.take_path(

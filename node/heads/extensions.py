@@ -21,12 +21,13 @@ from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.ticks import DISK_LOOKS, sleep_to_tick
 from gossamer.node.network.identity import verify
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.storage.bounded_file import open_file
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.run_end import RunEnd, check_extension
-from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.statements import Extension, Signed
 
 LOOK_SECONDS = 1.0
@@ -47,7 +48,7 @@ class ExtensionFile:
 
     def write(self, signed: Signed) -> None:
         """Keeps an extension in place of the one before. Raises DiskError."""
-        write_atomically(self._path, encode_signed(signed), is_order=True)
+        write_atomically(self._path, to_msgpack(signed), is_order=True)
 
     def read(self) -> tuple[Signed, Extension] | None:
         """Returns the extension, checked as if a peer had brought it; None if there is none.
@@ -129,7 +130,6 @@ class Extensions:
         Args:
             notify: is called when the end of the run has changed.
         """
-        said: Signed | None = None
         for look in itertools.count():
             found = None
             if look % DISK_LOOKS == 0:
@@ -145,11 +145,7 @@ class Extensions:
                 )
             if self._newest is not None:
                 signed, statement = self._newest
-                if said != signed:
-                    said = signed
-                    gossip.publish(signed, statement)
-                elif not gossip.statement_store.has(signed.digest):  # others needed the room
-                    gossip.statement_store.post(signed, statement)
+                gossip.keep_posted(signed, statement)
                 if self._written != signed:
                     await run_in_thread(lambda signed=signed: self._write(signed))  # type: ignore[misc]
             await sleep_to_tick(LOOK_SECONDS)

@@ -26,8 +26,8 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
 from gossamer.node.heads.heads import Heads
-from gossamer.node.peers.chain_records import BehindError
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain.chain_records import BehindError
+from gossamer.node.peers.chain.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.protocol.ids import Digest, PeerId, short
 

@@ -5,7 +5,7 @@ them, and `fetcher` gets the blocks of those that are proven and would win over 
 and says which of them count. `better` names the heaviest of these, and `try_take_over` commits to
 it. So a head without blocks, which costs its author nothing, stops no training.
 
-`protocol/policy/head_choice.py` has the rule: the members that worked with this node decide.
+`protocol/policy/heads/head_choice.py` has the rule: the members that worked with this node decide.
 
 A head may still lead nowhere: its blocks may have left with the peers that held them, or its
 signers may have signed a state that does not follow. A head that could not be reached is avoided
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -24,18 +24,18 @@ import trio
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
-from gossamer.node.heads.side_records import SideRounds
-from gossamer.node.peers.chain_records import BehindError
-from gossamer.node.peers.chain_sync import ChainSync, DamagedHereError
+from gossamer.node.heads.side_records import SideRecords
+from gossamer.node.peers.chain.chain_records import BehindError
+from gossamer.node.peers.chain.chain_sync import ChainSync, DamagedHereError
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain.known_rounds import KnownRounds
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import RoundConfig
-from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
+from gossamer.protocol.policy.heads.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import (
     NEAR_ROUNDS,
     NEAR_SECONDS,
@@ -69,11 +69,7 @@ class BetterHead:
 
 
 class Heads:
-    """Knows which heads win, and takes them over.
-
-    More than seven parameters, 15 public methods and 12 attributes: the rules, the chain, the state
-    and the peers meet here, and each question about a head is a method.
-    """
+    """Knows which heads win, and takes them over."""
 
     def __init__(
         self,
@@ -109,7 +105,7 @@ class Heads:
         """Local time since which each of them is known."""
         self._avoided = AvoidedHeads(self._has_standing)
         self._better_since: float | None = None
-        self.side_rounds = SideRounds(committed, chain_sync.records, swarm)
+        self.side_records = SideRecords(committed, choice.stakes_at, chain_sync.records, swarm)
         self._moved_seconds = deque[float](maxlen=TRAILING_ROUNDS)
         """Local times at which this node moved to its newest heads."""
         self._taking_seconds = math.inf
@@ -137,10 +133,6 @@ class Heads:
         """Rounds may have got further signers."""
         if more := self._rounds.take_more_signers():
             self._choice.forget_signers(more)
-
-    def members_at(self, head: Digest) -> Collection[PeerId]:
-        """The peers that have stake at a known head."""
-        return self._choice.stakes_at(head).keys()
 
     def better(self) -> BetterHead | None:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
@@ -391,7 +383,7 @@ class Heads:
         self._moved_seconds.append(trio.current_time())
         self._rings.clear()
         self._metrics.round.set(entry.round)
-        self.side_rounds.forget(lambda head: self._is_avoided(trio.current_time(), head))
+        self.side_records.forget(lambda head: self._is_avoided(trio.current_time(), head))
         self._swarm.begin_round(entry.round + 1)
         if header is None:
             self._swarm.announce()

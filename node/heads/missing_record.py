@@ -10,11 +10,11 @@ of the chain, as all old records do in time. The founder's node alone can sign o
 from __future__ import annotations
 
 from gossamer.node.heads.rollbacks import Rollbacks
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_checkpoint import signing_depth
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
+from gossamer.protocol.policy.heads.chain_checkpoint import signing_depth
+from gossamer.protocol.policy.heads.chain_summary import CHECKPOINT_PERIOD
 from gossamer.protocol.standing import STANDING_ROUNDS
 
 

@@ -15,9 +15,9 @@ import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.ticks import tick_after
-from gossamer.node.peers.chain_records import BehindError, ChainRecords, UnknownHeadError
+from gossamer.node.peers.chain.chain_records import BehindError, ChainRecords, UnknownHeadError
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.wire.statements import Announce

@@ -2,9 +2,9 @@
 
 `gossamer rollback` leaves a signed statement in the state directory of the founder's node, or of a
 keeper's. A statement of a keeper is a proposal and travels at once, until more than half of the
-keepers have signed the same (`policy.rollback_signers`). The node whose own statement takes the
-rounds back goes back first, and then gossip brings the statement to the others. Each node keeps all
-of them for the rest of the run:
+keepers have signed the same (`policy.heads.rollback_signers`). The node whose own statement takes
+the rounds back goes back first, and then gossip brings the statement to the others. Each node keeps
+all of them for the rest of the run:
 
     rollbacks/    one file for each, the signed statement (`wire.statements.Rollback`), and a hidden
                   empty one for each of this node's own that peers know
@@ -35,12 +35,13 @@ from gossamer.node.base.disk_health import (
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.ticks import DISK_LOOKS, sleep_to_tick
 from gossamer.node.network.identity import verify
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.storage.bounded_file import open_file
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
+from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.statements import Rollback, Signed
 
 ROLLBACKS_MAX = 256
@@ -92,7 +93,7 @@ class RollbackFiles:
             make_folder_of_orders(self._path)
         except OSError as error:
             raise DiskError(str(error)) from error
-        write_atomically(self._path / signed.digest.hex(), encode_signed(signed), is_order=True)
+        write_atomically(self._path / signed.digest.hex(), to_msgpack(signed), is_order=True)
 
     def remove(self, signed: Signed) -> None:
         """Forgets a rollback."""
@@ -176,9 +177,6 @@ class Rollbacks:
         """Those that hold, in the order in which they came to hold."""
         return iter(self._holding)
 
-    def __len__(self) -> int:
-        return len(self._holding)
-
     @property
     def newest_round(self) -> int | None:
         """Round from which the run goes on by the rollback that came last; None: none holds."""
@@ -241,11 +239,8 @@ class Rollbacks:
         return True
 
     def _missing(self, statement: Rollback, but: Signed | None = None) -> int:
-        """Returns the number of keepers that still have to sign a rollback; 0: it holds.
-
-        Args:
-            but: a signature that is not counted.
-        """
+        """Returns the number of keepers that still have to sign a rollback; 0: it holds. `but`: a
+        signature that is not counted."""
         return self._files.signers.missing(
             [
                 PeerId(signed.author)
@@ -318,7 +313,6 @@ class Rollbacks:
         The node whose order takes rounds back goes there first. It tells the others when it can
         serve them the state.
         """
-        said: set[Digest] = set()
         began: dict[Digest, float] = {}
         """Local time since which this life of the node tries to follow an order of its own."""
         for look in itertools.count():
@@ -328,14 +322,10 @@ class Rollbacks:
                     node.notify()
             now = trio.current_time()
             for digest, (signed, statement) in list(self._known.items()):
-                if digest in said:
-                    if not gossip.statement_store.has(digest):  # others needed the room
-                        gossip.statement_store.post(signed, statement)
-                elif not self._is_to_follow_first(node, signed, statement):
-                    said.add(digest)
+                if not self._is_to_follow_first(node, signed, statement):
                     if signed.author == node.me:
                         self._told.add(digest)
-                    gossip.publish(signed, statement)
+                    gossip.keep_posted(signed, statement)
                 elif node.spares_line:
                     began.pop(digest, None)  # the state may have to be fetched: it has all its time
                 elif now > began.setdefault(digest, now) + ORDER_SECONDS:

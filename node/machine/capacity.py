@@ -4,8 +4,8 @@ Speeds (`tokens_per_second`, `bandwidth_bytes_per_second`) are 0 here: they are 
 
 Numbers come from NVML for NVIDIA cards, from the kernel's files for AMD cards, from psutil for the
 rest. Limits of a container (cgroup v2) count, since a node in a box can use no more than the box.
-Which device trains is the trainer's word: `with_trainer_device` puts it in place of the guess that
-`measure_capacity` makes from the settings.
+Which device trains is the trainer's word: `measure_capacity` guesses it from the settings until
+the trainer has said it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import msgspec
 import psutil
 
 from gossamer.node.base.threads import num_usable_cores
@@ -56,61 +55,48 @@ def devices_of(setting: str, gpus: list[Gpu]) -> tuple[str, ...]:
     return tuple(f"cuda:{n}" for n in cards[: DEVICES_MAX if setting == ALL else 1])
 
 
-def measure_capacity(device: str, gpus: list[Gpu]) -> Capacity:
-    """Returns the capacity that the settings' `device` will most likely have."""
-    host_memory = host_memory_bytes()
-    cores = num_cores()
-    each = [_measured(name, gpus, host_memory, cores) for name in devices_of(device, gpus)]
-    names = names_together([one.device for one in each])
-    return msgspec.structs.replace(
-        each[0],
-        device=bounded_text(names),
-        device_memory_bytes=_memory_of_all([one.device_memory_bytes for one in each], each[0]),
-    )
+class _Device(NamedTuple):
+    """A device that trains, as far as it can be told without torch."""
+
+    name: str
+    kind: DeviceKind
+    memory_bytes: int
+    """0: not known."""
 
 
-def _memory_of_all(sizes: list[int], one: Capacity) -> int:
-    """The memory of devices together; those that share the host's memory have it once."""
-    return one.device_memory_bytes if one.device_kind in _ON_HOST else sum(sizes)
+def measure_capacity(device: str, gpus: list[Gpu], name: str = "") -> Capacity:
+    """Returns the capacity with the devices that a setting will most likely mean.
 
-
-def _measured(device: str, gpus: list[Gpu], host_memory: int, cores: int) -> Capacity:
-    if device.startswith("cuda"):
-        return _with_cuda(device, "", gpus, host_memory, cores)
-    if device.startswith("xpu"):
-        return _capacity("Intel GPU", "xpu", 0, host_memory, cores)
-    kind: DeviceKind = "mps" if device == "mps" else "cpu"
-    return _capacity(cpu_name(), kind, host_memory, host_memory, cores)
-
-
-def with_trainer_device(
-    capacity: Capacity, device: str, device_name: str, gpus: list[Gpu]
-) -> Capacity:
-    """The capacity with the device that the trainer reports: torch's name for it and its model.
-
-    torch calls AMD cards `cuda` too; a `cuda` device that NVML does not know is one of those. With
-    several devices both are lists.
+    Args:
+        device: the setting, or the trainer's own word.
+        name: torch's name for the device, or for all of several; empty if it is not known.
     """
-    if may_be_several(device):
-        measured = measure_capacity(device, gpus)
-        measured = msgspec.structs.replace(measured, device=bounded_text(device_name))
-    elif device.startswith("cuda"):
-        measured = _with_cuda(device, device_name, gpus, capacity.host_memory_bytes, capacity.cores)
-    elif device.startswith("xpu"):
-        measured = _capacity(device_name, "xpu", 0, capacity.host_memory_bytes, capacity.cores)
-    else:
-        measured = _capacity(
-            device_name or cpu_name(),
-            "mps" if device.startswith("mps") else "cpu",
-            capacity.host_memory_bytes,
-            capacity.host_memory_bytes,
-            capacity.cores,
-        )
-    return msgspec.structs.replace(
-        measured,
-        tokens_per_second=capacity.tokens_per_second,
-        bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second,
+    is_several, host_memory = may_be_several(device), host_memory_bytes()
+    of_each = "" if is_several else name
+    devices = [_described(each, of_each, gpus, host_memory) for each in devices_of(device, gpus)]
+    kind, memory = devices[0].kind, devices[0].memory_bytes
+    if kind not in _ON_HOST:  # several have the host's memory once
+        memory = sum(each.memory_bytes for each in devices)
+    names = names_together([each.name for each in devices])
+    return Capacity(
+        device=bounded_text(name if is_several and name else names),
+        device_kind=kind,
+        device_memory_bytes=memory,
+        host_memory_bytes=host_memory,
+        cores=num_cores(),
+        tokens_per_second=0.0,
+        bandwidth_bytes_per_second=0.0,
     )
+
+
+def _described(device: str, name: str, gpus: list[Gpu], host_memory: int) -> _Device:
+    """Returns one device of torch's words. torch calls AMD cards `cuda` too; a `cuda` device that
+    NVML does not know is one of those."""
+    if device.startswith("cuda"):
+        return _cuda_device(device, name, gpus)
+    if device.startswith("xpu"):
+        return _Device(name or "Intel GPU", "xpu", 0)
+    return _Device(name or cpu_name(), "mps" if device.startswith("mps") else "cpu", host_memory)
 
 
 class DeviceMemory(NamedTuple):
@@ -160,21 +146,7 @@ def _ordinal(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 
 
-def _capacity(
-    device: str, kind: DeviceKind, device_memory: int, host_memory: int, cores: int
-) -> Capacity:
-    return Capacity(
-        device=bounded_text(device),
-        device_kind=kind,
-        device_memory_bytes=device_memory,
-        host_memory_bytes=host_memory,
-        cores=cores,
-        tokens_per_second=0.0,
-        bandwidth_bytes_per_second=0.0,
-    )
-
-
-def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores: int) -> Capacity:
+def _cuda_device(device: str, name: str, gpus: list[Gpu]) -> _Device:
     ordinal = _ordinal(device)
     visible = _visible(gpus)
     if visible:
@@ -183,12 +155,10 @@ def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores:
             # The owner may have let CUDA count the fastest card first, and NVML counts by bus. In a
             # mixed machine the name decides.
             gpu = next((other for other in visible if other.name == name), gpu)
-        return _capacity(gpu.name, "cuda", gpu.memory_total_bytes, host_memory, cores)
+        return _Device(gpu.name, "cuda", gpu.memory_total_bytes)
     amd = _usable_amd_bytes()
     memory = amd[ordinal] if ordinal < len(amd) else 0
-    return _capacity(
-        name or ("AMD GPU" if amd else "GPU"), "rocm" if amd else "cuda", memory, host_memory, cores
-    )
+    return _Device(name or ("AMD GPU" if amd else "GPU"), "rocm" if amd else "cuda", memory)
 
 
 def _visible(gpus: list[Gpu]) -> list[Gpu]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.capacity import measure_capacity, with_trainer_device
+from gossamer.node.machine.capacity import measure_capacity
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.wire.statements import Capacity
@@ -47,7 +47,7 @@ class Hardware:
         while True:
             await self._is_configured.wait()
             self._is_configured = trio.Event()
-            self._measured = await self._run_in_thread(self._with_trainer_device)
+            self._measured = await self._run_in_thread(self._measure_configured)
 
     def capacity(self) -> Capacity:
         """Returns the capacity with the speeds measured so far."""
@@ -67,10 +67,7 @@ class Hardware:
         self._configured = configured
         self._is_configured.set()
 
-    def _with_trainer_device(self) -> Capacity:
-        configured, measured = self._configured, self._measured
+    def _measure_configured(self) -> Capacity:
+        configured = self._configured
         assert configured is not None
-        assert measured is not None
-        return with_trainer_device(
-            measured, configured.device, configured.device_name, self._gpus.read()
-        )
+        return measure_capacity(configured.device, self._gpus.read(), configured.device_name)

@@ -35,8 +35,8 @@ class LimitUses:
         """`disk_bytes`: the size of the whole state directory."""
         self._gpus = gpus
         self._disk_bytes = disk_bytes
-        self._trainers: dict[int, _Trainer] = {}
-        """The daemon's children by process id: their processor time counts from the look before."""
+        self._trainers: dict[int, tuple[psutil.Process, float]] = {}
+        """The daemon's children by process id, and their processor time at the look before."""
         self._me = psutil.Process(os.getpid())
 
     def __call__(self, settings: Settings) -> NodeUses:
@@ -47,15 +47,18 @@ class LimitUses:
         trainer_bytes = trainer_seconds = cores = 0.0
         found = {}
         for child in self._children():
-            known = self._trainers.get(child.pid)
-            trainer = known if known is not None and known.process == child else _Trainer(child)
+            process, seen_seconds = self._trainers.get(child.pid, (child, 0.0))
+            if process != child:  # another one has its id now
+                process, seen_seconds = child, 0.0
             try:
-                trainer_bytes += trainer.process.memory_info().rss
-                cores += trainer.process.cpu_percent() / 100
-                trainer_seconds += trainer.seconds_since()
+                trainer_bytes += process.memory_info().rss
+                cores += process.cpu_percent() / 100
+                times = process.cpu_times()
             except psutil.Error:  # it has just ended
                 continue
-            found[child.pid] = trainer
+            seconds = float(times.user + times.system)
+            trainer_seconds += max(0.0, seconds - seen_seconds)
+            found[child.pid] = process, seconds
         self._trainers = found
         uses["memory"] = me.memory_info().rss + trainer_bytes
         uses["threads"] = cores
@@ -90,19 +93,3 @@ class LimitUses:
 def _take_most(uses: dict[str, float], name: str, value: float | None) -> None:
     if value is not None:
         uses[name] = max(uses.get(name, 0.0), float(value))
-
-
-class _Trainer:
-    """One child of the daemon, and the processor time that was counted of it."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self.process = process
-        self._seen_seconds = 0.0
-
-    def seconds_since(self) -> float:
-        """Returns its processor time since the call before, or since it began. psutil.Error: it has
-        ended."""
-        times = self.process.cpu_times()
-        seconds = times.user + times.system
-        since, self._seen_seconds = seconds - self._seen_seconds, seconds
-        return float(max(0.0, since))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from gossamer.node.base.settings import Settings
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc import messages
-
-if TYPE_CHECKING:
-    pass
 
 
 class TrainerFailedError(Exception):
@@ -39,10 +35,7 @@ class TrainerListener(Protocol):
 
 
 class Trainer(Protocol):
-    """The trainer, as the node uses it. Tests have one that trains in virtual time.
-
-    It has more than 15 public methods: each is one order that the worker process understands.
-    """
+    """The trainer, as the node uses it. Tests have one that trains in virtual time."""
 
     base: FloatVector
     pending: FloatVector
@@ -68,17 +61,8 @@ class Trainer(Protocol):
     async def genesis(self) -> bool:
         """Fills `base` with the initial weights of the run's seed. False if it cannot be had."""
 
-    async def train(
-        self,
-        round_number: int,
-        first_step: int,
-        steps: int,
-        seconds: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> messages.Finished:
-        """Trains one round; see `messages.Begin`. Its work is to be collected before the next."""
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        """Trains one round. Its work is to be collected before the next."""
 
     async def collect(self) -> bool:
         """Adds the work of the newest finished round to `pending`. Once a round.
@@ -156,11 +140,6 @@ class Trainer(Protocol):
         """Waits until the newest save is done, or the worker is gone."""
 
 
-class MakeTrainer(Protocol):
-    """Makes the trainer of a run. It runs only when its `run` is called."""
-
-    def __call__(self, manifest: Manifest, settings: Settings, optimizer_path: str, /) -> Trainer:
-        """
-        Args:
-            optimizer_path: file of the inner optimiser's state.
-        """
+MakeTrainer = Callable[[Manifest, Settings, str], Trainer]
+"""Makes the trainer of a run; the text is the file of the inner optimiser's state. The trainer runs
+only when its `run` is called."""

@@ -2,7 +2,7 @@
 
 Behind it is a worker process (`trainer_process`) that may die at any time. Then its running job is
 answered as far as it can be (a round that died has no work), and the worker is started again with
-back-off. After `FAILURES_MAX` lives in a row in which it finished no round it is given up:
+a growing wait. After `FAILURES_MAX` lives in a row in which it finished no round it is given up:
 `failure` says why, jobs are answered at once as if it had died over them, and `resume` tries anew.
 
 `pending`, the work that the swarm has not taken, is the daemon's alone. The worker leaves a round's
@@ -24,16 +24,17 @@ import structlog
 import trio
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.machine.run_files import frozen_paths, tokenizer_path
 from gossamer.node.machine.trainer import TrainerListener
-from gossamer.node.machine.trainer_configuration import configuration_of, shared_steps_of
-from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_configuration import (
+    configuration_of,
+    frozen_paths,
+    shared_steps_of,
+)
+from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
-from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.audits import has_audits
+from gossamer.protocol.policy.auditing.audits import has_audits
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.framing import bytes_max_of
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 FAILURES_MAX = 5
-"""Lives in a row without a finished round (with 0.5 to 4 s between them) before the node says
-`failed`."""
+"""Lives in a row without a finished round before the node says `failed`."""
+
+RESTART_SECONDS = 0.5
+"""Wait after the first of these lives. Each further one doubles it, to 4 s."""
 
 GONE_SECONDS = 0.05
 """Wait after a worker is gone, until its end has been noticed everywhere."""
@@ -53,11 +56,7 @@ log = structlog.get_logger("trainer")
 
 
 class TrainerClient:
-    """The real trainer, in a process of its own.
-
-    It has more than 12 attributes and 15 public methods: `Trainer` has them, and the life of the
-    process is kept besides.
-    """
+    """The real trainer, in a process of its own. `Trainer` describes its methods."""
 
     def __init__(self, manifest: Manifest, settings: Settings, optimizer_path: str) -> None:
         # Its folder has nothing else in it: a worker cannot write the node's key and chain.
@@ -76,17 +75,15 @@ class TrainerClient:
         self.loaded_momentum: messages.Place | None = None
         self.save_seconds = 0.0
         self.failure: str | None = None
-        blocks = StateDir(settings.state_dir).blocks_path
-        self._configure = configuration_of(
-            manifest, settings, self._process, optimizer_path, tokenizer_path(manifest, blocks)
-        )
-        self._frozen = partial(frozen_paths, manifest, blocks)
+        self._configure = configuration_of(manifest, settings, self._process, optimizer_path)
+        self._frozen = partial(frozen_paths, manifest, settings)
         self.is_up = False
         self._changed = trio.Event()
         """The event of the next change of `is_up` or `failure`. It is replaced at each change."""
         self._resumed = trio.Event()
         self._resumed.set()
-        self._backoff = Backoff()
+        self._failures = 0
+        """Lives in a row that were of no use."""
         self._was_useful = False
         """Whether the present worker has finished a round."""
         self._answer: messages.FromWorker | TrainerExit | None = None
@@ -128,22 +125,19 @@ class TrainerClient:
             self._saved.set()
             if exit_.wanted:
                 continue
-            self._backoff = backoff = self._backoff.after(was_useful=self._was_useful)
-            log.error(
-                exit_.description,
-                restart_in_seconds=backoff.delay_seconds,
-                failures=backoff.failures,
-            )
-            if backoff.failures >= FAILURES_MAX:
+            self._failures = 1 if self._was_useful else self._failures + 1
+            delay_seconds = RESTART_SECONDS * 2 ** (self._failures - 1)
+            log.error(exit_.description, restart_in_seconds=delay_seconds, failures=self._failures)
+            if self._failures >= FAILURES_MAX:
                 self._give_up(exit_)
                 continue
             listener.restarted(exit_.reason)
-            await trio.sleep(backoff.delay_seconds)
+            await trio.sleep(delay_seconds)
 
     def _give_up(self, exit_: TrainerExit) -> None:
         self._resumed = trio.Event()
         self.failure = (
-            f"{exit_.description}. It was started {self._backoff.failures} times in a row and did "
+            f"{exit_.description}. It was started {self._failures} times in a row and did "
             "not finish a round. `gossamer doctor` checks the device, --device cpu trains without "
             "it, `gossamer resume` tries again"
         )
@@ -161,7 +155,7 @@ class TrainerClient:
             try:
                 exits.append(await self._process.run(task_status=task_status))
             except OSError as error:
-                exits.append(_not_started(error))
+                exits.append(TrainerExit(failure=f"its process could not be started: {error}"))
                 task_status.started()
 
         async with trio.open_nursery() as nursery:
@@ -254,26 +248,8 @@ class TrainerClient:
             log.warning("the trainer died over the initial weights")
         return False
 
-    async def train(
-        self,
-        round_number: int,
-        first_step: int,
-        steps: int,
-        seconds: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> messages.Finished:
-        begin = messages.Begin(
-            round=round_number,
-            first_step=first_step,
-            steps_max=steps,
-            seconds_max=seconds,
-            start=start,
-            new=new,
-            place=place,
-        )
-        self._round, self._stop_asked = round_number, False
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        self._round, self._stop_asked = begin.round, False
         try:
             while not (self.is_up or self.failure is not None or self._stop_asked):
                 await self._changed.wait()
@@ -285,7 +261,7 @@ class TrainerClient:
             self._has_work = True
             self._was_useful = self._was_useful or answer.steps > 0
             return answer
-        return messages.Finished(round=round_number, steps=0, tokens=0, spans=(), loss=math.nan)
+        return messages.Finished(round=begin.round, steps=0, tokens=0, spans=(), loss=math.nan)
 
     async def collect(self) -> bool:
         if not self._has_work:
@@ -357,7 +333,7 @@ class TrainerClient:
 
     def resume(self) -> None:
         if self.failure is not None:
-            self.failure, self._backoff = None, Backoff()
+            self.failure, self._failures = None, 0
         self._resumed.set()
 
     async def keep_momentum(self, *, keep: bool) -> None:
@@ -371,14 +347,3 @@ class TrainerClient:
 
     async def is_saved(self) -> None:
         await self._saved.wait()
-
-
-def _not_started(error: OSError) -> TrainerExit:
-    """The end of a life that did not begin."""
-    return TrainerExit(
-        code=None,
-        signal=None,
-        wanted=False,
-        failure=f"its process could not be started: {error}",
-        stderr=(),
-    )

@@ -1,12 +1,22 @@
-"""The configuration of a trainer, by the run's manifest and the owner's settings."""
+"""The configuration of a trainer, by the run's manifest and the owner's settings, and the files
+that it reads by path: blocks, named by their digests."""
 
 from __future__ import annotations
 
+import structlog
+
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine.trainer_process import TrainerProcess
+from gossamer.node.storage.block_files import path_of
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.frozen_weights import decode_list
 from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc import messages
+
+log = structlog.get_logger("trainer")
 
 
 def shared_steps_of(manifest: Manifest) -> messages.SharedSteps | None:
@@ -19,14 +29,25 @@ def shared_steps_of(manifest: Manifest) -> messages.SharedSteps | None:
     )
 
 
+def frozen_paths(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
+    """Returns the files of the weights that adapters leave as they are; none if their list cannot
+    be read, which the worker tells when it is to use them."""
+    blocks = StateDir(settings.state_dir).blocks_path
+    assert manifest.data.frozen_digest
+    path = path_of(blocks, Digest(manifest.data.frozen_digest))
+    try:
+        digests = decode_list(path.read_bytes(), manifest.model)
+    except (OSError, MalformedError) as error:
+        log.error("the list of the run's frozen weights cannot be read", error=str(error))
+        return ()
+    return tuple(str(path_of(blocks, digest)) for digest in digests)
+
+
 def configuration_of(
-    manifest: Manifest,
-    settings: Settings,
-    process: TrainerProcess,
-    optimizer_path: str,
-    tokenizer_path: str,
+    manifest: Manifest, settings: Settings, process: TrainerProcess, optimizer_path: str
 ) -> messages.Configure:
     """Returns the first message to each worker of a process."""
+    blocks, tokenizer = StateDir(settings.state_dir).blocks_path, manifest.data.tokenizer_digest
     return messages.Configure(
         model=manifest.model,
         inner=manifest.inner,
@@ -44,5 +65,5 @@ def configuration_of(
         mixing=manifest.outer.mixing,
         shared_steps=shared_steps_of(manifest),
         tokenizer=manifest.data.tokenizer,
-        tokenizer_path=tokenizer_path,
+        tokenizer_path=str(path_of(blocks, Digest(tokenizer))) if tokenizer else "",
     )

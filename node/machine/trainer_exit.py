@@ -1,9 +1,7 @@
-"""The end of a trainer's life in words, and the wait before the next life."""
+"""The end of a trainer's life in words."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +25,15 @@ def kernel_memory_kills() -> int | None:
 class TrainerExit:
     """The end of a worker's life."""
 
-    code: int | None
-    """Exit code, or None if a signal ended it."""
-    signal: int | None
+    code: int | None = None
+    """Exit code, or None if a signal ended it, or it could not be started."""
+    signal: int | None = None
     """Number of the signal that ended it, or None."""
-    wanted: bool
+    wanted: bool = False
     """Whether `close` or a cancellation ended the worker."""
-    failure: str
+    failure: str = ""
     """The reason of its Failed message, or why it was ended or could not be started; or empty."""
-    stderr: tuple[str, ...]
+    stderr: tuple[str, ...] = ()
     """Its last lines on stderr, a bounded number."""
     hung: bool = False
     """Whether it was ended because it gave no sign of life, or none of progress."""
@@ -74,32 +72,3 @@ class TrainerExit:
         if self.out_of_memory is None:
             return f"killed ({name}), by a person or for want of memory. {advice}"
         return f"killed ({name}), not by the kernel: by a person, or by a guard like systemd-oomd"
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """The wait before the worker is started again. Pure: `after` gives the next state."""
-
-    first_seconds: float = 0.5
-    factor: float = 2.0
-    seconds_max: float = 60.0
-    failures: int = 0
-    """Lives in a row that were of no use."""
-
-    def after(self, *, was_useful: bool) -> Backoff:
-        """The state after a worker died. Whether it did some work before: then the count starts
-        again."""
-        return dataclasses.replace(self, failures=1 if was_useful else self.failures + 1)
-
-    @property
-    def delay_seconds(self) -> float:
-        """0 before the first failure; then `first_seconds`, growing by `factor` up to
-        `seconds_max`."""
-        if self.failures == 0:
-            return 0.0
-        # The exponent is bounded so that a worker that fails for weeks does not overflow a float.
-        exponent = min(
-            self.failures - 1,
-            math.ceil(math.log(self.seconds_max / self.first_seconds, self.factor)),
-        )
-        return min(self.first_seconds * self.factor**exponent, self.seconds_max)

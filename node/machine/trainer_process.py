@@ -2,7 +2,7 @@
 
     trainer = TrainerProcess(num_parameters)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervise)       # awaits `trainer.run()` again and again, with Backoff
+        nursery.start_soon(supervise)       # awaits `trainer.run()` again and again
         async for event in trainer.events:  # FromWorker messages; TrainerExit ends each life
             ...
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.machine.trainer_exit import TrainerExit, kernel_memory_kills
-from gossamer.trainer.ipc import framing, memory, messages
+from gossamer.trainer.ipc import framing, memory, messages, pipe
 from gossamer.trainer.ipc.environment import computing_environment
 
 if TYPE_CHECKING:
@@ -80,11 +80,7 @@ TrainerEvent = messages.FromWorker | TrainerExit
 
 
 class TrainerProcess:
-    """One trainer over any number of worker processes, one at a time.
-
-    It has more than 12 attributes, because it holds the process, its pipes, its shared memory, and
-    the record of how earlier processes ended.
-    """
+    """One trainer over any number of worker processes, one at a time."""
 
     def __init__(
         self,
@@ -316,7 +312,7 @@ class _Life:
         while data := await process.stdout.receive_some(_READ_BYTES):
             try:
                 received = [framing.decode_from_worker(body) for body in splitter.feed(data)]
-            except framing.MessageError as error:
+            except pipe.MessageError as error:
                 self.failure = f"what it sends is of no use: {error}"
                 process.kill()
                 return

@@ -33,8 +33,8 @@ import structlog
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.ring_steps import RingParts
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.state.chain import Header
 from gossamer.trainer.ipc.messages import Place

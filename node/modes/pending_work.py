@@ -24,13 +24,13 @@ from gossamer.node.modes.sync_mode import (
     Contribution,
     OpenedParts,
     Promise,
-    RingDuration,
     RoundOutcome,
     RoundWork,
     Spawn,
     StopSignal,
+    SyncMode,
 )
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.inner_products import norm_of
@@ -46,7 +46,7 @@ from gossamer.protocol.rounds.set_parts import RecordPart, SetPart, blocks_of, t
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, float_bytes
 from gossamer.protocol.state.sync_sets import SyncSet
-from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
+from gossamer.trainer.ipc.messages import Place, Ranges, Start
 
 
 class _SignedSet(NamedTuple):
@@ -184,8 +184,8 @@ class Contributions:
         return self._tree is not None and self._tree.root == ring.ready[position].root
 
 
-class PendingWork:
-    """The sync mode of finished work (a `SyncMode`)."""
+class PendingWork(SyncMode):
+    """The sync mode of finished work."""
 
     def __init__(
         self,
@@ -200,11 +200,6 @@ class PendingWork:
         self.contributions = Contributions(payloads, trainings.manifest.outer.error_decay)
         self.ahead: LocalTraining | None = None
         """The training that began before its round."""
-
-    @property
-    def ring_duration(self) -> RingDuration:
-        """See `SyncMode`: members have trained before the ring."""
-        return RingDuration()
 
     @property
     def training_since_seconds(self) -> float | None:
@@ -227,8 +222,8 @@ class PendingWork:
         return Place(self.committed.head, ())
 
 
-class _PendingRound:
-    """One round of finished work (a `RoundWork`)."""
+class _PendingRound(RoundWork):
+    """One round of finished work."""
 
     trains_in_ring = False
 
@@ -308,12 +303,6 @@ class _PendingRound:
         mode = self._mode
         return mode.contributions.contribution(self._pending, self._sync_set.plan, ring, mode.me)
 
-    def machine_changed(self) -> None:
-        """See `RoundWork`: the work does not depend on the ring."""
-
-    def offered(self, shared: Shared) -> None:
-        """See `RoundWork`: there are no shared steps."""
-
     async def make_way(self) -> None:
         """See `RoundWork`."""
         if self._mode.ahead is not None:
@@ -341,9 +330,6 @@ class _PendingRound:
     def is_ahead(self) -> bool:
         """See `RoundWork`."""
         return self._mode.ahead is not None
-
-    def settled(self) -> None:
-        """See `RoundWork`: what was not taken is carried."""
 
     def go_on(self) -> None:
         """See `RoundWork`. After a fragment's round the trainer keeps its local parameters."""

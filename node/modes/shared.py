@@ -28,13 +28,14 @@ from gossamer.node.modes.sync_mode import (
     RoundWork,
     Spawn,
     StopSignal,
+    SyncMode,
 )
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.work_records import LATE
 from gossamer.protocol.codecs.step_payloads import SignPayloads
-from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.sync_sets import SyncSet
@@ -47,8 +48,8 @@ MISSED = "missed"
 """Reason under which the account counts the dropped work of a round without a commit here."""
 
 
-class SharedSteps:
-    """The sync mode of shared steps (a `SyncMode`)."""
+class SharedSteps(SyncMode):
+    """The sync mode of shared steps. Each training begins and ends with its round."""
 
     def __init__(
         self,
@@ -85,29 +86,19 @@ class SharedSteps:
         as_measured = self.timing.step_seconds * manifest.outer.inner_steps
         return RingDuration(manifest.rounds.round_seconds, as_measured)
 
-    @property
-    def training_since_seconds(self) -> float | None:
-        """See `SyncMode`: each training begins with its round."""
-        return None
-
     def new_round(self, machine: Round, sync_set: SyncSet, spawn: Spawn) -> RoundWork:
         """See `SyncMode`."""
         return _SharedRound(self, machine, spawn)
-
-    async def end_training_ahead(self, head: Digest, number: int) -> None:
-        """See `SyncMode`: each training ends with its round."""
 
     async def place(self) -> Place:
         """See `SyncMode`."""
         return await self.momentum.settle()
 
 
-class _SharedRound:
-    """One round of shared steps (a `RoundWork`)."""
+class _SharedRound(RoundWork):
+    """One round of shared steps. It trains nothing ahead: a step needs the one before it."""
 
     trains_in_ring = True
-    may_train_ahead = False
-    is_ahead = False
 
     def __init__(self, mode: SharedSteps, machine: Round, spawn: Spawn) -> None:
         self._mode = mode
@@ -173,9 +164,6 @@ class _SharedRound:
             share = finished.tokens / (finished.steps * self._step_tokens)
             self._mode.trained_share = min(1.0, share)
 
-    def train_ahead(self) -> None:
-        """See `RoundWork`: a step needs the one before it."""
-
     def contribution(self, ring: Ring) -> Contribution:
         """See `RoundWork`."""
         return self._runner.follow(ring)
@@ -233,14 +221,8 @@ class _SharedRound:
             work.drop(MISSED, self._told_spans)
             await self._trainings.return_data(self._told_spans)
 
-    async def rebase(self) -> None:
-        """See `RoundWork`: no training is under way."""
-
     def settled(self) -> None:
         """See `RoundWork`: parts that no step took came too late."""
         work = self._trainings.work
         if work.account.has_work:
             work.drop(LATE, work.account.state.spans)
-
-    def go_on(self) -> None:
-        """See `RoundWork`: the next round begins its own training."""

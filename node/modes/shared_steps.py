@@ -49,7 +49,7 @@ import trio
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.ring_steps import Part, RingParts, RingSteps
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.rounds.inventory import Payload

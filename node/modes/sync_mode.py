@@ -48,7 +48,7 @@ class OpenedParts(NamedTuple):
 
 @runtime_checkable
 class OpensChunks(Protocol):
-    """A contribution that this peer can open for auditors (`policy.sum_audits`)."""
+    """A contribution that this peer can open for auditors (`policy.auditing.sum_audits`)."""
 
     def opened(self) -> OpenedParts | None:
         """This peer's parts; None: they are not what this peer has signed."""
@@ -105,7 +105,7 @@ class RoundWork(Protocol):
     """One node's work in one round.
 
     It has 15 hooks and a flag because a round has as many points at which modes differ. The order
-    below is about the order of the calls.
+    below is about the order of the calls. A hook that a mode does not define does nothing.
     """
 
     trains_in_ring: bool
@@ -127,18 +127,22 @@ class RoundWork(Protocol):
     def may_train_ahead(self) -> bool:
         """Returns whether the next round's training may begin while this round's ring is at
         work."""
+        return False
 
     def train_ahead(self) -> None:
         """Begins the next round's training."""
+        return
 
     def contribution(self, ring: Ring) -> Contribution:
         """This node's part in a ring that begins."""
 
     def machine_changed(self) -> None:
         """The round's machine may have changed."""
+        return
 
     def offered(self, shared: Shared) -> None:
         """The trainer has a part for a shared step. Only modes that train in the ring get this."""
+        return
 
     async def make_way(self) -> None:
         """The operator wants the device: training stops, the ring goes on."""
@@ -151,16 +155,20 @@ class RoundWork(Protocol):
 
     async def rebase(self) -> None:
         """The round's result is in `base`. `end` came before."""
+        return
 
     @property
     def is_ahead(self) -> bool:
         """Returns whether the next round's training is under way."""
+        return False
 
     def settled(self) -> None:
         """The account of work knows what the committed round took."""
+        return
 
     def go_on(self) -> None:
         """The committed round is settled, and the next one's training may begin."""
+        return
 
 
 class SyncMode(Protocol):
@@ -169,10 +177,12 @@ class SyncMode(Protocol):
     @property
     def ring_duration(self) -> RingDuration:
         """The time for which members train inside the next ring."""
+        return RingDuration()
 
     @property
     def training_since_seconds(self) -> float | None:
         """Local time since which the next round's training is under way; None if it is not."""
+        return None
 
     def new_round(self, machine: Round, sync_set: SyncSet, spawn: Spawn) -> RoundWork:
         """The strategy of the round that `machine` decides.
@@ -184,6 +194,7 @@ class SyncMode(Protocol):
     async def end_training_ahead(self, head: Digest, number: int) -> None:
         """The next round does not go straight on from the last one: a training that is under way
         ends, and its work is carried on `head`, for round `number`."""
+        return
 
     async def place(self) -> Place:
         """The place in the chain of the trainer's own state. It has one between rounds only."""

@@ -27,13 +27,14 @@ Circuits that are being opened count. This module does no I/O and has no clock.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from gossamer.node.network.places import CROWDED_BY, NoPlaceError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.throttle import Rate, Throttle, throttle_of
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle, throttle_of
 
 CIRCUITS_MAX = 32
 """Circuits that this node carries at a time: two for each of 16 members without another way."""
@@ -66,6 +67,8 @@ class Circuit:
     """Local time at which it began, or last carried something."""
     end: Callable[[], None] = field(repr=False)
     """Ends it."""
+    left_bytes: float = math.inf
+    """Payload bytes that it may still carry, both directions together."""
 
     @property
     def pair(self) -> frozenset[PeerId]:
@@ -77,13 +80,10 @@ class CircuitPlaces:
     """The circuits that this node carries. Times are the local clock in seconds."""
 
     def __init__(self) -> None:
-        self._taken: dict[Circuit, None] = {}
+        self.taken: dict[Circuit, None] = {}
         """In the order in which they began."""
         self._networks: dict[str, Throttle] = {}
         self._targets: dict[PeerId, Throttle] = {}
-
-    def __len__(self) -> int:
-        return len(self._taken)
 
     def take(self, now: float, newcomer: Circuit) -> None:
         """A circuit begins. Another one ends for it if need be.
@@ -96,30 +96,30 @@ class CircuitPlaces:
             and throttle_of(self._targets, newcomer.target, TARGET_RATE, now).try_take(now)
         ):
             raise NoPlaceError("this peer was asked for too many circuits a moment ago")
-        own = [circuit for circuit in self._taken if circuit.pair == newcomer.pair]
+        own = [circuit for circuit in self.taken if circuit.pair == newcomer.pair]
         if len(own) >= CIRCUITS_PER_PAIR_MAX:
             self._end(own[0])
-        elif len(self._taken) >= CIRCUITS_MAX:
+        elif len(self.taken) >= CIRCUITS_MAX:
             giving = self._giving_way(now, newcomer)
             if giving is None:
                 raise NoPlaceError(f"this peer carries {CIRCUITS_MAX} circuits already")
             self._end(giving)
-        self._taken[newcomer] = None
+        self.taken[newcomer] = None
 
     def leave(self, circuit: Circuit) -> None:
         """A circuit has ended."""
-        self._taken.pop(circuit, None)
+        self.taken.pop(circuit, None)
 
     def _end(self, circuit: Circuit) -> None:
         self.leave(circuit)  # its place is free at once
         circuit.end()
 
     def _giving_way(self, now: float, newcomer: Circuit) -> Circuit | None:
-        idlest = min(self._taken, key=lambda each: each.moved_seconds, default=None)
+        idlest = min(self.taken, key=lambda each: each.moved_seconds, default=None)
         if idlest is not None and now - idlest.moved_seconds > IDLE_SECONDS:
             return idlest
-        neighbours = [each for each in self._taken if each.network == newcomer.network]
-        return _oldest_of_most(self._taken, newcomer, lambda each: each.network) or _oldest_of_most(
+        neighbours = [each for each in self.taken if each.network == newcomer.network]
+        return _oldest_of_most(self.taken, newcomer, lambda each: each.network) or _oldest_of_most(
             neighbours, newcomer, lambda each: each.caller
         )
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from gossamer.node.network.dial_rules import address_of
 from gossamer.node.network.places import network_of
-from gossamer.protocol.policy.throttle import Rate, Throttle
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle
 
 YIELD_SECONDS = 1.0
 """Age at which an unfinished handshake gives way. A handshake is four round trips."""
@@ -88,11 +88,8 @@ class Doorstep:
         self._hosts: OrderedDict[str, Throttle] = OrderedDict()
         self._networks: OrderedDict[str, Throttle] = OrderedDict()
         self._known: dict[str, None] = {}
-        self._under_way: dict[Arrival, None] = {}
+        self.under_way: dict[Arrival, None] = {}
         """In the order in which they began."""
-
-    def __len__(self) -> int:
-        return len(self._under_way)
 
     def know(self, network: str) -> None:
         """A member has come from a network, or answered there."""
@@ -120,12 +117,12 @@ class Doorstep:
             ended = self._giving_way(now, newcomer)
             if ended is None:
                 raise TurnedAwayError(f"too many handshakes of {newcomer.network} are unfinished")
-            del self._under_way[ended]
+            del self.under_way[ended]
             for each in ended.buckets:
                 each.give_back()  # the newcomer takes the place, and its tokens
         for each in newcomer.buckets:
             each.try_take(now)
-        self._under_way[newcomer] = None
+        self.under_way[newcomer] = None
         return newcomer, ended
 
     def turned_away(self, now: float, host: str) -> None:
@@ -133,31 +130,24 @@ class Doorstep:
         for each in self._newcomer(now, host).buckets[:2]:
             each.try_take(now)
 
-    def finished(self, arrival: Arrival) -> None:
-        """A newcomer has proven its key."""
-        if self._leave(arrival):
-            for each in arrival.buckets:
-                each.give_back()
-
-    def broke_off(self, arrival: Arrival) -> None:
-        """A handshake has ended without a key that is welcome here; its tokens stay away."""
-        self._leave(arrival)
+    def end(self, arrival: Arrival, *, is_proven: bool) -> None:
+        """A handshake is over, by a key that is welcome here or not. One that has given way to
+        another is over already."""
+        if arrival in self.under_way:
+            del self.under_way[arrival]
+            if is_proven:
+                for each in arrival.buckets:
+                    each.give_back()
 
     def _has_place(self, now: float, newcomer: Arrival) -> bool:
         return (
             all(each.holds(now) for each in newcomer.buckets)
-            and len(self._under_way) < UNDER_WAY_MAX
+            and len(self.under_way) < UNDER_WAY_MAX
             and self._num_of(newcomer.network) < NETWORK_UNDER_WAY_MAX
         )
 
     def _num_of(self, network: str) -> int:
-        return sum(each.network == network for each in self._under_way)
-
-    def _leave(self, arrival: Arrival) -> bool:
-        if arrival not in self._under_way:
-            return False
-        del self._under_way[arrival]
-        return True
+        return sum(each.network == network for each in self.under_way)
 
     def _giving_way(self, now: float, newcomer: Arrival) -> Arrival | None:
         """The handshake in whose place a newcomer may come."""
@@ -165,13 +155,13 @@ class Doorstep:
         num_own = self._num_of(newcomer.network)
         is_host_spent = not of_host.holds(now)
         if is_host_spent or not of_network.holds(now) or num_own >= NETWORK_UNDER_WAY_MAX:
-            for each in self._under_way:  # the oldest first
+            for each in self.under_way:  # the oldest first
                 is_old = now >= each.since_seconds + YIELD_SECONDS
                 is_of_host = each.host == newcomer.host or not is_host_spent
                 if is_old and is_of_host and each.network == newcomer.network:
                     return each
             return None
-        candidates = list(self._under_way)
+        candidates = list(self.under_way)
         if len(candidates) < UNDER_WAY_MAX:  # then the bucket of all is empty
             candidates = [each for each in candidates if each.buckets[2:] == tuple(of_all)]
         per_network = Counter(each.network for each in candidates)

@@ -48,7 +48,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new identity from the operating system's random source."""
+        """A new identity."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod

@@ -99,15 +99,11 @@ def info_of(peer: PeerId, run_id: str, endpoints: Sequence[Endpoint]) -> Service
     return ServiceInfo(
         SERVICE,
         name,
-        addresses=[_packed(each.host) for each in endpoints],
+        addresses=[ipaddress.ip_address(each.host).packed for each in endpoints],
         port=endpoints[0].port,
         properties={"id": peer, "run": run_id},
         server=f"gossamer-{peer[-12:].lower()}.local.",
     )
-
-
-def _packed(host: str) -> bytes:
-    return ipaddress.ip_address(host).packed
 
 
 class _Browser:

@@ -12,9 +12,8 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import structlog
 import trio
@@ -55,54 +54,25 @@ class MappingError(Exception):
     """There is no mapping; the text says why, for people."""
 
 
-@dataclass(frozen=True)
-class Mapping:
-    """A port that a router forwards to this node."""
+class UpnpGateway:
+    """A router that speaks UPnP. A process asks it: see `upnp`. Both calls block, for seconds at
+    most."""
 
-    host: str
-    """The router's outer address."""
-    port: int
-
-    @property
-    def address(self) -> str:
-        """The multiaddr that others dial."""
-        return f"/ip4/{self.host}/tcp/{self.port}"
-
-
-class Gateway(Protocol):
-    """A router that forwards ports. All calls block, for seconds at most."""
-
-    def map(self, port: int) -> Mapping:
-        """Forwards a port for `upnp.LEASE_SECONDS`. Raises MappingError."""
+    def map(self, port: int) -> Endpoint:
+        """Forwards a port for `upnp.LEASE_SECONDS`. Returns where others dial. MappingError."""
+        match _asked("map", port):
+            case [str(host), int(outer_port)]:
+                return Endpoint(host, outer_port)
+        raise MappingError(_NO_ANSWER)
 
     def unmap(self, port: int) -> None:
         """Ends a forwarding. Raises MappingError."""
-
-
-class UpnpGateway:
-    """A router that speaks UPnP. A process asks it: see `upnp`."""
-
-    def map(self, port: int) -> Mapping:
-        """See `Gateway`."""
-        match _asked("map", port):
-            case [str(host), int(outer_port)]:
-                return Mapping(host, outer_port)
-            case [str(problem)]:
-                raise MappingError(printable(problem))
-        raise MappingError(_NO_ANSWER)
-
-    def unmap(self, port: int) -> None:
-        """See `Gateway`."""
-        match _asked("unmap", port):
-            case [None]:
-                return
-            case [str(problem)]:
-                raise MappingError(printable(problem))
-        raise MappingError(_NO_ANSWER)
+        if _asked("unmap", port) != [None]:
+            raise MappingError(_NO_ANSWER)
 
 
 def _asked(what: str, port: int) -> object:
-    """The answer of a process that asks the router. Raises MappingError without one."""
+    """The answer of a process that asks the router. MappingError: none, or the router's no."""
     command = [sys.executable, "-m", upnp.__name__, what, str(port)]
     try:
         done = subprocess.run(
@@ -117,9 +87,13 @@ def _asked(what: str, port: int) -> object:
     except OSError as error:
         raise MappingError(f"no process can be started to ask the router: {error}") from error
     try:
-        return cast(object, json.loads(done.stdout.splitlines()[-1]))
+        answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         raise MappingError(_NO_ANSWER) from None
+    match answer:
+        case [str(problem)]:
+            raise MappingError(printable(problem))
+    return cast(object, answer)
 
 
 class PortMapper:
@@ -128,9 +102,9 @@ class PortMapper:
     def __init__(
         self,
         port: int,
-        gateway: Gateway,
+        gateway: UpnpGateway,
         interfaces: Callable[[], list[Endpoint]],
-        on_change: Callable[[Mapping | None], None],
+        on_change: Callable[[Endpoint | None], None],
         *,
         suspended: Callable[[], float] = suspended_seconds,
     ) -> None:
@@ -138,7 +112,7 @@ class PortMapper:
         Args:
             port: that this node listens on.
             interfaces: addresses of this machine's interfaces on which the node listens now.
-            on_change: gets the present mapping, or None when there is none any more.
+            on_change: gets the router's address and port, or None when there is none any more.
             suspended: how long this machine has slept since it started.
         """
         self._port = port
@@ -146,7 +120,7 @@ class PortMapper:
         self._interfaces = interfaces
         self._on_change = on_change
         self._suspended = suspended
-        self._mapping: Mapping | None = None
+        self._mapping: Endpoint | None = None
         self._problem: str | None = None
 
     async def run(self) -> None:
@@ -193,7 +167,7 @@ class PortMapper:
             self._note(mapping)
             self._problem = None
 
-    def _note(self, mapping: Mapping | None) -> None:
+    def _note(self, mapping: Endpoint | None) -> None:
         if mapping != self._mapping:
             self._mapping = mapping
             if mapping is not None:

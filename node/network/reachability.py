@@ -16,7 +16,7 @@ One observer alone is not believed: it could make this node announce a stranger'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.node.network.dial_rules import (
@@ -99,9 +99,7 @@ class Endpoint:
 class Reachability:
     """This node's knowledge of its own reach. It does no I/O and has no clock."""
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change` is called when the class or the believed addresses change."""
-        self._on_change = on_change
+    def __init__(self) -> None:
         self._seen: dict[PeerId, tuple[str, Endpoint]] = {}
         """The host of each observer, and the address at which it saw this node."""
         self._dialled_in: dict[PeerId, str] = {}
@@ -111,33 +109,23 @@ class Reachability:
         """A peer sees a connection that this node made from its listening port."""
         if is_private(seen.host) or is_private(observer_host):
             return  # in one home there is no router in between
-        before = self.reach, self.addresses()
         self._seen.pop(observer, None)
         self._seen[observer] = observer_host, seen
         while len(self._seen) > OBSERVERS_MAX:
             del self._seen[next(iter(self._seen))]
-        self._tell(before)
 
     def dialled_in(self, peer: PeerId, host: str) -> None:
         """A peer has dialled this node's listener, from this host."""
         if is_private(host) or host in self.hosts:
             return
-        before = self.reach, self.addresses()
         self._dialled_in[peer] = host
         while len(self._dialled_in) > OBSERVERS_MAX:
             del self._dialled_in[next(iter(self._dialled_in))]
-        self._tell(before)
 
     def moved(self) -> None:
         """This machine has other addresses than before: what was seen says nothing any more."""
-        before = self.reach, self.addresses()
         self._seen.clear()
         self._dialled_in.clear()
-        self._tell(before)
-
-    def _tell(self, before: tuple[Reach, list[Endpoint]]) -> None:
-        if (self.reach, self.addresses()) != before:
-            self._on_change()
 
     @property
     def hosts(self) -> set[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -25,11 +25,12 @@ from gossamer.node.network.transport import (
     Path,
     Stream,
     StreamClosed,
-    StreamHandler,
+    Transport,
     TransportError,
     reason_of,
 )
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.framing import PREFIX_BYTES
@@ -43,7 +44,6 @@ from gossamer.protocol.wire.relay_messages import (
     RelayMessage,
     RelayRequest,
     decode_relay_message,
-    encode_relay_message,
 )
 
 ANSWER_SECONDS_MAX = 10.0
@@ -72,24 +72,12 @@ class RelayTerms:
     introduces: bool = False
 
 
-class Doors(Protocol):
-    """The part of a transport that circuits use."""
-
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream: ...
-
-    def handle(
-        self, protocol: str, handler: StreamHandler, *, streams_per_peer_max: int = ...
-    ) -> None: ...
-
-    def path(self, peer_id: PeerId) -> Path | None: ...
-
-
 class Circuits:
     """Carries circuits for others, and makes and accepts this node's own."""
 
     def __init__(
         self,
-        doors: Doors,
+        transport: Transport,
         accept: Callable[[Path, trio.SocketStream], Awaitable[None]],
         network_of_peer: Callable[[PeerId], str],
     ) -> None:
@@ -99,15 +87,15 @@ class Circuits:
                 returns when the connection over it has ended.
             network_of_peer: the network from which a connected peer comes.
         """
-        self._doors = doors
+        self._transport = transport
         self._accept_end = accept
         self._network_of_peer = network_of_peer
         self.terms = RelayTerms()
         self.places = CircuitPlaces()
         self.carried_bytes = 0
         """Payload bytes that this node has carried for others."""
-        doors.handle(RELAY_PROTOCOL, self._serve, streams_per_peer_max=CIRCUITS_PER_PEER_MAX)
-        doors.handle(RELAYED_PROTOCOL, self._accept, streams_per_peer_max=CIRCUITS_MAX)
+        transport.handle(RELAY_PROTOCOL, self._serve, streams_per_peer_max=CIRCUITS_PER_PEER_MAX)
+        transport.handle(RELAYED_PROTOCOL, self._accept, streams_per_peer_max=CIRCUITS_MAX)
 
     # The caller
 
@@ -117,21 +105,19 @@ class Circuits:
         Raises:
             ConnectError: the relay is not connected, refuses, or cannot reach the target.
         """
-        stream = await self._doors.open_stream(relay, RELAY_PROTOCOL)
+        stream = await self._transport.open_stream(relay, RELAY_PROTOCOL)
         try:
             with trio.fail_after(ANSWER_SECONDS_MAX):
                 await _say(stream, RelayRequest(target))
                 answer = await _hear(stream)
-        except ORDINARY_ENDS as error:
+            if not isinstance(answer, RelayAnswer) or answer.problem:
+                said = answer.problem if isinstance(answer, RelayAnswer) else "a wrong message"
+                raise ConnectError(f"it says: {said}")
+        except BaseException as error:
             await stream.reset()
-            raise ConnectError(f"no circuit through {relay}: {reason_of(error)}") from None
-        except BaseException:
-            await stream.reset()
+            if isinstance(error, ORDINARY_ENDS):
+                raise ConnectError(f"no circuit through {relay}: {reason_of(error)}") from None
             raise
-        if not isinstance(answer, RelayAnswer) or answer.problem:
-            await stream.reset()
-            said = answer.problem if isinstance(answer, RelayAnswer) else "a wrong message"
-            raise ConnectError(f"no circuit through {relay}: it says: {said}")
         return stream, Path("relayed", relay, answer.introduces)
 
     # The target
@@ -156,96 +142,73 @@ class Circuits:
             request = await _hear(stream)
             if not isinstance(request, RelayRequest):
                 raise MalformedError("a circuit that does not name its target")
-            caller, target = stream.peer_id, PeerId(request.target)
-            now, scope = trio.current_time(), trio.CancelScope()
-            circuit = Circuit(caller, target, self._network_of_peer(caller), now, scope.cancel)
-            problem = self._why_not(caller, target) or self._why_no_place(circuit)
-            if problem:
-                await _refuse(stream, problem)
-                return
+        caller, target = stream.peer_id, PeerId(request.target)
+        now, scope = trio.current_time(), trio.CancelScope()
+        circuit = Circuit(caller, target, self._network_of_peer(caller), now, scope.cancel)
         try:
             with scope:  # ends where its place is given to another one
                 with trio.fail_at(deadline):
-                    onward, problem = await self._reach(caller, target)
-                    if onward is None:
-                        await _refuse(stream, problem)
+                    try:
+                        self._take_place(circuit)
+                        onward = await self._reach(caller, target)
+                    except (NoPlaceError, TransportError) as error:
+                        problem = str(error)[: limits.TEXT_CHARACTERS_MAX]
+                        await _say(stream, RelayAnswer(problem))
                         return
                 await self._connect(circuit, stream, onward)
         finally:
             self.places.leave(circuit)
 
+    def _take_place(self, circuit: Circuit) -> None:
+        """Raises NoPlaceError: why this node does not carry a circuit."""
+        if problem := self.terms.may_relay(circuit.caller, circuit.target):
+            raise NoPlaceError(problem)
+        for peer in (circuit.caller, circuit.target):
+            path = self._transport.path(peer)
+            if path is None or path.kind == "relayed":
+                raise NoPlaceError("this peer has no direct connection with both ends")
+        self.places.take(trio.current_time(), circuit)
+
+    async def _reach(self, caller: PeerId, target: PeerId) -> Stream:
+        """The stream to the target. Raises TransportError: the reason why there is none."""
+        onward = await self._transport.open_stream(target, RELAYED_PROTOCOL)
+        try:
+            await _say(onward, Relayed(caller, self.terms.introduces))
+            answer = await _hear(onward)
+            if not isinstance(answer, RelayAnswer) or answer.problem:
+                raise ConnectError("the target refuses")
+        except BaseException as error:
+            await onward.reset()
+            if isinstance(error, StreamClosed | RemoteProtocolError):
+                raise ConnectError(f"the target does not answer: {error}") from None
+            raise
+        return onward
+
     async def _connect(self, circuit: Circuit, stream: Stream, onward: Stream) -> None:
         """Tells the caller that its circuit stands, and carries it until it ends."""
         introduces = self.terms.introduces
-        room = _Room(INTRODUCTION_BYTES_MAX if introduces else math.inf)
+        circuit.left_bytes = INTRODUCTION_BYTES_MAX if introduces else math.inf
         try:
             await _say(stream, RelayAnswer(introduces=introduces))
             async with trio.open_nursery() as nursery:
                 if introduces:
                     nursery.cancel_scope.deadline = trio.current_time() + INTRODUCTION_SECONDS_MAX
                 for one, other in ((stream, onward), (onward, stream)):
-                    nursery.start_soon(
-                        self._pass_on, circuit, one, other, room, nursery.cancel_scope
-                    )
+                    nursery.start_soon(self._pass_on, circuit, one, other, nursery.cancel_scope)
         finally:
-            self.places.leave(circuit)
             with trio.CancelScope(shield=True):
                 await onward.reset()
                 await stream.reset()
 
-    def _why_not(self, caller: PeerId, target: PeerId) -> str:
-        """Why this node carries nothing between two peers; empty if it does."""
-        problem = self.terms.may_relay(caller, target)
-        if problem:
-            return problem
-        for peer in (caller, target):
-            path = self._doors.path(peer)
-            if path is None or path.kind == "relayed":
-                return "this peer has no direct connection with both ends"
-        return ""
-
-    def _why_no_place(self, circuit: Circuit) -> str:
-        """Takes a place, or says why there is none."""
-        try:
-            self.places.take(trio.current_time(), circuit)
-        except NoPlaceError as error:
-            return str(error)
-        return ""
-
-    async def _reach(self, caller: PeerId, target: PeerId) -> tuple[Stream | None, str]:
-        """The stream to the target, or the reason why there is none."""
-        try:
-            onward = await self._doors.open_stream(target, RELAYED_PROTOCOL)
-        except TransportError as error:
-            return None, str(error)
-        try:
-            await _say(onward, Relayed(caller, self.terms.introduces))
-            answer = await _hear(onward)
-        except (TransportError, RemoteProtocolError) as error:
-            await onward.reset()
-            return None, f"the target does not answer: {error}"
-        except BaseException:
-            await onward.reset()
-            raise
-        if not isinstance(answer, RelayAnswer) or answer.problem:
-            await onward.reset()
-            return None, "the target refuses"
-        return onward, ""
-
     async def _pass_on(
-        self,
-        circuit: Circuit,
-        source: Stream,
-        sink: Stream,
-        room: _Room,
-        scope: trio.CancelScope,
+        self, circuit: Circuit, source: Stream, sink: Stream, scope: trio.CancelScope
     ) -> None:
         try:
             while True:
                 piece = await _receive_piece(source)
                 circuit.moved_seconds = trio.current_time()
-                room.num_bytes -= len(piece)
-                if room.num_bytes < 0:
+                circuit.left_bytes -= len(piece)
+                if circuit.left_bytes < 0:
                     scope.cancel()
                     return
                 await self.terms.rate.take(PREFIX_BYTES + len(piece))
@@ -256,49 +219,34 @@ class Circuits:
             scope.cancel()
 
 
-@dataclass
-class _Room:
-    """Bytes that a circuit may still carry."""
-
-    num_bytes: float
-
-
 def ends() -> tuple[trio.SocketStream, trio.SocketStream]:
     """Two ends of a connection inside this process: one for the handshake, one for `carry`."""
-    pair = socket.socketpair()
-    for end in pair:
-        end.setblocking(False)
+    near, far = (
+        trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair()
+    )
+    for end in (near, far):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-    near, far = (_stream_of(end) for end in pair)
     return near, far
 
 
-def _stream_of(end: socket.socket) -> trio.SocketStream:
-    return trio.SocketStream(trio.socket.from_stdlib_socket(end))
+_ENDED = (StreamClosed, RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""The ways in which one of two ends has ended."""
 
 
 async def carry(stream: Stream, end: trio.SocketStream) -> None:
     """Carries bytes between a circuit's stream and this process's end, until either is closed."""
 
     async def outward(scope: trio.CancelScope) -> None:
-        try:
+        with suppress(*_ENDED):
             while piece := await end.receive_some(PIECE_BYTES_MAX):
                 await send_frame(stream, b"", piece)
-        except (StreamClosed, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
         scope.cancel()
 
     async def inward(scope: trio.CancelScope) -> None:
-        try:
+        with suppress(*_ENDED):
             while True:
                 await end.send_all(memoryview(await _receive_piece(stream)))
-        except (
-            StreamClosed,
-            RemoteProtocolError,
-            trio.BrokenResourceError,
-            trio.ClosedResourceError,
-        ):
-            scope.cancel()
+        scope.cancel()
 
     try:
         async with trio.open_nursery() as nursery:
@@ -323,12 +271,8 @@ async def _receive_piece(stream: Stream) -> bytearray:
 
 
 async def _say(stream: Stream, message: RelayMessage) -> None:
-    await send_frame(stream, encode_relay_message(message))
+    await send_frame(stream, to_msgpack(message))
 
 
 async def _hear(stream: Stream) -> RelayMessage:
     return decode_relay_message(await receive_message(stream, RELAY_MESSAGE_BYTES_MAX))
-
-
-async def _refuse(stream: Stream, problem: str) -> None:
-    await _say(stream, RelayAnswer(problem[: limits.TEXT_CHARACTERS_MAX]))

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from gossamer.protocol.policy.throttle import Rate, Throttle
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle
 
 STRANGERS_RATE = Rate(per_second=250, burst=1000)
 """Streams of all peers without standing together: a fifth of a processor at most, in the long run.

@@ -1,9 +1,8 @@
 """The node's only door to the network, as an interface.
 
-Everything in `gossamer.node` that talks to peers is written against `Transport` and `Stream`.
-There are two implementations: `over_libp2p.transport` (the real network) and `memory_transport` (a
-network inside one process with trio's clock, for tests).
-`tests/node/network/test_transport_contract.py` runs the same tests over both.
+Everything in `gossamer.node` that talks to peers is written against `Transport` and `Stream`:
+`over_libp2p.transport` is the real network, `tests/support/memory_transport.py` one inside a
+process. `tests/node/network/test_transport_contract.py` runs the same tests over both.
 
 Errors a caller has to expect are all `TransportError`; their text is fit to be shown to a person.
 """
@@ -25,11 +24,10 @@ Bytes = bytes | bytearray | memoryview
 
 PING_SECONDS = 5.5
 """A connection on which nothing comes is asked for a sign of life this often, and more seldom by a
-node with many of them (`Transport.signs_seconds`): two of them come in the shortest time after
-which a silent peer counts as gone (`membership.MEMBER_SECONDS`), and a peer has six seconds for its
-answer, as in a ring. Signs of life are most of what a node among many does while it waits. The
-kernel notices a dead link by itself (`carriers.KEEPALIVE_IDLE_SECONDS`): these find a process that
-hangs."""
+node with many of them (`Transport.signs_seconds`). Two signs come in the shortest time after which
+a silent peer counts as gone (`membership.MEMBER_SECONDS`), and a peer has six seconds for its
+answer, as in a ring. These find a process that hangs: the kernel notices a dead link by itself
+(`carriers.KEEPALIVE_IDLE_SECONDS`)."""
 
 RING_PING_SECONDS = 2.0
 """The same of a peer that is in a ring with this node, which gives up a silent one earlier
@@ -165,10 +163,7 @@ MayRelay = Callable[[PeerId, PeerId], str]
 
 
 class Transport(Protocol):
-    """Connections, streams and gossip of one node.
-
-    It has more than 15 public methods: it is the one interface to everything that a network does.
-    """
+    """Connections, streams and gossip of one node: everything that a network does."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -198,8 +193,8 @@ class Transport(Protocol):
         """Connect to one peer by the first of its addresses that answers, and return that address.
 
         A peer that is connected through another one is dialled all the same. The addresses are what
-        peers tell. Those of networks that this machine is not in are left
-        out, and dials that lead nowhere have a budget (`node/network/dial_guard.py`).
+        peers tell. Those of networks that this machine is not in are left out, and dials that lead
+        nowhere have a budget (`node/network/dial_guard.py`).
 
         They are tried in order, each `RACE_SECONDS` after the one before, or as soon as that one
         has failed. At most `ADDRESSES_TRIED_MAX` are tried.
@@ -324,8 +319,8 @@ class Transport(Protocol):
     def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
         """Drop a peer and refuse it, both ways and its gossip, for `seconds`.
 
-        With `is_offender` it is for what the peer did itself, which counts for its network, see
-        `protocol/policy/network_bans.py`.
+        With `is_offender` it is for what the peer did itself, which counts for its network: see
+        `protocol/policy/conduct/network_bans.py`.
         """
 
     def on_offence(self, handler: OffenceHandler) -> None:

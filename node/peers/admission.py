@@ -7,23 +7,24 @@ announced themselves, and peers without a connection to this node have less of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.entrance import Entrance
+from gossamer.node.peers.members.entrance import Entrance
 from gossamer.node.peers.offences import Offences
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol.errors import ForgedError, ImplausibleError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.auditing.poor_work import PoorWork
+from gossamer.protocol.policy.conduct.ring_conduct import RingConduct
+from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.policy.poor_work import PoorWork
-from gossamer.protocol.policy.ring_conduct import RingConduct
-from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
+from gossamer.protocol.rounds.commit_proof import open_commit
+from gossamer.protocol.rounds.roster import RingRules
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.run_end import check_extension
 from gossamer.protocol.wire.audit_messages import AnyVerdict
@@ -46,32 +47,22 @@ FAR_HEADS_MAX = 4
 round and the rounds that compete with it have fewer."""
 
 
-class KnownHeads(Protocol):
-    """The chain, as the admission of commit records sees it."""
-
-    def __contains__(self, head: bytes, /) -> bool:
-        """Returns whether this node knows the commit record of a head."""
-
-
 class Admission:
-    """The rules of one node in one run: which statements, headers and records it takes.
-
-    It has more than 12 attributes, one for each rule that has a memory.
-    """
+    """The rules of one node in one run: which statements, headers and records it takes."""
 
     def __init__(
         self,
         manifest: Manifest,
         transport: Transport,
         membership: Membership,
-        known_heads: KnownHeads,
+        chain: ChainStore,
         offences: Offences,
         entrance: Entrance,
         ring_rules: RingRules,
     ) -> None:
         """
         Args:
-            known_heads: the chain. A commit record of a head in it is not opened again.
+            chain: a commit record of a head in it is not opened again.
             ring_rules: what the rosters of this run must say.
         """
         self.run_id = manifest.run_id
@@ -81,8 +72,8 @@ class Admission:
         self.offences = offences
         self._transport = transport
         self._membership = membership
-        self._known_heads = known_heads
-        self._entrance = entrance
+        self._chain = chain
+        self.entrance = entrance
         self._bounds = WorkBounds(manifest)
         self._ring_rules = ring_rules
         self.conduct = RingConduct(transport.peer_id)
@@ -99,10 +90,6 @@ class Admission:
         """Whether the statement of a digest is in the store, and so was admitted when it came."""
 
     # Peers
-
-    def is_welcome(self, author: PeerId) -> bool:
-        """Returns whether the run admits a peer."""
-        return self._entrance.admits(author)
 
     def accused_by(self, peer: PeerId) -> None:
         """Notes that a member put this node out of their ring.
@@ -228,7 +215,7 @@ class Admission:
             and not self.sits_out(follower)
         ):
             return False
-        return all(map(self.is_welcome, members))
+        return all(map(self.entrance.admits, members))
 
     @property
     def _far_max(self) -> int:
@@ -246,11 +233,9 @@ class Admission:
 
     # Commit records
 
-    def open_if_new(self, commit: Commit) -> Header | None:
-        """Returns the header of a commit record, see `open_commit`; None if its head is known."""
-        if digest_of(commit.header) in self._known_heads:
-            return None
-        return self.open_commit(commit)
+    def is_known(self, commit: Commit) -> bool:
+        """Returns whether the chain has a commit record."""
+        return digest_of(commit.header) in self._chain
 
     def open_commit(self, commit: Commit) -> Header:
         """Returns the header of a commit record that counts in this run.
@@ -261,5 +246,5 @@ class Admission:
         """
         header = open_commit(commit, self.run_id, verify, self._ring_rules)
         self._bounds.check_header(header)
-        self._entrance.require_known([PeerId(member.peer_id) for member in header.members])
+        self.entrance.require_known([PeerId(member.peer_id) for member in header.members])
         return header

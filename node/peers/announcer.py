@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import structlog
 import trio
 
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.storage.incarnation import Incarnation
-from gossamer.protocol.ids import Digest
 from gossamer.protocol.limits import ADDRESSES_MAX
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
-from gossamer.protocol.policy.throttle import Rate, Throttle
-from gossamer.protocol.wire.statements import Announce, Capacity, Phase
+from gossamer.protocol.wire.statements import Announce
 
 ANNOUNCE_RATE = Rate(per_second=10, burst=200)
 """Rate of this node's announcements, a part of `gossip_quota.OWN_RATE`. The rest is left for the
@@ -36,23 +34,6 @@ nodes of one identity would otherwise answer each other without end."""
 log = structlog.get_logger("swarm")
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The changing part of this node's announcement."""
-
-    phase: Phase
-    round: int
-    head: Digest
-    tokens_total: int
-    checkpoint_round: int
-    claims: tuple[int, ...]
-    capacity: Capacity
-    name: str = ""
-    """The display name that this node's owner chose; empty for none."""
-    team: str = ""
-    """The team that this node's owner chose; empty for none."""
-
-
 class Announcer:
     """Makes the announcements of one life of this node."""
 
@@ -60,10 +41,10 @@ class Announcer:
         self._transport = transport
         self._gossip = gossip
         self.incarnation = incarnation
-        self._standing: Callable[[], Standing] | None = None
+        self._standing: Callable[[], Announce] | None = None
         self._sequence = 0
         self._rate = Throttle(ANNOUNCE_RATE)
-        self._has_news = False
+        self.has_news = False
         """Whether an announcement waits for the next `announce_news`, or for `ANNOUNCE_RATE`."""
         self._newest: Announce | None = None
         """The newest announcement, without its number in this life."""
@@ -74,19 +55,15 @@ class Announcer:
         self._own_seconds = float("-inf")
         """Time at which a higher incarnation of this node was last answered."""
 
-    def start(self, standing: Callable[[], Standing]) -> None:
-        """Sets the source of the changing part. Call once, before the first announcement."""
+    def start(self, standing: Callable[[], Announce]) -> None:
+        """Sets the source of what this node says of itself, to which the announcer adds the numbers
+        of its life, its addresses and its reach. Call once, before the first announcement."""
         self._standing = standing
 
     def new_sequence(self) -> int:
         """Returns a sequence number above all numbers that this life has used."""
         self._sequence += 1
         return self._sequence
-
-    @property
-    def has_news(self) -> bool:
-        """Whether an announcement waits for `announce_news`."""
-        return self._has_news
 
     def announce(self) -> None:
         """Announces this node's standing now, or in `announce_news` when `ANNOUNCE_RATE` allows
@@ -97,14 +74,14 @@ class Announcer:
     def announce_soon(self) -> None:
         """Announces this node's standing at the next `announce_news`: several pieces of news of one
         moment, such as a head and the claims after it, are one announcement."""
-        self._has_news = True
+        self.has_news = True
 
     def announce_news(self) -> None:
         """Makes the announcement that waits, if there is one and `ANNOUNCE_RATE` allows it. Call
         often."""
-        if not self._has_news or not self._rate.try_take(trio.current_time()):
+        if not self.has_news or not self._rate.try_take(trio.current_time()):
             return
-        self._has_news = False
+        self.has_news = False
         self._gossip.say(self._present())
 
     def note_connections(self) -> None:
@@ -139,21 +116,11 @@ class Announcer:
     def _standing_now(self) -> Announce:
         """Returns an announcement that has no number yet."""
         assert self._standing is not None
-        standing = self._standing()
-        return Announce(
+        return msgspec.structs.replace(
+            self._standing(),
             incarnation=self.incarnation.number,
-            sequence=0,
-            phase=standing.phase,
-            round=standing.round,
-            head=standing.head,
-            tokens_total=standing.tokens_total,
-            checkpoint_round=standing.checkpoint_round,
-            claims=standing.claims,
             addresses=tuple(self._transport.addresses()[:ADDRESSES_MAX]),
-            capacity=standing.capacity,
             reach=self._transport.reach().reach,
-            name=standing.name,
-            team=standing.team,
         )
 
     def heard_own(self, announce: Announce) -> None:

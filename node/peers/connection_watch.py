@@ -16,10 +16,10 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.ticks import tick_after
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.announcer import Announcer
-from gossamer.node.peers.listeners import SwarmListener
+from gossamer.node.peers.statements.listeners import SwarmListener
 from gossamer.protocol.ids import PeerId, short
+from gossamer.protocol.policy.conduct.ring_conduct import RingConduct
 from gossamer.protocol.policy.membership import Membership
-from gossamer.protocol.policy.ring_conduct import RingConduct
 
 WATCH_SECONDS = 0.1
 """Least interval of the looks for broken connections and news of this node. There is none while
@@ -36,11 +36,7 @@ log = structlog.get_logger("swarm")
 
 
 class ConnectionWatch:
-    """Watches the connections of one node, and makes the announcements that wait.
-
-    It has more than 12 attributes: the looks for connections, greetings and signs of life have a
-    memory each.
-    """
+    """Watches the connections of one node, and makes the announcements that wait."""
 
     def __init__(
         self,

@@ -13,7 +13,6 @@ import math
 import random
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 import trio
@@ -22,6 +21,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, PeerTest, Transport
+from gossamer.node.peers.members.entrance import Entrance
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
@@ -74,22 +74,8 @@ class _Target:
     """Whether the peer is connected through another one."""
 
 
-class Members(Protocol):
-    """The peers that take part in the run; see `entrance.Entrance`."""
-
-    def is_out(self, peer: PeerId, /) -> bool:
-        """Returns whether a peer was put out of the run for good."""
-
-    async def introduce(self, peer: PeerId, /) -> None:
-        """This node has dialled a peer."""
-
-
 class Discovery:
-    """Dials the peers that should be connected and are not.
-
-    More than seven parameters and 12 attributes: addresses come from the disk, from the owner and
-    from members, the entrance says who may be dialled, and what became of a dial is remembered.
-    """
+    """Dials the peers that should be connected and are not."""
 
     def __init__(
         self,
@@ -100,7 +86,7 @@ class Discovery:
         metrics: Metrics,
         randomness: random.Random,
         awake: AwakeClock,
-        entrance: Members,
+        entrance: Entrance,
         is_elsewhere: PeerTest = lambda _peer: False,
     ) -> None:
         """
@@ -259,14 +245,9 @@ class Discovery:
 
     async def _reach(self, peer: PeerId, addresses: tuple[str, ...]) -> str:
         """Connects to a peer by its addresses, or through another peer if nothing answers there.
+        Returns the address that led to it; empty if another peer did. ConnectError: neither does.
 
         A circuit lets both ends cross their routers. It costs several times as much as a dial.
-
-        Returns:
-            The address that led to the peer; empty if another peer did.
-
-        Raises:
-            ConnectError: neither does.
         """
 
         async def attempt(relay: PeerId | None) -> str:

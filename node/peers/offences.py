@@ -4,7 +4,6 @@ while."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import structlog
 import trio
@@ -13,7 +12,8 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId, short
-from gossamer.protocol.policy.bans import Bans
+from gossamer.protocol.policy.conduct.bans import Bans
+from gossamer.protocol.policy.members.roll import Roll
 
 SAY_SECONDS = 60.0
 """The same of the same peer is a warning this often; in between it is only counted. Else a log
@@ -22,16 +22,6 @@ would be one more thing that a rogue could fill."""
 SAID_MAX = 1024
 
 log = structlog.get_logger("peers")
-
-
-class Branches(Protocol):
-    """The members of an invite-only run, and who let in whom."""
-
-    def sponsors(self, peer: PeerId, /) -> tuple[PeerId, ...]:
-        """Returns the peers between a root and a peer."""
-
-    def below(self, peer: PeerId, /) -> frozenset[PeerId]:
-        """Returns the peers that came in through a peer that is no root."""
 
 
 class Offences:
@@ -45,7 +35,7 @@ class Offences:
         self._shared: dict[PeerId, float] = {}
         """Ends of the bans that newcomers share with others, see `share`. Only members of the roll
         are in it, so they are at most `limits.MEMBERS_MAX`."""
-        self.branches: Branches | None = None
+        self.roll: Roll | None = None
         """Bans hold for all whom a peer has let in; None where nobody lets in anybody."""
         transport.on_offence(self.note)
 
@@ -60,7 +50,7 @@ class Offences:
         if ban is None:
             return
         self._transport.ban(peer, ban.seconds)
-        below = self.branches.below(peer) if self.branches is not None else frozenset[PeerId]()
+        below = self.roll.below(peer) if self.roll is not None else frozenset[PeerId]()
         for each in sorted(below - {self._transport.peer_id}):
             self._transport.ban(each, ban.seconds, is_offender=False)
         self._metrics.bans.add(error.reason)
@@ -91,7 +81,7 @@ class Offences:
 
     def _seconds_left(self, peer: PeerId) -> float:
         now = trio.current_time()
-        above = self.branches.sponsors(peer) if self.branches is not None else ()
+        above = self.roll.sponsors(peer) if self.roll is not None else ()
         return max(
             max(self._bans.seconds_left(now, each), self._shared.get(each, 0.0) - now)
             for each in (peer, *above)

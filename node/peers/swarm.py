@@ -19,11 +19,11 @@ from gossamer.node.base.ticks import sleep_to_tick
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.admission import Admission
-from gossamer.node.peers.announcer import Announcer, Standing
+from gossamer.node.peers.announcer import Announcer
 from gossamer.node.peers.connection_watch import ConnectionWatch
-from gossamer.node.peers.equivocations import Equivocations
-from gossamer.node.peers.gossip import Gossip
-from gossamer.node.peers.listeners import SwarmListener, VerdictListener
+from gossamer.node.peers.statements.equivocations import Equivocations
+from gossamer.node.peers.statements.gossip import Gossip
+from gossamer.node.peers.statements.listeners import SwarmListener, VerdictListener
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
@@ -58,11 +58,7 @@ log = structlog.get_logger("swarm")
 
 
 class Swarm:
-    """The other peers of the run.
-
-    More than 15 public methods: eight of them are the `GossipListener`'s and are called by gossip
-    alone.
-    """
+    """The other peers of the run."""
 
     def __init__(
         self,
@@ -110,11 +106,11 @@ class Swarm:
         self.verdicts: VerdictListener | None = None
         """None in a run without audits."""
 
-    def start(self, listener: SwarmListener, standing: Callable[[], Standing]) -> None:
+    def start(self, listener: SwarmListener, standing: Callable[[], Announce]) -> None:
         """Begins to listen to gossip. Call once, before `run` and before the first announcement.
 
         Args:
-            standing: the present changing part of this node's announcement.
+            standing: returns what this node says of itself now, see `Announcer.start`.
         """
         self._listener = listener
         self._transport.on_peers_changed(self._connections.changed)
@@ -323,7 +319,7 @@ class Swarm:
     # Called by gossip, see `GossipListener`
 
     def is_welcome(self, author: PeerId) -> bool:
-        return self.admission.is_welcome(author)
+        return self.admission.entrance.admits(author)
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
         if isinstance(statement, Equivocation):  # any peer may carry it
@@ -382,9 +378,9 @@ class Swarm:
         return self._ready_since.get(head)
 
     def heard_commit(self, commit: Commit) -> bool:
-        header = self.admission.open_if_new(commit)
-        if header is None:
+        if self.admission.is_known(commit):
             return False
+        header = self.admission.open_commit(commit)
         log.debug("commit", round=header.round, head=short(digest_of(commit.header)))
         self._told.heard_commit(commit, header)
         return True

@@ -16,9 +16,13 @@ import trio
 from gossamer.node.network.frames import ask
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.run_exchange import admits
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL, decode_statement_store
-from gossamer.node.storage.next_state import payloads_for, ring_rules_of
+from gossamer.node.peers.members.run_exchange import admits
+from gossamer.node.peers.statements.store_comparison import (
+    STATEMENTS_PROTOCOL,
+    decode_statement_store,
+)
+from gossamer.node.storage.state.next_state import payloads_for, ring_rules_of
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
@@ -26,12 +30,7 @@ from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.commit_proof import open_commit, open_ring
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.commit_records import decode_commit
-from gossamer.protocol.wire.chain_messages import (
-    CHAIN_PROTOCOL,
-    ChainRequest,
-    decode_chain_reply,
-    encode_chain_request,
-)
+from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest, decode_chain_reply
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.statements import Announce
 
@@ -112,7 +111,7 @@ class Watcher:
         return dict(sorted(found.items()))
 
     async def _rounds(self, peer: PeerId, request: ChainRequest) -> list[WatchedRound]:
-        encoded = encode_chain_request(request)
+        encoded = to_msgpack(request)
         message = await ask(self._transport, peer, CHAIN_PROTOCOL, encoded, REQUEST_SECONDS)
         rounds: list[WatchedRound] = []
         parent: Digest | None = None

@@ -11,11 +11,10 @@ import trio
 from gossamer.node.base.orders import Orders
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
-from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.network.identity import verify
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.node.rounds.opening import NodeContext, OpenRound
-from gossamer.node.rounds.ring_service import CommittedRing, Receiver
+from gossamer.node.rounds.ring_chunks import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
@@ -43,7 +42,6 @@ class ActiveRounds:
         context: NodeContext,
         heads: Heads,
         head_prover: HeadProver,
-        side_records: SideRecords,
         orders: Orders,
     ) -> None:
         self._run_id = context.manifest.run_id
@@ -51,7 +49,6 @@ class ActiveRounds:
         self._swarm = context.swarm
         self._heads = heads
         self._head_prover = head_prover
-        self._side_records = side_records
         self._rollbacks = context.rollbacks
         self._extensions = context.extensions
         self._added_data = context.added_data
@@ -159,7 +156,7 @@ class ActiveRounds:
         if (
             chain.may_follow(parent)
             and chain.entry(parent).is_parent_of(header)
-            and self._side_records.admits(bringer, commit, header)
+            and self._heads.side_records.admits(bringer, commit, header)
         ):
             chain.add(commit, header)
         self._orders.notify()

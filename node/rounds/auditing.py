@@ -1,6 +1,6 @@
 """What this node hears of audits: who is audited by whom, and the verdicts of all auditors.
 
-`protocol/policy/audits.py` has the rules, `auditor.py` this node's own audits.
+`protocol/policy/auditing/audits.py` has the rules, `auditor.py` this node's own audits.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import NamedTuple
 import structlog
 
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain.known_rounds import KnownRounds
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.audits import (
+from gossamer.protocol.policy.auditing.audits import (
     MEMORY_ROUNDS,
     MISSED_MAX,
     PEERS_MAX,
     Audit,
     audit_after,
 )
-from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.policy.poor_work import MARKS_MAX
-from gossamer.protocol.policy.verdicts import Verdicts
+from gossamer.protocol.policy.auditing.poor_work import MARKS_MAX
+from gossamer.protocol.policy.auditing.verdicts import Verdicts
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.wire.audit_messages import AnyVerdict, Verdict

@@ -1,10 +1,10 @@
 """The audits that this node owes: it measures the work of others, and says what it found.
 
-`protocol/policy/audits.py` has the rules. When a round is committed whose head names this node as
-an auditor, it keeps the state before the round: 4 bytes a parameter, for one audit at a time. The
-data comes in the background. The losses are measured when the device has nothing else to do, as
-those of held-out text are. The records of the round, and of the one before, are read from disk
-then.
+`protocol/policy/auditing/audits.py` has the rules. When a round is committed whose head names this
+node as an auditor, it keeps the state before the round: 4 bytes a parameter, for one audit at a
+time. The data comes in the background. The losses are measured when the device has nothing else to
+do, as those of held-out text are. The records of the round, and of the one before, are read from
+disk then.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import trio
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.rounds.auditing import Auditing
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.rounds.auditing import AuditCount, Auditing
+from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.rounds.turn import Audits
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.node.training.audit_data import AuditData, AuditSequences
 from gossamer.node.training.audited_state import AuditedRound, AuditedState
 from gossamer.protocol.accounting.excerpts import Excerpt
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import OuterConfig
-from gossamer.protocol.policy.audits import (
+from gossamer.protocol.policy.auditing.audits import (
     COST_SHARE,
     SCALE,
     SEQUENCES_MIN,
@@ -64,7 +66,7 @@ class _Job:
     """With the data that the member names."""
 
 
-class Auditor:
+class Auditor(Audits):
     """Makes the audits that this node owes."""
 
     def __init__(
@@ -77,7 +79,7 @@ class Auditor:
         me: PeerId,
         outer: OuterConfig,
     ) -> None:
-        self._auditing = auditing
+        self.auditing = auditing
         self._committed = committed
         self._trainer = trainer
         self._data = data
@@ -90,7 +92,7 @@ class Auditor:
         """Local time before which this node begins no other audit."""
 
     async def run(self) -> None:
-        """Fetches the data of audits, until cancelled."""
+        """See `Audits`: fetches their data."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
@@ -105,11 +107,11 @@ class Auditor:
                 if max(sequences.num_declared, num_others) >= SEQUENCES_MIN:
                     job.sequences = sequences
                 else:
-                    self._auditing.cannot_tell(job.audit, "no data for it can be had")
+                    self.auditing.cannot_tell(job.audit, "no data for it can be had")
                     self._drop()
 
-    async def note(self, outcome: Committed) -> None:
-        """A round is committed, and the present state is still the one before it."""
+    async def note(self, opened: OpenRound, outcome: Committed) -> None:
+        """See `Audits`."""
         number = outcome.proposal.header.round
         if self._job is not None and number > self._job.audit.round + DATA_ROUNDS:
             self._job.patience.cancel()
@@ -117,7 +119,7 @@ class Auditor:
             self._drop()
         if self._job is not None or not self._trainer.is_up:
             return
-        audit = self._auditing.audit_of_commit(outcome)
+        audit = self.auditing.audit_of_commit(outcome)
         is_busy = trio.current_time() < self._due_seconds
         if audit is None or self._me not in audit.auditors or is_busy:
             return
@@ -142,8 +144,12 @@ class Auditor:
         header, averages = outcome.proposal.header, outcome.proposal.update.averages
         return _Job(audit, AuditedRound(header, averages, position), declared, heldout)
 
+    def count_of(self, peer: PeerId) -> AuditCount:
+        """See `Audits`."""
+        return self.auditing.count_of(peer)
+
     async def measure(self) -> None:
-        """Makes the audit that is due: the device has nothing else to do."""
+        """See `Audits`."""
         job = self._job
         if job is None or job.sequences is None:
             return
@@ -151,14 +157,14 @@ class Auditor:
         try:
             verdict = await self._verdict_on(job, job.sequences)
         except CannotRebuildError as error:
-            self._auditing.cannot_tell(job.audit, str(error))
+            self.auditing.cannot_tell(job.audit, str(error))
             return
         finally:
             self._drop()
             now = trio.current_time()
             self._due_seconds = now + (now - started) / COST_SHARE
         if verdict is not None:
-            self._auditing.say(job.audit, verdict)
+            self.auditing.say(job.audit, verdict)
 
     async def _verdict_on(self, job: _Job, found: AuditSequences) -> Verdict | None:
         """None if the trainer does not answer, or if nothing can be told.
@@ -178,7 +184,7 @@ class Auditor:
         enough = [each for each in (declared, heldout) if len(before[each]) >= SEQUENCES_MIN]
         if not enough:
             reason = "too little of the data has a token to predict"
-            self._auditing.cannot_tell(job.audit, reason)
+            self.auditing.cannot_tell(job.audit, reason)
             return None
         await self._state.add(part, average=-SCALE)
         for judged in enough:
@@ -188,7 +194,7 @@ class Auditor:
             if can_judge(gain_of(before[judged], control)):
                 break
         else:
-            self._auditing.cannot_tell(job.audit, "the round hardly helped")
+            self.auditing.cannot_tell(job.audit, "the round hardly helped")
             return None
         await self._state.add(part, average=SCALE, own=-SCALE)
         after = await self._trainer.audit(sequences)
@@ -205,7 +211,7 @@ class Auditor:
         if is_poor and (job.audit.missed or self._goes_ahead(part.header.round)):
             helps = await self._helps_from_start(job, sequences[judged])
             if helps is None:
-                self._auditing.cannot_tell(job.audit, "it is not known where the work began")
+                self.auditing.cannot_tell(job.audit, "it is not known where the work began")
                 return None
             is_poor = not helps
         return _verdict_of(job.audit, is_poor, before, after, num_declared)

@@ -14,7 +14,7 @@ import structlog
 
 from gossamer.node.heads.heads import BetterHead
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy.head_choice import HeadWeight
+from gossamer.protocol.policy.heads.head_choice import HeadWeight
 from gossamer.protocol.wire.statements import Phase
 
 OVERTAKEN_SECONDS = 5.0

@@ -1,6 +1,6 @@
 """Decides what one peer does with the events of one round, without I/O and without a clock.
 
-    dispatcher = RoundDispatcher(machine, me, payloads, effects, node)
+    dispatcher = RoundDispatcher(machine, effects, node)
     dispatcher.begin(now, statements)          # the statements that came before the round
     dispatcher.tick(now, awaited)              # every TICK_SECONDS while `is_running`
     dispatcher.heard(now, signed, statement)   # and the other events, as they come
@@ -18,18 +18,10 @@ Every event takes the local time in seconds, from a clock that never goes back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 from gossamer.node.rounds.decisions import linger_seconds
-from gossamer.node.rounds.effects import (
-    Effects,
-    LinkFullError,
-    LinkTarget,
-    Observer,
-    OuterStepOrder,
-    OutgoingLink,
-)
-from gossamer.protocol.codecs.payloads import Payloads, SumPayloads
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
@@ -43,19 +35,21 @@ from gossamer.protocol.rounds.actions import (
     Contribute,
     FinishAverage,
     LeftOut,
+    LinkBroken,
+    Observation,
     Publish,
+    Rejected,
     Removed,
+    RingEvent,
     Send,
     Unsettled,
 )
-from gossamer.protocol.rounds.commit import members_of
-from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory, Payload
-from gossamer.protocol.rounds.measured_link import LinkMeasure
+from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring_signatures import FoundStep, SignedSteps
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
-from gossamer.protocol.wire.statements import Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Equivocation, Ready, Signed, Statement
 
 TICK_SECONDS = 0.1
 """Upper bound on how late the machine learns that time passed; its own waits are seconds."""
@@ -68,6 +62,10 @@ SILENT_SECONDS = 6.0
 that a living member gives (`transport.RING_PING_SECONDS`), and less than the 12 s after which a
 round has to continue."""
 
+SENDS_PER_CHUNK_MAX = 4
+"""A chunk is sent to one member at most as partial sum, as average, and once more of each when the
+ring changes or votes differ. A link holds no more than that of each chunk."""
+
 ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
 """The use of a chunk that arrives: it is taken; it is dropped, because the round is committed here;
 its stream is refused, because another ring is followed here."""
@@ -76,26 +74,93 @@ Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"
 """The life of a round here. Once it is delivered, nothing more is queued for others."""
 
 
+class LinkFullError(Exception):
+    """A link has more queued than one ring can ever need."""
+
+
+class OutgoingLink(Protocol):
+    """The stream to one member of one ring."""
+
+    def send(self, frame: Send) -> None:
+        """Queues a chunk. Raises LinkFullError."""
+
+    def finish(self) -> None:
+        """Nothing more will be queued; what is queued is still delivered."""
+
+    def close(self) -> None:
+        """Ends the stream now."""
+
+
+@dataclass(frozen=True)
+class LinkTarget:
+    """The member and the ring for which a link is opened. Its stream begins with the roster."""
+
+    peer: PeerId
+    ring: Ring
+    waits_for_inventory: bool
+    """Whether the member may hold chunks already. In a ring without removed members a member holds
+    nothing that its predecessor did not send."""
+
+
+class Observer(Protocol):
+    """The node, as a dispatcher asks and tells it of the peers of a round."""
+
+    def awake_since(self, seconds: float) -> float:
+        """Seconds for which this process has run since a local time. A stop of this process is no
+        silence of others."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+
+    def observed(self, observation: Observation) -> None:
+        """The round shows something of other peers."""
+
+    def contradicted(self, proof: Equivocation) -> None:
+        """A member has signed two averages of one chunk, or two parts of one step."""
+
+
+class Effects(Protocol):
+    """The effects of a dispatcher. No method waits."""
+
+    def publish(self, signed: Signed, statement: Statement) -> None:
+        """Gossips a statement of this peer."""
+
+    def begin_ring(self, ring: Ring) -> None:
+        """This ring is followed from now on. Links of an earlier ring are closed already."""
+
+    def open_link(self, target: LinkTarget) -> OutgoingLink:
+        """Starts a stream to a member. The event of its failure is `LinkBroken`."""
+
+    def contribute(self, ring_id: Digest, action: Contribute) -> None:
+        """Starts to add this peer's part. The answer is `Contributed` or `Rejected`."""
+
+    def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
+        """Starts to finish an average. The answer is `AverageFinished`, or `cannot_finish`."""
+
+    def take_outer_step(self, order: Compute) -> None:
+        """Starts an outer step. The answer is `Computed`, unless `is_wanted` became false."""
+
+    def heard_seconds(self, peer: PeerId) -> float | None:
+        """Local time at which something last came from a peer; None without a connection."""
+
+    def notify_changed(self) -> None:
+        """The machine may have changed: the round may be committed here, or delivered to all."""
+
+
 class RoundDispatcher:
     """One peer in one round. Attributes may be read; only this class writes them.
 
     It has more than 15 public methods: each event of a round is one.
     """
 
-    def __init__(
-        self, machine: Round, me: PeerId, payloads: Payloads, effects: Effects, node: Observer
-    ) -> None:
+    def __init__(self, machine: Round, effects: Effects, node: Observer) -> None:
         self.machine = machine
         self.committed: Committed | None = None
         self.ends_seconds: float | None = None
         """Local time at which the round ends here, delivered or not; None before the commit."""
-        self._me = me
-        self._payloads = payloads
         self._around: tuple[Effects, Observer] | None = effects, node
         """What is called here; None once the round has ended."""
         self.phase: Phase = "new"
-        self._position = 0
-        """This peer's position in the ring that is followed."""
         self._links: dict[PeerId, OutgoingLink] = {}
         self._began_seconds = 0.0
         """Local time at which the round or its newest ring began. Silence before counts for no
@@ -146,7 +211,7 @@ class RoundDispatcher:
         """Identifier of the ring that is or was followed."""
         return None if self.machine.ring is None else self.machine.ring.ring_id
 
-    def is_wanted(self, order: OuterStepOrder) -> bool:
+    def is_wanted(self, order: Compute) -> bool:
         """Returns whether an outer step is still the newest one of a round that runs. Threads call
         this: an older step must not overwrite a newer state, in whichever order their threads
         begin."""
@@ -160,7 +225,7 @@ class RoundDispatcher:
             return
         self.apply(now, self.machine.expect(now, *awaited))
         while self.is_running and (peer := self.machine.successor) and self._is_silent(peer):
-            self.link_failed(now, self._ring.ring_id, peer, "timeout: silent")
+            self._break_link(now, peer, "timeout: silent")
 
     def _is_silent(self, peer: PeerId) -> bool:
         """A machine that froze, or whose line was cut, does not close its connections. Without a
@@ -173,7 +238,7 @@ class RoundDispatcher:
     def disconnected(self, now: float, peer: PeerId) -> None:
         """The connection to a peer broke: as successor it has failed."""
         if peer == self.machine.successor:
-            self.link_failed(now, self._ring.ring_id, peer, "reset")
+            self._break_link(now, peer, "reset")
 
     # Events: statements
 
@@ -196,18 +261,25 @@ class RoundDispatcher:
         self.apply(now, self.machine.commit_received(commit))
         return self.committed is not None
 
-    # Events: links
+    # Events: the ring
 
-    def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> None:
+    def ring_event(self, now: float, ring_id: Digest, event: RingEvent) -> None:
+        """Something happened in a ring."""
         if self.is_open:
-            self.apply(now, self.machine.link_failed(now, ring_id, peer, reason))
+            self.apply(now, self.machine.ring_event(now, ring_id, event))
 
-    def link_measured(
-        self, now: float, ring_id: Digest, peer: PeerId, measure: LinkMeasure
+    def rejected(
+        self, now: float, ring_id: Digest, event: Rejected, error: RemoteProtocolError
     ) -> None:
-        """See `Round.link_measured`."""
-        if self.is_running:
-            self.apply(now, self.machine.link_measured(now, ring_id, peer, measure))
+        """The partial sum to add to was malformed, and its sender is to blame."""
+        if self.is_open:
+            self._node.offence(event.sender, error)
+            self.ring_event(now, ring_id, event)
+
+    def cannot_finish(self, now: float) -> None:
+        """An average cannot be encoded: the ring continues without this peer."""
+        if self.is_open:
+            self.apply(now, self.machine.leave(now))
 
     # Events: chunks that arrive
 
@@ -228,72 +300,12 @@ class RoundDispatcher:
         # An acknowledgement would make the sender wait for a chunk that never returns.
         return "wanted" if self.is_running and self.ring_id == ring_id else "refused"
 
-    def has_to_check(self, mask: int, finisher: int | None) -> bool:
-        """Returns whether the content of a payload must be checked before it is taken. An average's
-        must be, and so must that of a partial sum that travels on without an addition here that
-        would find its faults. Sets always are: an addition does not look at the others' records,
-        and what is in an average is taken for good by the member that finishes it."""
-        if finisher is not None or not isinstance(self._payloads, SumPayloads):
-            return True
-        return bool(mask >> self._position & 1)
-
-    def partial_sum_received(
-        self, now: float, ring_id: Digest, chunk: int, arrived: ArrivedSum
-    ) -> None:
-        """A partial sum came that is of use, and is checked if it has to be."""
-        self.apply(now, self.machine.partial_sum_received(now, ring_id, chunk, arrived))
-
-    def average_received(
-        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, average: Average
-    ) -> None:
-        """An average came that is of use, and was checked, with its signature."""
-        self.apply(now, self.machine.average_received(now, ring_id, sender, chunk, average))
-
     def steps_signed(self, found: Sequence[FoundStep]) -> None:
         """Parts of shared steps came, and their members' signatures were checked."""
         if self._around is None:  # the round ended here meanwhile
             return
         for proof in self._signed_steps.add(found):
             self._node.contradicted(proof)
-
-    # Events: arithmetic that was started is done
-
-    def contributed(
-        self,
-        now: float,
-        ring_id: Digest,
-        chunk: int,
-        payload: Payload,
-        digest: Digest = NO_DIGEST,
-    ) -> None:
-        """This peer's part is in a partial sum. `digest`: the sum's, where sums are audited."""
-        if self.is_open:
-            self.apply(now, self.machine.contributed(now, ring_id, chunk, payload, digest))
-
-    def rejected(
-        self, now: float, ring_id: Digest, chunk: int, sender: PeerId, error: RemoteProtocolError
-    ) -> None:
-        """The partial sum to add to was malformed."""
-        if self.is_open:
-            self._node.offence(sender, error)
-            self.apply(now, self.machine.rejected(now, ring_id, chunk, sender))
-
-    def average_finished(
-        self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
-    ) -> None:
-        if self.is_open:
-            self.apply(now, self.machine.average_finished(now, ring_id, chunk, payload, digest))
-
-    def cannot_finish(self, now: float) -> None:
-        """An average cannot be encoded: the ring continues without this peer."""
-        if self.is_open:
-            self.apply(now, self.machine.leave(now))
-
-    def computed(self, now: float, order: OuterStepOrder, state_digest: Digest) -> None:
-        """An outer step was taken."""
-        if self.is_open:
-            actions = self.machine.computed(now, order.ring_id, order.generation, state_digest)
-            self.apply(now, actions)
 
     # Actions
 
@@ -328,15 +340,10 @@ class RoundDispatcher:
             case Send():
                 self._send(now, action)
             case Compute():
-                self._take_outer_step(action)
-            case Removed():
-                self._node.removed(action)
-            case Contested():
-                self._node.contested(action)
-            case LeftOut():
-                self._node.left_out(action)
-            case Unsettled():
-                self._node.unsettled(action.organiser)
+                self._wanted_step = action.ring_id, action.generation
+                self._do.take_outer_step(action)
+            case Removed() | Contested() | LeftOut() | Unsettled():
+                self._node.observed(action)
             case Contradicted():
                 self._node.contradicted(self.machine.signed_averages.proof(action))
             case Committed():
@@ -350,7 +357,6 @@ class RoundDispatcher:
     def _begin_ring(self, now: float, action: BeginRing) -> None:
         self._close_links()
         self._wanted_step = None
-        self._position = action.ring.members.index(self._me)
         self._began_seconds = now
         self._do.begin_ring(action.ring)
 
@@ -369,20 +375,10 @@ class RoundDispatcher:
         try:
             self._link_to(action.peer).send(action)
         except LinkFullError:
-            self.link_failed(now, self._ring.ring_id, action.peer, "slow: too much is queued")
+            self._break_link(now, action.peer, "slow: too much is queued")
 
-    def _take_outer_step(self, action: Compute) -> None:
-        ring, contributors = self._ring, self._payloads.contributors
-        masks = [contributors(average.payload, average.mask) for average in action.averages]
-        order = OuterStepOrder(
-            ring.ring_id,
-            action.generation,
-            self.machine.head,
-            action.averages,
-            members_of(ring, masks),
-        )
-        self._wanted_step = order.ring_id, order.generation
-        self._do.take_outer_step(order)
+    def _break_link(self, now: float, peer: PeerId, reason: str) -> None:
+        self.ring_event(now, self._ring.ring_id, LinkBroken(peer, reason))
 
     @property
     def _do(self) -> Effects:

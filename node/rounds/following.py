@@ -16,13 +16,13 @@ from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import AT_WORK, Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers.chain_records import BehindError
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain.chain_records import BehindError
+from gossamer.node.peers.chain.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.settlement import Settlement, WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS, Phases
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.restoring import restore
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.restoring import restore
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short

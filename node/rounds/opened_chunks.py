@@ -1,8 +1,9 @@
-"""The chunks that this node opens for auditors (`policy.sum_audits`).
+"""The chunks that this node opens for auditors (`policy.auditing.sum_audits`).
 
 An auditor chooses its chunk in secret, and asks when it has committed the round. So this node keeps
 its parts of all chunks for `KEPT_ROUNDS` rounds, because the commit changes the work
-(`storage.kept_parts`). It shows each auditor the chunk that its secret picked, and others nothing.
+(`storage.work.kept_parts`). It shows each auditor the chunk that its secret picked, and others
+nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport
 from gossamer.node.rounds.decisions import LINGER_SECONDS_MAX
 from gossamer.node.rounds.opening import OpenRound
-from gossamer.node.storage.kept_parts import KeptParts
+from gossamer.node.storage.work.kept_parts import KeptParts
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.sum_audits import audited_chunk, commitment_to, is_auditor
+from gossamer.protocol.policy.auditing.sum_audits import audited_chunk, commitment_to, is_auditor
 from gossamer.protocol.rounds.inventory import SumStep
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.sum_way import encode_step
@@ -36,7 +38,6 @@ from gossamer.protocol.wire.opening_messages import (
     Open,
     Opened,
     decode_question,
-    encode_opening_message,
 )
 
 KEPT_ROUNDS = 4
@@ -177,10 +178,10 @@ class OpenedChunks:
                 partial(kept.opening, chunk, with_part=question.with_part)
             )
         if kept is None or opening is None:
-            await send_frame(stream, encode_opening_message(Closed()))
+            await send_frame(stream, to_msgpack(Closed()))
             return
         steps = tuple(encode_step(step, kept.ring.members) for step in opening.steps)
-        answer = encode_opening_message(Opened(steps, opening.path))
+        answer = to_msgpack(Opened(steps, opening.path))
         if question.with_part:
             await send_frame(stream, answer, opening.part)
         else:

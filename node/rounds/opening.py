@@ -23,14 +23,14 @@ from gossamer.node.modes.shared import SharedSteps
 from gossamer.node.modes.sync_mode import Contribution, Promise, RoundWork, Spawn, SyncMode
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.evaluation import ModelSamples
 from gossamer.node.rounds.round_driver import RoundDriver
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.node.storage.owner_files import LossFile
-from gossamer.node.storage.work import Work
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.work.own_work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.feed import Feed
@@ -39,12 +39,12 @@ from gossamer.node.training.more_data import AddedData
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.auditing.sum_audits import AuditSecrets, commitment_to, has_sum_audits
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.policy.sum_audits import AuditSecrets, commitment_to, has_sum_audits
-from gossamer.protocol.rounds.accusations import BASELESS
-from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
-from gossamer.protocol.rounds.attempt import SLOW, STALLED
+from gossamer.protocol.rounds.actions import Contested, LeftOut, Observation, Removed, Unsettled
+from gossamer.protocol.rounds.followed_ring import SLOW, STALLED
+from gossamer.protocol.rounds.ring_members import BASELESS
 from gossamer.protocol.rounds.roster import Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -109,36 +109,30 @@ class OpenRound:
 
     def __init__(
         self,
+        context: NodeContext,
         driver: RoundDriver,
-        round_work: RoundWork,
+        work: RoundWork,
         sync_set: SyncSet,
         hints: RoundHints,
         training_since_seconds: float,
-        swarm: Swarm,
-        work: Work,
-        secrets: AuditSecrets | None = None,
     ) -> None:
         """
         Args:
             sync_set: what the round averages.
             hints: what the round before showed.
             training_since_seconds: local time at which the round's training began.
-            secrets: this node's, behind the commitments in its `Ready`; None in a run without them.
         """
+        self._context = context
         self.driver = driver
-        self.work = round_work
+        self.work = work
         self.sync_set = sync_set
         self.hints = hints
         self.training_since_seconds = training_since_seconds
-        self._swarm = swarm
-        self._account = work
-        self._secrets = secrets
 
     def say_ready(self, promise: Promise, loss: float | None) -> None:
         """Hands this node's work to the round: the driver sends its `Ready`."""
-        machine = self.driver.machine
-        number = self._swarm.incarnation, self._swarm.new_sequence()
-        secrets = self._secrets
+        machine, swarm, secrets = self.driver.machine, self._context.swarm, self._context.secrets
+        number = swarm.incarnation, swarm.new_sequence()
         self.driver.ready(
             Ready(
                 incarnation=number[0],
@@ -150,7 +144,7 @@ class OpenRound:
                 loss=loss if loss is not None else 0.0,
                 norm=promise.norm,
                 spans=promise.spans,
-                links=self._swarm.links(),
+                links=swarm.links(),
                 root=promise.root,
                 commitment=b"" if secrets is None else commitment_to(secrets.of(*number)),
             )
@@ -159,15 +153,15 @@ class OpenRound:
     def took(self, seconds: float) -> None:
         """The round is committed here, and took so long."""
         usual_seconds = max(0.0, seconds - self.driver.machine.lost_seconds)
-        self._swarm.admission.conduct.round_took(usual_seconds)
+        self._context.swarm.admission.conduct.round_took(usual_seconds)
 
     def note_ring(self) -> None:
         """Tells the account of work which ring has the offer, be it committed or not."""
         ring_id, contribution = self.driver.ring_id, self.driver.contribution
         if ring_id is None:
-            self._account.withdraw()
+            self._context.work.withdraw()
         elif contribution is not None:
-            self._account.followed(ring_id, contribution, self.sync_set.first_chunk)
+            self._context.work.followed(ring_id, contribution, self.sync_set.first_chunk)
 
 
 class _NodeHost:
@@ -205,8 +199,29 @@ class _NodeHost:
         self._heads.followed(ring.ring_id)
         return self._work.contribution(ring)
 
-    def removed(self, removed: Removed) -> None:
+    def observed(self, observation: Observation) -> None:
         """See `Observer`."""
+        number, swarm = self._parent.round + 1, self._context.swarm
+        conduct = swarm.admission.conduct
+        match observation:
+            case Removed():
+                self._removed(observation)
+            case Contested():
+                accuser, peer = observation.accuser, observation.peer
+                conduct.contested(number, accuser, peer, observation.num_members)
+            case LeftOut(organiser, peers, is_mended):
+                log.debug(
+                    "a roster leaves out peers that are ready",
+                    organiser=organiser,
+                    peers=len(peers),
+                    is_mended=is_mended,
+                )
+                conduct.left_out(number, organiser, peers)
+            case Unsettled(organiser):
+                log.warning("a member replaces its own rings again and again", peer=organiser)
+                conduct.unsettled(number, organiser)
+
+    def _removed(self, removed: Removed) -> None:
         log.warning(
             "a member is out of the ring",
             peer=removed.peer,
@@ -230,30 +245,6 @@ class _NodeHost:
             num_members=removed.num_members,
         )
 
-    def contested(self, contested: Contested) -> None:
-        """See `Observer`."""
-        self._context.swarm.admission.conduct.contested(
-            self._parent.round + 1, contested.accuser, contested.peer, contested.num_members
-        )
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `Observer`."""
-        log.debug(
-            "a roster leaves out peers that are ready",
-            organiser=left_out.organiser,
-            peers=len(left_out.peers),
-            is_mended=left_out.is_mended,
-        )
-        self._context.swarm.admission.conduct.left_out(
-            self._parent.round + 1, left_out.organiser, left_out.peers
-        )
-
-    def unsettled(self, organiser: PeerId) -> None:
-        """See `Observer`."""
-        log.warning("a member replaces its own rings again and again", peer=organiser)
-        conduct = self._context.swarm.admission.conduct
-        conduct.unsettled(self._parent.round + 1, organiser)
-
 
 def mode_of(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
     """The strategy of the run's sync mode, by what travels in its rings."""
@@ -263,80 +254,64 @@ def mode_of(me: PeerId, committed: CommittedState, trainings: LocalTrainings) ->
     return PendingWork(me, committed, payloads, trainings)
 
 
-class RoundOpener:
-    """Opens this node's rounds. It lives as long as the node.
+def open_round(
+    context: NodeContext, heads: Heads, mode: SyncMode, hints: RoundHints, spawn: Spawn
+) -> OpenRound:
+    """The round after the committed head; its driver is not running yet.
 
     It takes the whole context because a driver uses nearly all components.
+
+    Args:
+        hints: what the round before showed.
     """
+    committed, conduct = context.committed, context.swarm.admission.conduct
+    number, verdicts = committed.entry.round + 1, context.swarm.verdicts
+    sync_set = committed.sync_sets.of_round(number)
+    since_seconds = mode.training_since_seconds
+    if since_seconds is None:
+        since_seconds = trio.current_time()
+    machine = Round(
+        me=context.me,
+        run_id=context.manifest.run_id,
+        parent=committed.parent,
+        rules=_rules(context, mode, sync_set.plan),
+        sign=context.identity.sign,
+        verify=verify,
+        now=since_seconds,
+        hints=hints._replace(
+            doubted=conduct.doubted(number),
+            suspected=conduct.suspected(number),
+            unfair=conduct.unfair(number),
+            wronged=conduct.wronged(number),
+            excused=frozenset() if verdicts is None else verdicts.leave_outs(),
+        ),
+    )
+    work = mode.new_round(machine, sync_set, spawn)
+    driver = RoundDriver(
+        machine,
+        transport=context.transport,
+        gossip=context.swarm.gossip,
+        plan=sync_set.plan,
+        payloads=committed.payloads,
+        run_in_thread=context.run_in_thread,
+        host=_NodeHost(context, heads, work),
+    )
+    return OpenRound(context, driver, work, sync_set, hints, since_seconds)
 
-    def __init__(self, context: NodeContext, heads: Heads, mode: SyncMode, spawn: Spawn) -> None:
-        self._context = context
-        self._heads = heads
-        self._mode = mode
-        self._spawn = spawn
 
-    def open(self, hints: RoundHints) -> OpenRound:
-        """The round after the committed head; its driver is not running yet.
-
-        Args:
-            hints: what the round before showed.
-        """
-        context, committed = self._context, self._context.committed
-        sync_set = committed.sync_sets.of_round(committed.entry.round + 1)
-        since_seconds = self._mode.training_since_seconds
-        if since_seconds is None:
-            since_seconds = trio.current_time()
-        conduct, number = context.swarm.admission.conduct, committed.entry.round + 1
-        verdicts = context.swarm.verdicts
-        machine = Round(
-            me=context.me,
-            run_id=context.manifest.run_id,
-            parent=committed.parent,
-            rules=self._rules(sync_set.plan),
-            sign=context.identity.sign,
-            verify=verify,
-            now=since_seconds,
-            hints=hints._replace(
-                doubted=conduct.doubted(number),
-                suspected=conduct.suspected(number),
-                unfair=conduct.unfair(number),
-                wronged=conduct.wronged(number),
-                excused=frozenset() if verdicts is None else verdicts.leave_outs(),
-            ),
-        )
-        round_work = self._mode.new_round(machine, sync_set, self._spawn)
-        driver = self._driver(machine, round_work, sync_set.plan)
-        return OpenRound(
-            driver, round_work, sync_set, hints, since_seconds, context.swarm, context.work,
-            context.secrets,
-        )  # fmt: skip
-
-    def _rules(self, plan: ChunkPlan) -> RoundRules:
-        outer, rounds = self._context.manifest.outer, self._context.manifest.rounds
-        in_ring = self._mode.ring_duration
-        return RoundRules(
-            self._context.committed.payloads,
-            outer.chunk_elements,
-            plan.num_chunks,
-            rounds.gather_seconds,
-            rounds.gather_fraction,
-            rounds.attempt_seconds,
-            in_ring.by_manifest,
-            in_ring.as_measured,
-            rounds.num_accusers,
-        )
-
-    def _driver(self, machine: Round, round_work: RoundWork, plan: ChunkPlan) -> RoundDriver:
-        context = self._context
-        return RoundDriver(
-            machine,
-            transport=context.transport,
-            gossip=context.swarm.gossip,
-            plan=plan,
-            payloads=context.committed.payloads,
-            run_in_thread=context.run_in_thread,
-            host=_NodeHost(context, self._heads, round_work),
-        )
+def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan) -> RoundRules:
+    outer, rounds, in_ring = context.manifest.outer, context.manifest.rounds, mode.ring_duration
+    return RoundRules(
+        context.committed.payloads,
+        outer.chunk_elements,
+        plan.num_chunks,
+        rounds.gather_seconds,
+        rounds.gather_fraction,
+        rounds.attempt_seconds,
+        in_ring.by_manifest,
+        in_ring.as_measured,
+        rounds.num_accusers,
+    )
 
 
 def first_word(reason: str) -> str:

@@ -25,7 +25,6 @@ from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
-from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.auditing import Auditing
 from gossamer.node.rounds.auditor import Auditor
@@ -33,15 +32,15 @@ from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too
 from gossamer.node.rounds.evaluation import HeldoutLoss, LossCurve
 from gossamer.node.rounds.finish import FinishedRun
 from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
-from gossamer.node.rounds.opening import NodeContext, RoundOpener, mode_of
+from gossamer.node.rounds.opening import NodeContext, mode_of, open_round
 from gossamer.node.rounds.settlement import Settlement, WorkSaver
 from gossamer.node.rounds.sum_auditing import SumAuditing
-from gossamer.node.rounds.turn import POLL_SECONDS, Phases, RoundEnd, Turn
-from gossamer.node.storage.committed import Replayed
+from gossamer.node.rounds.turn import POLL_SECONDS, Audits, Phases, RoundEnd, Turn
+from gossamer.node.storage.state.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings, RoundPlaces
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.audits import rounds_between
+from gossamer.protocol.policy.auditing.audits import rounds_between
 from gossamer.protocol.rounds.roster import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
@@ -86,10 +85,7 @@ class Participant:
             context.manifest.rounds, context.rounds, context.choice, committed, chain_sync, swarm,
             metrics, self.progress, allowed,
         )  # fmt: skip
-        side_records = SideRecords(
-            committed, self._heads.members_at, self._heads.side_rounds.make_room
-        )
-        chain_sync.records.admits_record = side_records.admits
+        chain_sync.records.admits_record = self._heads.side_records.admits
         chain_sync.kept_states = context.rollbacks.parents
         self._head_prover = HeadProver(committed, chain_sync.records, swarm, orders)
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
@@ -98,35 +94,13 @@ class Participant:
             context.run_in_thread, RoundPlaces(committed),
         )  # fmt: skip
         self._mode = mode_of(context.me, committed, trainings)
-        self._settlement = Settlement(
-            committed, work, chain_sync, swarm, trainings, allowed.is_void
-        )
+        self._settlement = Settlement(committed, chain_sync, swarm, trainings, allowed.is_void)
         self._losses = LossCurve(context.losses, self.progress, metrics, context.run_in_thread)
-        self._saver = WorkSaver(
-            committed, work, trainer, self._mode, context.health, context.run_in_thread,
-            self._losses.save,
-        )  # fmt: skip
-        self.auditing: Auditing | None = None
-        """The verdicts of audits; None in a run without them."""
-        self._auditor: Auditor | None = None
-        if context.audit_data is not None:
-            self.auditing = Auditing(
-                committed, context.rounds, context.choice, swarm, metrics,
-                rounds_between(context.manifest),
-            )  # fmt: skip
-            self._auditor = Auditor(
-                self.auditing, committed, trainer, context.audit_data, context.run_in_thread,
-                context.me, context.manifest.outer,
-            )  # fmt: skip
-        self._sums: SumAuditing | None = None
-        if (secrets := context.secrets) is not None:
-            self._sums = SumAuditing(
-                committed, context.rounds, swarm, context.transport, metrics,
-                context.run_in_thread, secrets, work.directory,
-            )  # fmt: skip
+        self._saver = WorkSaver(committed, trainings, self._mode, context.health, self._losses.save)
+        self.audits = audits_of(context)
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
-            context, self._settlement, self._saver, heldout, self._heads, self._auditor, self._sums
+            context, self._settlement, self._saver, heldout, self._heads, self.audits
         )
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
@@ -136,7 +110,7 @@ class Participant:
             self._head_fetcher, has_bootstrap=has_bootstrap,
             founder=PeerId(context.manifest.founder),
         )  # fmt: skip
-        self.rounds = ActiveRounds(context, self._heads, self._head_prover, side_records, orders)
+        self.rounds = ActiveRounds(context, self._heads, self._head_prover, orders)
         self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring
         self._finished_run = FinishedRun(
             context, trainings, self._follower, self._saver, heldout, self.rounds, serve_seconds
@@ -261,8 +235,8 @@ class Participant:
             )
         self._has_skipped = step.skipped
 
-    async def replayed(self, replayed: Replayed) -> None:
-        """See `ReplayListener`."""
+    def replayed(self, replayed: Replayed) -> None:
+        """See `ChainSync.replayed`."""
         self._settlement.note(replayed.header, replayed.update.averages)
 
     # The loop
@@ -274,18 +248,14 @@ class Participant:
         async with trio.open_nursery() as rounds:
             rounds.start_soon(self._head_prover.run)
             rounds.start_soon(self._head_fetcher.run)
-            if self._auditor is not None:
-                rounds.start_soon(self._auditor.run)
-            if self._sums is not None:
-                rounds.start_soon(self._sums.run)
+            rounds.start_soon(self.audits.run)
             try:
                 await self._joiner.join()
                 await self._follower.until_trainer_is_up()
                 await self._until_peers_are_ready()
-                opener = RoundOpener(self.context, self._heads, self._mode, rounds.start_soon)
                 while not self._orders.leave:
                     if await self._is_ready_for_round():
-                        await self._take_turn(opener, rounds)
+                        await self._take_turn(rounds)
                 await self._end_training_ahead()
             except LeaveRequested:
                 pass
@@ -351,12 +321,12 @@ class Participant:
             return False
         return not self.is_finished
 
-    async def _take_turn(self, opener: RoundOpener, rounds: trio.Nursery) -> None:
+    async def _take_turn(self, rounds: trio.Nursery) -> None:
         # The hints only: the vectors of the earlier round are to be freed.
         hints = self.rounds.hints
         if hints is None:
             hints = RoundHints(came_late=self.context.committed.entry.round > 0)
-        opened = opener.open(hints)
+        opened = open_round(self.context, self._heads, self._mode, hints, rounds.start_soon)
         rounds.start_soon(self.rounds.drive, opened.driver)
         self.rounds.begin(opened)
         turn = Turn(
@@ -388,3 +358,23 @@ class Participant:
         self.context.swarm.announce()
         await trio.sleep(POLL_SECONDS)  # the good-bye is on its way out
         log.info("left in order", round=committed.entry.round)
+
+
+def audits_of(context: NodeContext) -> Audits:
+    """The audits of the run at this node."""
+    committed, swarm = context.committed, context.swarm
+    if context.audit_data is not None:
+        auditing = Auditing(
+            committed, context.rounds, context.choice, swarm, context.metrics,
+            rounds_between(context.manifest),
+        )  # fmt: skip
+        return Auditor(
+            auditing, committed, context.trainer, context.audit_data, context.run_in_thread,
+            context.me, context.manifest.outer,
+        )  # fmt: skip
+    if (secrets := context.secrets) is not None:
+        return SumAuditing(
+            committed, context.rounds, swarm, context.transport, context.metrics,
+            context.run_in_thread, secrets, context.work.directory,
+        )  # fmt: skip
+    return Audits()

@@ -1,6 +1,6 @@
 """The sending side of the ring's stream to one member.
 
-`ring_service` has the receiving side, `protocol.wire.ring_messages` the messages.
+`ring_chunks` has the receiving side, `protocol.wire.ring_messages` the messages.
 
 A receipt is acknowledged when it is read, never when it is passed on, so a slow member shows as
 itself and not as its predecessor. A link without any receipt for `RECEIPT_SECONDS`, although
@@ -17,8 +17,9 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
-from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
+from gossamer.node.rounds.dispatcher import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
 from gossamer.node.rounds.ring_chunks import RingChunks
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.rounds.actions import Send
@@ -36,7 +37,6 @@ from gossamer.protocol.wire.ring_messages import (
     HeldChunks,
     Hello,
     decode_to_sender,
-    encode_ring_message,
 )
 
 RECEIPT_SECONDS = 10.0
@@ -271,7 +271,7 @@ class RingLink:
 
     async def _send_queued(self, stream: Stream) -> None:
         num_members = len(self._target.ring.members)
-        await send_frame(stream, encode_ring_message(Hello(self._target.ring.envelope)))
+        await send_frame(stream, to_msgpack(Hello(self._target.ring.envelope)))
         await self._greeted.wait()
         async for action in self._outbox:
             if not self._sent.is_wanted(action):
@@ -282,7 +282,7 @@ class RingLink:
             self._sent.sent(trio.current_time(), action, num_bytes)
             mask = mask_bytes(action.mask, num_members)
             chunk_message = ChunkMessage(action.chunk, mask, action.finisher, action.signature)
-            await send_frame(stream, encode_ring_message(chunk_message), *parts)
+            await send_frame(stream, to_msgpack(chunk_message), *parts)
 
     async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:
         sent, num_members = self._sent, len(self._target.ring.members)

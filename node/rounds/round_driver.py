@@ -16,16 +16,29 @@ import trio
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import Transport, TransportError
-from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
-from gossamer.node.rounds.effects import LinkTarget, Observer, OuterStepOrder, OutgoingLink
-from gossamer.node.rounds.ring_chunks import OwnPart, RingChunks
+from gossamer.node.peers.statements.gossip import Gossip
+from gossamer.node.rounds.dispatcher import (
+    HELLO_SECONDS,
+    TICK_SECONDS,
+    LinkTarget,
+    Observer,
+    OutgoingLink,
+    RoundDispatcher,
+)
+from gossamer.node.rounds.ring_chunks import OwnPart, Receiver, RingChunks, RingReceiver
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
-from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Contribute, FinishAverage
+from gossamer.protocol.rounds.actions import (
+    Committed,
+    Compute,
+    Computed,
+    Contribute,
+    FinishAverage,
+    LinkBroken,
+    LinkMeasured,
+)
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.roster import Ring
@@ -94,7 +107,7 @@ class RoundDriver:
         host: RoundHost,
     ) -> None:
         self.machine = machine
-        self.dispatcher = RoundDispatcher(machine, transport.peer_id, payloads, self, host)
+        self.dispatcher = RoundDispatcher(machine, self, host)
         self._transport = transport
         self._gossip = gossip
         self._chunks = RingChunks(plan, payloads, run_in_thread)
@@ -270,10 +283,10 @@ class RoundDriver:
     def _measured(self, ring_id: Digest, peer: PeerId, measure: LinkMeasure) -> None:
         """A slow path through a relay says nothing about the member at its end."""
         path = self._transport.path(peer)
-        if path is not None and path.kind != "relayed":
+        if self.is_running and path is not None and path.kind != "relayed":
             limit = self._node.upload_limit()
-            measure = measure._replace(limit_bytes_per_second=limit)
-            self.dispatcher.link_measured(trio.current_time(), ring_id, peer, measure)
+            event = LinkMeasured(peer, measure._replace(limit_bytes_per_second=limit))
+            self.dispatcher.ring_event(trio.current_time(), ring_id, event)
 
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""
@@ -287,7 +300,7 @@ class RoundDriver:
         own_part = self._own_part
         self._nursery.start_soon(own_part.finish_average, ring_id, action, own_part.of_ring())
 
-    def take_outer_step(self, order: OuterStepOrder) -> None:
+    def take_outer_step(self, order: Compute) -> None:
         """See `Effects`."""
         assert self._nursery is not None
         self._nursery.start_soon(self._take_outer_step, order)
@@ -322,9 +335,10 @@ class RoundDriver:
             except LinkFailed as error:
                 failure = str(error)
             if failure is not None:
-                self.dispatcher.link_failed(trio.current_time(), ring_id, peer, failure)
+                event = LinkBroken(peer, failure)
+                self.dispatcher.ring_event(trio.current_time(), ring_id, event)
 
-    async def _take_outer_step(self, order: OuterStepOrder) -> None:
+    async def _take_outer_step(self, order: Compute) -> None:
         payloads = [average.payload for average in order.averages]
         masks = [average.mask for average in order.averages]
         outer_step, is_wanted = self._node.outer_step, self.dispatcher.is_wanted
@@ -337,7 +351,8 @@ class RoundDriver:
             return
         ring, state = short(order.ring_id), short(digest)
         log.debug("state", round=self.machine.number, ring=ring, state=state)
-        self.dispatcher.computed(trio.current_time(), order, digest)
+        event = Computed(order.generation, digest)
+        self.dispatcher.ring_event(trio.current_time(), order.ring_id, event)
 
     @property
     def _node(self) -> RoundHost:

@@ -15,15 +15,12 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
-from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import SyncMode
-from gossamer.node.peers.chain_records import BehindError
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain.chain_records import BehindError
+from gossamer.node.peers.chain.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.state_blocks import CannotRebuildError
-from gossamer.node.storage.work import Work
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.accounting.work_records import ROLLED_BACK, Offered, mask_of, offered_by
 from gossamer.protocol.errors import RemoteProtocolError
@@ -52,7 +49,6 @@ class Settlement:
     def __init__(
         self,
         committed: CommittedState,
-        work: Work,
         chain_sync: ChainSync,
         swarm: Swarm,
         trainings: LocalTrainings,
@@ -61,7 +57,7 @@ class Settlement:
         """`is_void`: whether a round on the way to a known head was taken back."""
         self._is_void = is_void
         self._committed = committed
-        self._work = work
+        self._work = trainings.work
         self._chain_sync = chain_sync
         self._swarm = swarm
         self._trainings = trainings
@@ -252,20 +248,18 @@ class WorkSaver:
     def __init__(
         self,
         committed: CommittedState,
-        work: Work,
-        trainer: Trainer,
+        trainings: LocalTrainings,
         mode: SyncMode,
         health: DiskHealth,
-        run_in_thread: RunInThread,
         save_losses: Callable[[], Awaitable[None]],
     ) -> None:
         """`save_losses`: writes the curve of losses; raises DiskError."""
         self._committed = committed
-        self._work = work
-        self._trainer = trainer
+        self._work = trainings.work
+        self._trainer = trainings.trainer
         self._mode = mode
         self._health = health
-        self._run_in_thread = run_in_thread
+        self._run_in_thread = trainings.run_in_thread
         self._save_losses = save_losses
         self._due_seconds = -math.inf
         """Local time of the next regular save."""

@@ -31,10 +31,11 @@ from gossamer.node.network.transport import (
 )
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.opened_chunks import KEPT_ROUNDS, OpenedChunks, Opening
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.codecs.payloads import AuditedPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.inventory import Average, SumStep
@@ -47,7 +48,6 @@ from gossamer.protocol.wire.opening_messages import (
     Open,
     Opened,
     decode_answer,
-    encode_opening_message,
 )
 
 ASKED_TIMES = 2
@@ -321,7 +321,7 @@ class SumAudit:
             raise CannotTell("a member has gone")
 
     async def _ask(self, peer: PeerId, *, with_part: bool) -> Opening:
-        question = encode_opening_message(Open(self._job.head, self._job.secret, with_part))
+        question = to_msgpack(Open(self._job.head, self._job.secret, with_part))
         part_bytes = 0
         if with_part:
             part_bytes = opened_bytes_max(self._payloads, self._job.chunk, self._job.num_elements)

@@ -1,7 +1,7 @@
 """Audits of sums at this node: those that it makes, what it says of them, and what others say.
 
-`protocol/policy/sum_audits.py` has the rules, `sum_audit` makes one audit, and `opened_chunks`
-shows this node's own chunks to other auditors.
+`protocol/policy/auditing/sum_audits.py` has the rules, `sum_audit` makes one audit, and
+`opened_chunks` shows this node's own chunks to other auditors.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gossamer.node.rounds.opened_chunks import (
 )
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.sum_audit import AuditJob, CannotTell, NotOpened, SumAudit
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.known_commitments import KnownCommitments
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.rounds.turn import Audits
+from gossamer.node.storage.chain.known_rounds import KnownCommitments, KnownRounds
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import ReplacedSumError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.audits import MEMORY_ROUNDS
-from gossamer.protocol.policy.sum_audits import (
+from gossamer.protocol.policy.auditing.audits import MEMORY_ROUNDS
+from gossamer.protocol.policy.auditing.sum_audits import (
     AuditSecrets,
     SumVerdicts,
     audited_chunk,
@@ -39,7 +39,7 @@ from gossamer.protocol.policy.sum_audits import (
 )
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.sum_way import ReplacedSum
-from gossamer.protocol.state.chain import credits_of, removed_in
+from gossamer.protocol.state.chain import Header, credits_of, removed_in
 from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict
 
 AUDITS_MAX = KEPT_ROUNDS
@@ -48,7 +48,7 @@ AUDITS_MAX = KEPT_ROUNDS
 log = structlog.get_logger("node")
 
 
-class SumAuditing:
+class SumAuditing(Audits):
     """One node's audits of sums, and the verdicts that it has heard (a `VerdictListener`)."""
 
     def __init__(
@@ -132,7 +132,7 @@ class SumAuditing:
     # The audits of this node
 
     async def note(self, opened: OpenRound, outcome: Committed) -> None:
-        """A round is committed, and this node's work is still that which it signed."""
+        """See `Audits`."""
         header = outcome.proposal.header
         await self.opened_chunks.keep(opened, header)
         machine, averages = opened.driver.machine, outcome.averages
@@ -160,8 +160,12 @@ class SumAuditing:
         )
         self._wake.set()
 
+    async def missed(self, opened: OpenRound, header: Header) -> None:
+        """See `Audits`."""
+        await self.opened_chunks.keep(opened, header)
+
     async def run(self) -> None:
-        """Makes the audits that are due, until cancelled."""
+        """See `Audits`."""
         places = trio.Semaphore(AUDITS_MAX)
 
         async def audit(job: AuditJob) -> None:

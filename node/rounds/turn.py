@@ -18,7 +18,7 @@ from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
 from gossamer.node.heads.heads import AT_WORK, BetterHead, Heads
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.rounds.auditor import Auditor
+from gossamer.node.rounds.auditing import AuditCount
 from gossamer.node.rounds.decisions import (
     Decision,
     DecisionLog,
@@ -30,13 +30,12 @@ from gossamer.node.rounds.decisions import (
 from gossamer.node.rounds.evaluation import HeldoutLoss
 from gossamer.node.rounds.opening import NodeContext, OpenRound
 from gossamer.node.rounds.settlement import Settlement, WorkSaver
-from gossamer.node.rounds.sum_auditing import SumAuditing
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LastRound, Outcome
 from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.rounds.actions import Committed
-from gossamer.protocol.state.chain import lost_members
+from gossamer.protocol.state.chain import Header, lost_members
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Phase
 
@@ -225,6 +224,26 @@ def is_round_overtaken(
     )
 
 
+class Audits:
+    """The audits that a node makes and hears of: none. Runs with audits have a subclass each."""
+
+    async def run(self) -> None:
+        """Makes audits beside the rounds, until cancelled."""
+
+    async def note(self, opened: OpenRound, outcome: Committed) -> None:
+        """A round is committed; the state and this node's work are still those before it."""
+
+    async def missed(self, opened: OpenRound, header: Header) -> None:
+        """The others committed a round that this node gave up."""
+
+    async def measure(self) -> None:
+        """The device has nothing else to do: makes the audit that is due."""
+
+    def count_of(self, peer: PeerId) -> AuditCount:
+        """Returns the verdicts on the work of a peer that this node has heard, its own included."""
+        return AuditCount()
+
+
 class RoundEnd:
     """Ends this node's rounds. It lives as long as the node."""
 
@@ -235,10 +254,8 @@ class RoundEnd:
         saver: WorkSaver,
         heldout: HeldoutLoss,
         heads: Heads,
-        auditor: Auditor | None = None,
-        sums: SumAuditing | None = None,
+        audits: Audits,
     ) -> None:
-        """`auditor`, `sums`: None in a run without such audits."""
         self.metrics = context.metrics
         self.progress = heldout.progress
         self._settlement = settlement
@@ -247,8 +264,7 @@ class RoundEnd:
         self._samples = context.samples
         self._heads = heads
         self._transport = context.transport
-        self._auditor = auditor
-        self._sums = sums
+        self._audits = audits
 
     def ring_traffic(self) -> tuple[int, int]:
         """Bytes sent and received by all rings so far."""
@@ -256,8 +272,7 @@ class RoundEnd:
 
     async def evaluate(self, opened: OpenRound) -> None:
         """Evaluates on held-out text, and audits a member, if that is due."""
-        if self._auditor is not None:
-            await self._auditor.measure()
+        await self._audits.measure()
         await self._heldout.evaluate(trio.current_time() - opened.training_since_seconds)
 
     async def sample(self, opened: OpenRound, round_number: int) -> None:
@@ -269,10 +284,9 @@ class RoundEnd:
         """The round has no commit at this node: its work is settled without one."""
         opened.driver.leave()
         better = self._heads.better()
-        if self._sums is not None and better is not None:
-            first = self._heads.first_of(better.head)
-            if first is not None:
-                await self._sums.opened_chunks.keep(opened, first)
+        first = None if better is None else self._heads.first_of(better.head)
+        if first is not None:
+            await self._audits.missed(opened, first)
         await opened.work.missed()
         if opened.driver.is_spoilt:
             await self._settlement.drop_out_of_range()
@@ -281,10 +295,7 @@ class RoundEnd:
     async def committed(self, opened: OpenRound, outcome: Committed) -> None:
         """Makes the round's result the committed state, and settles its work with it."""
         started = trio.current_time()
-        if self._auditor is not None:
-            await self._auditor.note(outcome)
-        if self._sums is not None:
-            await self._sums.note(opened, outcome)
+        await self._audits.note(opened, outcome)
         await self._settlement.install(outcome)
         await opened.work.rebase()
         await self._settlement.take(outcome)

@@ -1,9 +1,9 @@
 """The credit of each member: the tokens that committed rounds took of it, from the signed headers.
 
 The newest headers lie on the disk of every node of the run, and with them a summary of what the
-older ones took (`protocol.policy.chain_checkpoint`). So the totals hold over restarts, and are the
-same on every node that stands at the same head. A summary names 4,096 members: in a larger run,
-those that gave least before may be missing or begin anew.
+older ones took (`protocol.policy.heads.chain_checkpoint`). So the totals hold over restarts, and
+are the same on every node that stands at the same head. A summary names 4,096 members: in a larger
+run, those that gave least before may be missing or begin anew.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gossamer.node.network.identity import Identity, IdentityError
-from gossamer.node.runs.manifest_here import manifest_here
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.runs.manifest_here import chain_here, manifest_here
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.owner_files import MemberName
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_summary import (
+from gossamer.protocol.policy.heads.chain_summary import (
     NO_SUMMARY,
     ChainSummary,
     extended,
@@ -122,11 +122,7 @@ def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
         StateDirError: there is no run, or its files are damaged.
     """
     manifest = manifest_here(state_dir)
-    # The head before the records: a daemon writes them in the other order.
-    newest = at or state_dir.newest_head()
-    genesis_state = Digest(manifest.genesis_digest)
-    chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
-    head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]
+    chain, head = chain_here(state_dir, manifest, at)
     entry = chain.entry(head)
     table, missing = _table(chain, head)
     return Credits(

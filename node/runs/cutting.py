@@ -25,8 +25,8 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.units import format_bytes
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.first_copies import FirstCopies
-from gossamer.node.runs.preparing import PreparingError, cut_part_elsewhere
+from gossamer.node.peers.blocks.first_copies import FirstCopies
+from gossamer.node.runs.preparing import PartTask, PreparingError, cut_elsewhere
 from gossamer.node.runs.rest_of_corpus import RestFile, RestOfCorpus, expected_tokens
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
@@ -35,7 +35,8 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.training.more_data import AddedData
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.data_parts import DataPart, PartList, encode_parts
+from gossamer.protocol.data_parts import DataPart, PartList
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardIndex, decode_index
@@ -158,10 +159,9 @@ class CorpusCutter:
         folder = await self._run_in_thread(self._new_folder)
         digest = self._manifest.data.tokenizer_digest
         tokenizer_file = store.get(Digest(digest)) if digest else b""
-        warnings = await cut_part_elsewhere(
-            self._state_dir.root, number, self._manifest, tokenizer_file, folder, progress
-        )
-        for warning in warnings:
+        root = str(self._state_dir.root)
+        task = PartTask(root, number, self._manifest, tokenizer_file, str(folder))
+        for warning in (await cut_elsewhere(task, progress)).warnings:
             log.warning(warning)
         index_bytes = await self._run_in_thread((folder / INDEX_NAME).read_bytes)
         index = decode_index(index_bytes)
@@ -197,7 +197,7 @@ class CorpusCutter:
         store = self._store
         part = DataPart(digest_of(index_bytes), len(index.shards), tokens)
         parts = PartList(parts=(*before, part))
-        list_bytes = encode_parts(parts)
+        list_bytes = to_msgpack(parts)
         shards = [Digest(shard.digest) for shard in index.shards]
         blocks = [*shards, digest_of(index_bytes), digest_of(list_bytes)]
         store.pin(_PIN, blocks)
@@ -220,10 +220,8 @@ class CorpusCutter:
         num_shards = len(self.data.shards) + len(self.data.heldout) + len(index.shards)
         if num_shards > limits.SHARDS_MAX:
             raise CorpusError(
-                [
-                    f"a run has {limits.SHARDS_MAX:,} shards at most, and this part of the corpus "
-                    "would give it more: the run goes on with what it has"
-                ]
+                f"a run has {limits.SHARDS_MAX:,} shards at most, and this part of the corpus "
+                "would give it more: the run goes on with what it has"
             )
 
     async def _wait_for_room(self, index: ShardIndex, share: str) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
@@ -21,7 +21,6 @@ from gossamer.protocol.manifest import (
     Manifest,
     OuterConfig,
     RoundConfig,
-    TokenSchedule,
     Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of, problems_of_model, step_chunks_max
@@ -97,7 +96,8 @@ class TokenizerDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """How learning rate and end of the run are counted."""
+    """How learning rate and end of the run are counted: the schedule of `InnerConfig` as a manifest
+    file has it."""
 
     kind: Literal["cosine", "wsd"] = "cosine"
     """`cosine` counts planned steps; `wsd` counts the tokens of all peers."""
@@ -107,7 +107,7 @@ class ScheduleDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schedule_of(inner: InnerConfig) -> ScheduleDraft:
-    """Returns the schedule of a preset."""
+    """Returns the schedule of a draft or a preset."""
     if not (schedule := inner.schedule):
         return ScheduleDraft()
     return ScheduleDraft(kind="wsd", **msgspec.structs.asdict(schedule))
@@ -129,8 +129,6 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerDraft
     model: ModelConfig
     inner: InnerConfig
-    """Its field `schedule` is that of the draft."""
-    schedule: ScheduleDraft
     outer: OuterConfig
     rounds: RoundConfig
     init_from: str = ""
@@ -166,8 +164,7 @@ def draft_of_preset(
         corpus=CorpusDraft(),
         tokenizer=TokenizerDraft(kind=chosen.tokenizer, vocabulary=chosen.model.vocabulary),
         model=chosen.model,
-        inner=msgspec.structs.replace(chosen.inner, schedule=msgspec.UNSET),
-        schedule=schedule_of(chosen.inner),
+        inner=chosen.inner,
         outer=chosen.outer,
         rounds=chosen.rounds,
     )
@@ -189,7 +186,7 @@ def manifest_of(
         created_unix_seconds=created_unix_seconds,
         sync=draft.sync,
         model=draft.model,
-        inner=msgspec.structs.replace(draft.inner, schedule=_tokens_of(draft.schedule)),
+        inner=draft.inner,
         outer=draft.outer,
         rounds=draft.rounds,
         data=data,
@@ -201,39 +198,9 @@ def manifest_of(
     )
 
 
-def _tokens_of(schedule: ScheduleDraft) -> TokenSchedule | msgspec.UnsetType:
-    if schedule.kind == "cosine":
-        return msgspec.UNSET
-    return TokenSchedule(
-        warmup_tokens=schedule.warmup_tokens,
-        total_tokens=schedule.total_tokens,
-        cooldown_tokens=schedule.cooldown_tokens,
-    )
-
-
 def problems_of_draft(draft: Draft) -> list[str]:
     """Returns one sentence for each value that is not allowed, by the manifest's rules and more."""
-    # The optimiser that every model may have: Muon is refused beside adapters.
-    good, change = draft_of_preset(optimizer="adamw"), msgspec.structs.replace
-    # After any broken rule, the manifest skips its rules that compare two keys. So each section is
-    # first checked within an otherwise good draft, and then the whole draft.
-    roomy = change(good.outer, chunk_elements=limits.CHUNK_ELEMENTS_MAX)
-    parts = (
-        change(
-            good,
-            name=draft.name,
-            seed=draft.seed,
-            admission=draft.admission,
-            allowed=draft.allowed,
-        ),
-        change(good, tokenizer=draft.tokenizer, model=draft.model, outer=roomy),
-        change(good, inner=draft.inner, schedule=draft.schedule),
-        change(good, outer=change(draft.outer, fragments=1, step_chunks=msgspec.UNSET)),
-        # A probation needs its trust; the two are compared in the whole draft.
-        change(good, rounds=change(draft.rounds, probation=msgspec.UNSET)),
-        draft,
-    )
-    problems = dict.fromkeys(problem for part in parts for problem in problems_of(_probe(part)))
+    problems = problems_of(_probe(draft))
     # Reported below with the file's key, tokenizer.vocabulary, and the tokenizer's limits.
     found = [problem for problem in problems if not problem.startswith("model.vocabulary ")]
     found += _tokenizer_problems(draft)
@@ -241,10 +208,6 @@ def problems_of_draft(draft: Draft) -> list[str]:
         found.append(
             f"inner.warmup_steps is {draft.inner.warmup_steps}; allowed: at most inner.total_steps "
             f"({draft.inner.total_steps})"
-        )
-    if draft.schedule.kind == "cosine" and draft.schedule != ScheduleDraft():
-        found.append(
-            'schedule.kind is "cosine"; warmup_tokens, total_tokens and cooldown_tokens are then 0'
         )
     if not found:
         found += _message_problems(draft)

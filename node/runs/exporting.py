@@ -59,7 +59,15 @@ def export_state(
         run_id = state.manifest.run_id
         export_adapter(state.parameters, state.model, directory, run_id, options.dtype)
     elif options.gguf:
-        _export_gguf(state, directory, options)
+        export_gguf(
+            state.parameters,
+            state.model,
+            _tokenizer_of(state),
+            directory,
+            name=printable(state.manifest.name),
+            end_token=END_OF_DOCUMENT,
+            dtype=options.dtype,
+        )
     else:
         export_model(
             state.parameters,
@@ -77,18 +85,6 @@ def export_state(
         f"{entry.state_digest.hex()[:16]} written to {printable(str(directory))}"
     )
     return 0
-
-
-def _export_gguf(state: StateOnDisk, directory: Path, options: ExportOptions) -> None:
-    export_gguf(
-        state.parameters,
-        state.model,
-        _tokenizer_of(state),
-        directory,
-        name=printable(state.manifest.name),
-        end_token=END_OF_DOCUMENT,
-        dtype=options.dtype,
-    )
 
 
 def _card_of(settings: Settings, state: StateOnDisk, dtype: ExportType) -> bytes:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.node.heads.extensions import ExtensionFile
+from gossamer.node.runs.manifest_here import chain_here
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.chain_tree import Entry
 from gossamer.node.storage.order_lock import alone_in
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.state.run_end import RunEnd, check_extension
 from gossamer.protocol.wire.envelopes import seal
@@ -41,9 +39,7 @@ class FoundersSchedule:
             OrderError: this node did not found the run, or its schedule does not count tokens, or
                 the extension on the disk is damaged.
         """
-        self._manifest = manifest = run.manifest
-        self._identity = run.identity
-        self._state_dir = state_dir = run.state_dir
+        self._run, manifest, root = run, run.manifest, run.state_dir.root
         if run.identity.peer_id != manifest.founder:
             raise run.refuse("sets the end of the run", f"the founder ({manifest.founder})")
         end = RunEnd(manifest.model, manifest.inner, manifest.outer)
@@ -52,12 +48,12 @@ class FoundersSchedule:
                 f"the end of {manifest.name} is fixed: it counts planned "
                 'steps, and has no schedule.kind = "wsd"'
             )
-        self._file = ExtensionFile(state_dir.root, manifest)
+        self._file = ExtensionFile(root, manifest)
         try:
             found = self._file.read()
         except (OSError, RemoteProtocolError) as error:
             raise OrderError(
-                f"the file extension in {state_dir.root} is damaged ({error}): start the node, "
+                f"the file extension in {root} is damaged ({error}): start the node, "
                 "which gets it from its peers, or remove the file"
             ) from error
         if found is not None:
@@ -77,7 +73,9 @@ class FoundersSchedule:
         Raises:
             OrderError: the numbers are not allowed.
         """
-        entry, round_tokens = self._newest()
+        chain, head = chain_here(self._run.state_dir, self._run.manifest)
+        entry = chain.entry(head)
+        round_tokens = chain.header(head).tokens if entry.round else 0
         left = ROUNDS_LEFT_MIN * round_tokens
         cooldown = self.schedule.cooldown_tokens if cooldown_tokens is None else cooldown_tokens
         total = total_tokens
@@ -102,20 +100,10 @@ class FoundersSchedule:
             )
         statement = Extension(self._number + 1, total, cooldown)
         try:
-            check_extension(statement, self._manifest)
+            check_extension(statement, self._run.manifest)
         except RemoteProtocolError as error:
             raise OrderError(f"{error}: name more tokens, or a shorter cool-down") from error
-        return Outlook(statement, self._manifest.name, entry.tokens_total)
-
-    def _newest(self) -> tuple[Entry, int]:
-        """Returns the newest round on this disk, and its tokens."""
-        run_id, genesis = self._manifest.run_id, Digest(self._manifest.genesis_digest)
-        head = self._state_dir.newest_head()
-        chain = ChainStore(self._state_dir.chain_path, run_id, genesis, read_only=True)
-        if head is None or head not in chain:
-            head = next(iter(chain.heads_by_weight()), chain.genesis)
-        entry = chain.entry(head)
-        return entry, chain.header(head).tokens if entry.round else 0
+        return Outlook(statement, self._run.manifest.name, entry.tokens_total)
 
     def extend(self, outlook: Outlook) -> None:
         """Leaves a signed extension for the node.
@@ -125,10 +113,9 @@ class FoundersSchedule:
                 with one number the larger totals hold, which may be those of the other command.
             DiskError, OSError: the state directory does not take it.
         """
-        identity = self._identity
-        run_id = self._manifest.run_id
+        identity, run_id = self._run.identity, self._run.manifest.run_id
         signed = seal(outlook.statement, identity.peer_id, run_id, identity.sign)
-        with alone_in(self._state_dir.root):
+        with alone_in(self._run.state_dir.root):
             if self._read_number() != self._number:
                 raise OrderError(
                     "another order has set the end of the run meanwhile: look at it with gossamer "

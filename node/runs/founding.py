@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from gossamer.node.base.units import format_bytes
+from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import CorpusDraft, Draft, manifest_of, problems_of_draft
 from gossamer.node.runs.rest_of_corpus import RestOfCorpus
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import (
     DataConfig,
     Manifest,
@@ -28,7 +29,7 @@ from gossamer.protocol.manifest import (
     signing_bytes,
 )
 from gossamer.protocol.manifest_checks import require_valid
-from gossamer.protocol.shard_index import ShardIndex, encode_index
+from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus_parts import CorpusPlan, plan_parts
@@ -43,15 +44,6 @@ from gossamer.trainer.text.tokenizers.tokens import (
     Tokenizer,
     learn_bpe_from,
 )
-
-
-class Signer(Protocol):
-    """The founder's identity."""
-
-    @property
-    def peer_id(self) -> PeerId: ...
-
-    def sign(self, data: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,7 @@ def prepare_data(
         put=put,
         tokenizer=tokenizer,
         max_bytes=max_bytes if plan is None and not is_own else None,
-        mixture=mixture if plan is None else plan.mixture(0),
+        mixture=mixture if plan is None else plan.mixture(),
         use="heldout" if is_own else "split",
         progress=progress,
     )
@@ -225,7 +217,7 @@ def _config_of(draft: Draft, cut: CutCorpus, put: Put, *, grows: bool) -> DataCo
         tokenizer=draft.tokenizer.kind,
         tokenizer_digest=put(cut.tokenizer.file) if cut.tokenizer.file else b"",
         token_bytes=cut.token_bytes,
-        index_digest=put(encode_index(cut.index)),
+        index_digest=put(to_msgpack(cut.index)),
         num_shards=len(cut.index.shards),
         num_tokens=sum(shard.num_tokens for shard in cut.index.shards),
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
@@ -240,7 +232,7 @@ def sign_manifest(
     data: PreparedData,
     genesis_parameters: FloatVector,
     *,
-    identity: Signer,
+    identity: Identity,
     created_unix_seconds: int | None = None,
 ) -> FoundedRun:
     """Returns the manifest of a run whose data is stored, signed by its founder.
@@ -383,4 +375,4 @@ def _require_enough(data: DataConfig, draft: Draft) -> None:
             f"takes {context + 1:,}; name more text, or lower model.context"
         )
     if problems:
-        raise CorpusError(problems)
+        raise CorpusError(*problems)

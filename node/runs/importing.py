@@ -17,8 +17,9 @@ from gossamer.node.runs.draft import (
 )
 from gossamer.node.runs.founding import FoundedRun, PreparedData
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_blocks import write_state
+from gossamer.node.storage.state.state_blocks import StateVectors, write_state
 from gossamer.protocol.accounting.ledger import Ledger
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.lora import LoraConfig
@@ -27,7 +28,7 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
-from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
+from gossamer.protocol.state.frozen_weights import blocks_of
 from gossamer.trainer.presets.modes import default_optimizer
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained
@@ -135,7 +136,7 @@ def write_genesis(
     store = _store_with(manifest.data, founded.index, blocks, cache_bytes)
     state = [index.digest, *index.parameters, *index.momentum]
     store.pin("state", [Digest(digest) for digest in state])
-    write_state(store, plan, parameters, momentum, index, Ledger())
+    write_state(store, plan, StateVectors(parameters, momentum, index), Ledger())
 
 
 def write_frozen(
@@ -156,7 +157,7 @@ def write_frozen(
         written.append(digest_of(block))
         store.pin("frozen", written)
         store.put(block)
-    frozen = store.put(encode_list(tuple(written)))
+    frozen = store.put(to_msgpack(tuple(written)))
     return dataclasses.replace(data, config=replace(data.config, frozen_digest=frozen))
 
 

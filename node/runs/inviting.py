@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.peers.entrance import roll_of
+from gossamer.node.peers.members.entrance import roll_of
 from gossamer.node.runs.manifest_here import manifest_here
-from gossamer.node.storage.expulsion_file import ExpulsionFile
-from gossamer.node.storage.roll_file import DamagedRollError, RollFile
+from gossamer.node.storage.admission_files import ExpulsionFile, RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
-from gossamer.protocol.policy.roll import NotWelcomeError, Roll
-from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.policy.members.expulsions import Expulsions
+from gossamer.protocol.policy.members.revocations import REVOCATIONS_MAX
+from gossamer.protocol.policy.members.roll import NotWelcomeError, Roll
+from gossamer.protocol.policy.members.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     INVITATION_ADDRESSES_MAX,
     SLOTS_MAX,
@@ -58,7 +57,7 @@ def expulsions_of(roll: Roll, state_dir: StateDir) -> Expulsions:
     """Returns the votes of members on the disk.
 
     Raises:
-        DamagedRollError, RemoteProtocolError: the file is damaged.
+        RemoteProtocolError: the file is damaged.
     """
     expulsions = Expulsions(roll, verify)
     saved = ExpulsionFile(state_dir.root).read()
@@ -71,7 +70,7 @@ def _read_roll(roll: Roll, file: RollFile) -> None:
     """Takes what the file of the roll has. Raises InvitationError: it is damaged."""
     try:
         file.read_into(roll)
-    except (DamagedRollError, RemoteProtocolError) as error:
+    except RemoteProtocolError as error:
         raise _damaged(error) from error
 
 
@@ -115,7 +114,7 @@ class InviteOnlyRun:
         _read_roll(roll, file)
         try:
             roll.expel(expulsions_of(roll, state_dir).expelled)
-        except (DamagedRollError, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
             raise _damaged(error) from error
         return cls(manifest, identity, roll, file)
 

@@ -36,6 +36,7 @@ from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTIO
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.lora import LoraConfig
+from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets.modes import adapted, default_optimizer
@@ -53,15 +54,16 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
     if not field.required
 }
 
-_SOURCES_EXAMPLE = '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]'
-_ROUNDS_EXAMPLES = {
+_EXAMPLES = {
+    # A key `sources` without a value would forbid [[corpus.sources]] below it.
+    "sources": '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]',
+    "lora": "# lora = {rank = 16, alpha = 32.0, "
+    'targets = ["q_proj", "k_proj", "v_proj", "o_proj"]}',
     "accusers": "# accusers = 2",
     "keepers": '# keepers = ["12D3KooW...", "12D3KooW...", "12D3KooW..."]',
     "probation": "# probation = 16",
 }
-_LORA_EXAMPLE = (
-    '# lora = {rank = 16, alpha = 32.0, targets = ["q_proj", "k_proj", "v_proj", "o_proj"]}'
-)
+"""Lines of keys that a draft need not have a value of."""
 
 TomlValue: TypeAlias = (
     "msgspec.Struct | str | int | float | date | time | Sequence[TomlValue] "
@@ -133,10 +135,12 @@ def _placed(folder: Path, path: str) -> str:
 
 def render(draft: Draft, *, preset: str | None = None) -> str:
     """Returns the draft as commented TOML, which `parse_manifest_file` reads back."""
-    default = default_chunk_elements(draft.model.num_parameters)
     lora = bool(draft.model.lora)
-    optimizer = default_optimizer(draft.sync, trust=draft.trust, lora=lora)
-    step_chunks = default_step_chunks_of(draft.model, draft.outer, draft)
+    defaults = {
+        "chunk_elements": default_chunk_elements(draft.model.num_parameters),
+        "step_chunks": default_step_chunks_of(draft.model, draft.outer, draft),
+        "optimizer": default_optimizer(draft.sync, trust=draft.trust, lora=lora),
+    }
     lines = [f"# {line}".rstrip() for line in HEADER.splitlines()]
     if preset is not None:
         chosen = PRESETS[preset]
@@ -147,22 +151,16 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
         lines += _entry("", key, getattr(draft, key))
     for section in SECTIONS:
         lines += ["", f"# {SECTION_TITLES[section]}", f"[{section}]"]
-        values = getattr(draft, section)
+        values = schedule_of(draft.inner) if section == "schedule" else getattr(draft, section)
         for key in HINTS[section]:
-            entry = _entry(section, key, getattr(values, key))
-            if key == "chunk_elements" and draft.outer.chunk_elements == default:
-                entry[-1] = "# " + entry[-1]  # so that it follows an edited model
-            if key == "step_chunks" and values.step_chunks == step_chunks:
-                entry[-1] = f"# step_chunks = {values.chunks_of_step}"  # it follows an edited model
-            if key == "optimizer" and draft.inner.optimizer == optimizer:
-                entry[-1] = "# " + entry[-1]  # so that it follows edits, and --init-from
-            if key == "sources" and not draft.corpus.sources:
-                entry[-1] = _SOURCES_EXAMPLE  # a key here would forbid [[corpus.sources]] below
-            if section == "rounds" and getattr(values, key) is msgspec.UNSET:
-                entry[-1] = _ROUNDS_EXAMPLES[key]
-            if key == "lora" and not draft.model.lora:
-                entry[-1] = _LORA_EXAMPLE
-            lines += entry
+            value = getattr(values, key)
+            shown = draft.outer.chunks_of_step if key == "step_chunks" else value
+            explanation, line = _entry(section, key, shown)
+            if key in _EXAMPLES and not value:
+                line = _EXAMPLES[key]
+            elif key in defaults and value == defaults[key]:
+                line = f"# {line}"  # so that it follows an edited file, and --init-from
+            lines += [explanation, line]
     return "\n".join(lines) + "\n"
 
 
@@ -264,9 +262,8 @@ class _Given:
             from_weights=self._from_weights,
         )
         chosen = adapted(PRESETS[preset], sync, optimizer)
-        schedule = schedule_of(chosen.inner)
-        inner = replace(chosen.inner, schedule=msgspec.UNSET)
-        base = replace(base, inner=inner, schedule=schedule, outer=chosen.outer)
+        schedule = self._schedule(schedule_of(chosen.inner), problems)
+        base = replace(base, inner=chosen.inner, outer=chosen.outer)
         tokenizer = self._section("tokenizer", base.tokenizer)
         if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:
             if tokenizer.kind == "bpe":
@@ -290,18 +287,30 @@ class _Given:
             corpus=self._section("corpus", base.corpus),
             tokenizer=tokenizer,
             model=model,
-            inner=self._section("inner", base.inner),
-            schedule=self._schedule(base.schedule),
+            inner=replace(self._section("inner", base.inner), schedule=schedule),
             outer=outer,
             rounds=self._section("rounds", base.rounds),
         )
 
-    def _schedule(self, base: ScheduleDraft) -> ScheduleDraft:
-        """Returns the section `schedule`; a file that chooses `cosine` need not say that the tokens
-        of its preset do not count."""
-        if self._values["schedule"].get("kind") == "cosine":
-            base = ScheduleDraft()
-        return self._section("schedule", base)
+    def _schedule(
+        self, preset: ScheduleDraft, problems: list[str]
+    ) -> TokenSchedule | msgspec.UnsetType:
+        """Returns what the section `schedule` says; a file that chooses `cosine` need not say that
+        the tokens of its preset do not count."""
+        is_cosine = self._values["schedule"].get("kind") == "cosine"
+        given = self._section("schedule", ScheduleDraft() if is_cosine else preset)
+        if given.kind == "wsd":
+            return TokenSchedule(
+                warmup_tokens=given.warmup_tokens,
+                total_tokens=given.total_tokens,
+                cooldown_tokens=given.cooldown_tokens,
+            )
+        if given != ScheduleDraft():
+            problems.append(
+                'schedule.kind is "cosine"; warmup_tokens, total_tokens and cooldown_tokens are '
+                "then 0"
+            )
+        return msgspec.UNSET
 
     def is_doubtful(self, problem: str) -> bool:
         """Returns whether a problem is about a key whose wrong value was replaced."""

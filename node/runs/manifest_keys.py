@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from gossamer.node.runs.draft import CorpusDraft, Draft, ScheduleDraft, TokenizerDraft
-from gossamer.protocol.lora import LoraConfig
-from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, OuterConfig, RoundConfig
+from gossamer.protocol.manifest import InnerConfig, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
 
 HEADER = """\
@@ -181,25 +180,23 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
 
 
 def _hints() -> dict[str, dict[str, Any]]:
-    hints = {section: get_type_hints(struct) for section, struct in SECTIONS.items()}
+    hints = {
+        section: {key: _when_given(hint) for key, hint in get_type_hints(struct).items()}
+        for section, struct in SECTIONS.items()
+    }
     del hints["model"]["vocabulary"]  # tokenizer.vocabulary sets it
-    # These come from the folder of `gossamer start --init-from`.
-    del hints["model"]["imported"]
-    hints["model"]["lora"] = LoraConfig
-    # The runs that have no such fields were founded before them.
-    hints["inner"]["ends"] = bool
-    hints["inner"]["optimizer"] = InnerOptimizer
+    del hints["model"]["imported"]  # the folder of `gossamer start --init-from` says it
     del hints["inner"]["schedule"]  # the section `schedule` says it
-    for key in ("widening", "sparse_sums", "packing"):
-        hints["outer"][key] = bool
-    hints["outer"]["step_chunks"] = int
-    hints["rounds"]["accusers"] = int
-    hints["rounds"]["keepers"] = tuple[str, ...]
-    hints["rounds"]["probation"] = int
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]
     return {"": top, **hints}
+
+
+def _when_given(hint: Any) -> Any:
+    """Returns the type of a field of the manifest where the manifest has it."""
+    kinds = [kind for kind in get_args(hint) if kind is not msgspec.UnsetType]
+    return kinds[0] if len(kinds) < len(get_args(hint)) else hint
 
 
 HINTS = _hints()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.peers.members.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.storage.disk_use import bytes_beside, existing_parent
@@ -24,12 +24,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.sync_modes import SYNC_MODES
 from gossamer.trainer.ipc.choices import MomentChoice
-from gossamer.trainer.resources.memory_estimate import (
-    FLOAT_BYTES,
-    Training,
-    moment_bytes,
-    moment_elements,
-)
+from gossamer.trainer.resources.memory_estimate import Training, moment_elements
 
 DAEMON_BYTES_PER_PARAMETER = 28
 """Five fp32 vectors, and the chunks of a ring. Measured: 22 to 28, by the way of averaging."""
@@ -37,11 +32,10 @@ DAEMON_BYTES_PER_PARAMETER = 28
 DAEMON_BYTES = 150 * 1000**2
 """A daemon without a model: 130 MB resident (measured)."""
 
-PROCESS_BYTES = DAEMON_BYTES + 250 * 1000**2
-"""A daemon and a trainer without a model: the trainer has 250 MB resident (measured)."""
-
 TRAINER_PROCESS_BYTES = 250 * 1000**2
-"""The trainer's part of it, which the process of each further device takes as well."""
+"""A trainer without a model, and the process of each further device: 250 MB resident (measured)."""
+
+PROCESS_BYTES = DAEMON_BYTES + TRAINER_PROCESS_BYTES
 
 STATE_BYTES_PER_PARAMETER = 8
 """Parameters and momentum of a checkpoint, in fp32."""
@@ -100,19 +94,22 @@ def needs_of(
     # in half precision on cards alone; activations come on top.
     shares_steps = SYNC_MODES[run.sync].shares_steps
     elements = moment_elements(run.model, run.inner, shares_steps=shares_steps)
-    kept = moment_bytes(elements, "fp32" if moments == "auto" or shares_steps else moments)
-    trainer = FLOAT_BYTES * 2 * parameters + kept
-    trainer += Training(run.model, half=not trains_on_host).frozen_bytes
-    others = num_devices - 1
-    follower = Training(run.model, half=not trains_on_host, moment_elements=0)
+    training = Training(
+        run.model,
+        half=not trains_on_host,
+        moment_elements=elements,
+        moment_format="fp32" if moments == "auto" or shares_steps else moments,
+    )
+    trainer = training.vectors_bytes + training.gradient_bytes
     other = TRAINER_PROCESS_BYTES
     if trains_on_host:
+        follower = replace(training, moment_elements=0)
         other += follower.vectors_bytes + follower.gradient_bytes
     states = STATES_ON_DISK * max(STATE_BYTES_PER_PARAMETER * parameters, records)
     states += run.model.frozen_bytes
     return Needs(
         memory=PROCESS_BYTES
-        + others * other
+        + (num_devices - 1) * other
         + DAEMON_BYTES_PER_PARAMETER * parameters
         + (trainer if trains_on_host else 0)
         + records,

@@ -68,7 +68,7 @@ def founders_text(corpus: CorpusDraft, paths: Sequence[Path], skip_bad: bool = F
         corpus = replace(corpus, paths=tuple(str(p.absolute()) for p in paths), sources=())
     if not corpus.paths and not corpus.sources:
         raise CorpusError(
-            ['with data = "own" every peer trains on text of its own: name yours with --corpus']
+            'with data = "own" every peer trains on text of its own: name yours with --corpus'
         )
     sources: tuple[SourceDraft, ...] = tuple(
         replace(source, path=str(Path(source.path).absolute())) for source in corpus.sources
@@ -88,18 +88,14 @@ def require_fitting(manifest: Manifest, *, has_text: bool, has_shards: bool = Fa
     name = printable(manifest.name)
     if manifest.data.own and not has_text and not has_shards:
         raise CorpusError(
-            [
-                f"in the run {name} every peer trains on text of its own, which does not "
-                "leave its machine: name yours, as in gossamer join ADDRESS --corpus FOLDER (or "
-                "gossamer start --corpus FOLDER on the machine that founded it)"
-            ]
+            f"in the run {name} every peer trains on text of its own, which does not "
+            "leave its machine: name yours, as in gossamer join ADDRESS --corpus FOLDER (or "
+            "gossamer start --corpus FOLDER on the machine that founded it)"
         )
     if has_text and not manifest.data.own:
         raise CorpusError(
-            [
-                f"the run {name} trains on its founder's corpus, which this node gets "
-                "from other peers; text of your own is not used in it: leave out --corpus"
-            ]
+            f"the run {name} trains on its founder's corpus, which this node gets "
+            "from other peers; text of your own is not used in it: leave out --corpus"
         )
 
 
@@ -178,10 +174,8 @@ def cut_own_text(
     num_tokens = sum(shard.num_tokens for shard in cut.index.shards)
     if num_tokens <= model.context:
         raise CorpusError(
-            [
-                f"the text has {num_tokens:,} tokens, but one sequence of this run takes "
-                f"{model.context + 1:,}: name more text"
-            ]
+            f"the text has {num_tokens:,} tokens, but one sequence of this run takes "
+            f"{model.context + 1:,}: name more text"
         )
     notes, warnings = said_of(cut.shares, corpus.num_bytes, draft.max_bytes)
     return cut.index, [*(skipped.summary() if skipped else ()), *warnings], notes

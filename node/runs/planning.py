@@ -34,7 +34,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from gossamer.node.runs.draft import Draft
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.payloads import Payloads, payloads_of
 from gossamer.protocol.limits import RING_MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest, Trust

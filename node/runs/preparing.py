@@ -92,13 +92,12 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     notes: tuple[str, ...]
 
 
-class CutOwn(msgspec.Struct, frozen=True, tag="own"):
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Shards and their index lie in the task's folder. Sentences: warnings, and notes on what is
+    used."""
 
-
-class CutPart(msgspec.Struct, frozen=True, tag="part"):
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -106,7 +105,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     problems: list[str]
 
 
-Outcome = Prepared | CutOwn | CutPart | Refused
+Outcome = Prepared | Cut | Refused
 
 _line_decoder: msgspec.json.Decoder[Done | Outcome] = msgspec.json.Decoder(Done | Outcome)
 
@@ -145,65 +144,24 @@ async def prepare_elsewhere(
     )
 
 
-async def cut_elsewhere(
-    text: OwnText,
-    manifest: Manifest,
-    tokenizer_file: bytes,
-    seed: int,
-    folder: Path,
-    progress: Progress,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Runs `own_text.cut_own_text` in another process, which leaves shards and index in `folder`.
-
-    Returns:
-        Sentences: warnings, and notes on what is used.
+async def cut_elsewhere(task: OwnTask | PartTask, progress: Progress) -> Cut:
+    """Runs `own_text.cut_own_text` or `rest_of_corpus.cut_rest` in another process. That of a later
+    part takes what others leave of the processor.
 
     Raises:
-        CorpusError, FolderError: as `cut_own_text`.
+        CorpusError, FolderError: as these.
         DiskError: the disk takes no more.
         PreparingError: the process died.
 
     Cancelled: the process is killed.
     """
-    task = OwnTask(text, manifest, tokenizer_file, seed, str(folder))
-    outcome = await _do_elsewhere([_CONFINED, str(folder)], task, progress)
-    assert isinstance(outcome, CutOwn)
-    return outcome.warnings, outcome.notes
+    module = [_CONFINED, task.folder] if isinstance(task, OwnTask) else [_PROCESS]
+    outcome = await _do_elsewhere(module, task, progress)
+    assert isinstance(outcome, Cut)
+    return outcome
 
 
-async def cut_part_elsewhere(
-    root: Path,
-    number: int,
-    manifest: Manifest,
-    tokenizer_file: bytes,
-    folder: Path,
-    progress: Progress,
-) -> tuple[str, ...]:
-    """Runs `rest_of_corpus.cut_rest` in another process, which leaves shards and index in `folder`.
-    It takes what others leave of the processor.
-
-    Args:
-        root: state directory of the founder.
-
-    Returns:
-        Sentences: warnings.
-
-    Raises:
-        CorpusError, FolderError: as `cut_rest`.
-        DiskError: the disk takes no more.
-        PreparingError: the process died.
-
-    Cancelled: the process is killed.
-    """
-    task = PartTask(str(root), number, manifest, tokenizer_file, str(folder))
-    outcome = await _do_elsewhere([_PROCESS], task, progress)
-    assert isinstance(outcome, CutPart)
-    return outcome.warnings
-
-
-async def _do_elsewhere(
-    module: Sequence[str], task: Task, progress: Progress
-) -> Prepared | CutOwn | CutPart:
+async def _do_elsewhere(module: Sequence[str], task: Task, progress: Progress) -> Prepared | Cut:
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", *module],
         stdin=subprocess.PIPE,
@@ -253,9 +211,9 @@ def _error_of(refused: Refused) -> Exception:
         case "manifest":
             return ManifestError(refused.problems)
         case "corpus":
-            return CorpusError.of_shown(refused.problems)
+            return CorpusError(*refused.problems)
         case "folder":
-            return FolderError(refused.problems)
+            return FolderError(*refused.problems)
         case _:
             return DiskError("\n".join(refused.problems))
 

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from gossamer.node.base.disk_health import DiskError, disk_error
 from gossamer.node.base.units import format_bytes
-from gossamer.node.peers.replication import CACHE_SHARE
+from gossamer.node.peers.blocks.replication import CACHE_SHARE
 from gossamer.node.runs.file_names import json_for_people, unpack
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.own_text import cut_own_text
 from gossamer.node.runs.preparing import (
     CorpusTask,
-    CutOwn,
-    CutPart,
+    Cut,
     Done,
     Outcome,
     OwnTask,
@@ -34,9 +33,10 @@ from gossamer.node.runs.progress import Thinned
 from gossamer.node.runs.rest_of_corpus import RestFile, cut_rest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.own_data import INDEX_NAME
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ManifestError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.shard_index import ShardIndex, encode_index
+from gossamer.protocol.shard_index import ShardIndex
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.shards import Put
 from gossamer.trainer.text.sources.corpus import Progress
@@ -44,14 +44,6 @@ from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusErr
 
 _NICE = 10
 """Niceness of the process that cuts a later part: training on the CPU comes first."""
-
-_SKIP_BAD = (
-    "nothing was founded; to leave out every file and line that cannot be used: "
-    "gossamer start --skip-bad"
-)
-
-_MEND = "mend the files, and start the node again: it goes on with this part of the corpus"
-_SKIP_BAD_OF_OWN = "to leave out every file and line that cannot be used: --skip-bad"
 
 
 def _keeping_put(store: BlockStore) -> Put:
@@ -64,11 +56,9 @@ def _keeping_put(store: BlockStore) -> Put:
         room -= len(data)
         if room < 0:
             raise CorpusError(
-                [
-                    "the corpus gives more token shards than the founder's cache may hold "
-                    f"({store.quota_bytes:,} bytes): give a larger --cache-bytes, or use less text "
-                    "(corpus.max_bytes in the manifest)"
-                ]
+                "the corpus gives more token shards than the founder's cache may hold "
+                f"({store.quota_bytes:,} bytes): give a larger --cache-bytes, or use less text "
+                "(corpus.max_bytes in the manifest)"
             )
         held.append(digest_of(data))
         store.pin("founding", held)
@@ -115,7 +105,7 @@ def _warning_of_cache(data: PreparedData, cache_bytes: int) -> tuple[str, ...]:
     )
 
 
-def _cut_own(task: OwnTask, progress: Progress) -> CutOwn:
+def _cut_own(task: OwnTask, progress: Progress) -> Cut:
     folder = Path(task.folder)
     keep, put = _folder_put(folder)
     index, warnings, notes = cut_own_text(
@@ -127,11 +117,11 @@ def _cut_own(task: OwnTask, progress: Progress) -> CutOwn:
         scratch=folder,
         progress=progress,
     )
-    keep(INDEX_NAME, encode_index(index))
-    return CutOwn(tuple(warnings), tuple(notes))
+    keep(INDEX_NAME, to_msgpack(index))
+    return Cut(tuple(warnings), tuple(notes))
 
 
-def _cut_part(task: PartTask, progress: Progress) -> CutPart:
+def _cut_part(task: PartTask, progress: Progress) -> Cut:
     os.nice(_NICE)
     rest = RestFile(Path(task.root)).read()
     assert rest is not None, "the node asks for parts of the plan that it has read"
@@ -146,8 +136,8 @@ def _cut_part(task: PartTask, progress: Progress) -> CutPart:
         scratch=folder,
         progress=progress,
     )
-    keep(INDEX_NAME, encode_index(ShardIndex(shards=shards, heldout=())))
-    return CutPart(tuple(warnings))
+    keep(INDEX_NAME, to_msgpack(ShardIndex(shards=shards, heldout=())))
+    return Cut(tuple(warnings))
 
 
 def _folder_put(folder: Path) -> tuple[Callable[[str, bytes], None], Put]:
@@ -177,15 +167,20 @@ def _outcome_of(task: Task, progress: Progress) -> Outcome:
             return _cut_part(task, progress)
 
 
-def _advice_of(task: Task) -> tuple[str, ...]:
+def _advice_of(task: Task) -> str:
     """Returns what to do about files and lines that cannot be used."""
     match task:
         case CorpusTask():
-            return (_SKIP_BAD,)
+            return (
+                "nothing was founded; to leave out every file and line that cannot be used: "
+                "gossamer start --skip-bad"
+            )
         case OwnTask():
-            return (_SKIP_BAD_OF_OWN,)
+            return "to leave out every file and line that cannot be used: --skip-bad"
         case PartTask():
-            return (_MEND,)
+            return (
+                "mend the files, and start the node again: it goes on with this part of the corpus"
+            )
 
 
 def main() -> int:
@@ -206,7 +201,7 @@ def main() -> int:
     except ManifestError as error:
         say(Refused("manifest", error.problems))
     except BadFilesError as error:
-        say(Refused("corpus", [*error.problems, *_advice_of(task)]))
+        say(Refused("corpus", [*error.problems, _advice_of(task)]))
     except CorpusError as error:
         say(Refused("corpus", list(error.problems)))
     except FolderError as error:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.runs.manifest_here import manifest_here
-from gossamer.node.runs.rounds_here import rounds_here, spans_text
+from gossamer.node.runs.rounds_here import rounds_here, spans_text, way_to
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_tree import Entry
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.restoring import open_read_only, rebuild, restore
+from gossamer.node.storage.chain.chain_tree import Entry
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.restoring import open_read_only, rebuild, restore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
@@ -74,7 +74,7 @@ def read_state(
                 if is_here and not is_newest and attempt < ATTEMPTS_MAX - 1:
                     continue  # the daemon has discarded blocks meanwhile, or is on another branch
             else:
-                way = _way_to(committed, newest)
+                way = way_to(committed, newest)
                 target = _head_after(committed, way, round_number)
                 is_here = rebuild(committed, target) and committed.head == target
                 problem = "" if is_here else _what_to_name(committed, way)
@@ -120,17 +120,6 @@ def warn_if_older(state: StateOnDisk) -> None:
             f"the newest state is not whole on this disk: this is round {state.entry.round}",
             file=sys.stderr,
         )
-
-
-def _way_to(committed: CommittedState, newest: Digest | None) -> list[Digest]:
-    """Returns the heads on the way to the newest one, from the beginning of the kept chain on, or
-    those after a record that the disk lost."""
-    chain = committed.chain
-    if newest is None:
-        return [chain.root]
-    if chain.gap_before(newest) is not None:
-        return chain.pieces_to(newest)[-1]
-    return [chain.root, *(chain.path_between(chain.root, newest) or [])]
 
 
 def _head_after(committed: CommittedState, way: Sequence[Digest], round_number: int) -> Digest:

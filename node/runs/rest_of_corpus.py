@@ -18,7 +18,6 @@ from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.runs.file_names import pack, unpack
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.state_dir import StateDirError
-from gossamer.protocol.errors import OversizedError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardInfo
@@ -64,7 +63,7 @@ class RestFile:
         try:
             data = read_bounded(self._path, _FILE_BYTES_MAX)
             rest: RestOfCorpus | None = None if data is None else unpack(data, RestOfCorpus)
-        except (OSError, OversizedError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateDirError(
                 f"the plan of the corpus in {self._path} is damaged ({error}): the run goes on "
                 "with the data that it has. To end this message, remove the file"

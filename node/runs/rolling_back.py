@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from gossamer.node.heads.missing_record import first_checkpoint_behind
 from gossamer.node.heads.rollbacks import RollbackFiles
-from gossamer.node.runs.rounds_here import rounds_here, spans_text
+from gossamer.node.runs.rounds_here import rounds_here, spans_text, way_to
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
-from gossamer.node.storage.restoring import open_read_only, rebuild
-from gossamer.protocol.policy.chain_checkpoint import signing_depth
-from gossamer.protocol.policy.rollback_signers import RollbackSigners
+from gossamer.node.storage.state.restoring import open_read_only, rebuild
+from gossamer.protocol.policy.heads.chain_checkpoint import signing_depth
+from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Rollback
 
@@ -71,11 +71,8 @@ class RollbackDesk:
         newest = self._state_dir.newest_head()
         committed, _ = open_read_only(self.manifest, self._state_dir, self._cache_bytes)
         chain = committed.chain
-        path = [] if newest is None else chain.path_between(chain.root, newest) or []
-        heads = [chain.root, *path]
+        heads = way_to(committed, newest)
         gap = None if newest is None else chain.gap_before(newest)
-        if newest is not None and gap is not None:
-            heads = chain.pieces_to(newest)[-1]  # no round before is known to be on the way
         first = chain.entry(heads[0]).round
         newest_round = chain.entry(heads[-1]).round
         if not 0 <= round_number < newest_round:

@@ -1,14 +1,25 @@
-"""The rounds whose states a disk can rebuild, for people who named another one."""
+"""The rounds on a disk, and those whose states it can rebuild, for people who named another one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.ids import Digest
 
 SPANS_MAX = 4
 """Spans of rounds that a message names, the newest ones: more of them nobody reads."""
+
+
+def way_to(committed: CommittedState, newest: Digest | None) -> list[Digest]:
+    """Returns the heads on the way to the newest one, from the beginning of the kept chain on, or
+    those after a record that the disk lost: no round before is known to be on the way."""
+    chain = committed.chain
+    if newest is None:
+        return [chain.root]
+    if chain.gap_before(newest) is not None:
+        return chain.pieces_to(newest)[-1]
+    return [chain.root, *(chain.path_between(chain.root, newest) or [])]
 
 
 def rounds_here(committed: CommittedState, heads: Sequence[Digest]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -41,11 +40,7 @@ from gossamer.trainer.ipc import messages
 from gossamer.trainer.presets.table import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.pretrained.folder import Pretrained, open_pretrained
 
-if TYPE_CHECKING:
-    from trio_typing import TaskStatus
-
 log = structlog.get_logger("node")
-
 
 Tell = Callable[[str], None]
 """Takes a word for people on what is done."""
@@ -193,7 +188,7 @@ async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
     process = TrainerProcess(draft.model.num_parameters)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_run_process, process)
+            await nursery.start(process.run)
             await process.send(
                 messages.Configure(
                     model=draft.model,
@@ -216,9 +211,3 @@ async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
         return np.array(process.base)
     finally:
         process.release()
-
-
-async def _run_process(
-    process: TrainerProcess, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    await process.run(task_status=task_status)

@@ -8,19 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from gossamer.node.peers.settled_stakes import SettledStakes
+from gossamer.node.peers.members.settled_stakes import SettledStakes
 from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun, MemberRow, expulsions_of
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.expulsion_file import ExpulsionFile, TooManyWishesError
-from gossamer.node.storage.known_rounds import KnownRounds
-from gossamer.node.storage.roll_file import DamagedRollError
+from gossamer.node.runs.manifest_here import chain_here
+from gossamer.node.storage.admission_files import ExpulsionFile, TooManyWishesError
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, public_key_of
-from gossamer.protocol.policy.expulsion_count import Tally
-from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
-from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.ids import PeerId, public_key_of
+from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.policy.members.expulsion_count import Tally
+from gossamer.protocol.policy.members.expulsions import Expulsions
+from gossamer.protocol.policy.members.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD, VOTES_MAX
 
 FIRST_ROUND = VOTE_PERIOD + UNDO_ROUNDS_MAX
@@ -48,7 +47,7 @@ class VotingDesk:
         self._file = ExpulsionFile(state_dir.root)
         try:
             self._expulsions: Expulsions = expulsions_of(run.roll, state_dir)
-        except (DamagedRollError, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
             raise InvitationError(
                 f"the votes of the run are damaged ({error}): start the node, which gets them from "
                 "the other members, and try again"
@@ -56,12 +55,8 @@ class VotingDesk:
 
     @cached_property
     def _standings(self) -> SettledStakes:
-        manifest, state_dir = self._run.manifest, self._state_dir
-        # The head before the records: a daemon writes them in the other order.
-        newest = state_dir.newest_head()
-        genesis_state = Digest(manifest.genesis_digest)
-        chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
-        head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]
+        manifest = self._run.manifest
+        chain, head = chain_here(self._state_dir, manifest)
         choice = HeadChoice(KnownRounds(chain), PeerId(manifest.founder), self._run.roll.branch_of)
         return SettledStakes(chain, choice, lambda: head)
 

@@ -13,9 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gossamer.node.base.default_places import user_config_folder
 from gossamer.node.base.disk_health import write_atomically
@@ -52,71 +50,6 @@ class ServiceError(Exception):
     """The service cannot be installed or managed; the message says why and what to do."""
 
 
-class Manager(Protocol):
-    """A service manager, as far as the commands need it."""
-
-    file: Path
-    """The file that makes the node a service."""
-
-    def install(
-        self, links: Sequence[str], environment: Mapping[str, str], *, force: bool, starts: bool
-    ) -> list[str]:
-        """Writes the service and starts it. Returns lines for people.
-
-        Args:
-            links: where to join; empty: the run of the state directory or of the last time.
-            environment: variables of the node.
-            force: whether to write over a file that another program wrote.
-            starts: whether to start the node now and after each boot or login.
-        """
-        ...
-
-    def text(self, environment: Mapping[str, str]) -> str:
-        """Returns the content of the file."""
-        ...
-
-    def uninstall(self) -> bool:
-        """Stops the node and removes the service. Returns whether there was one."""
-        ...
-
-    def remove_rest(self) -> list[str]:
-        """Removes what else the service has left on this machine. Returns lines for people."""
-        ...
-
-    def knows_links(self) -> bool:
-        """Returns whether the service has been told where to join."""
-        ...
-
-    def status(self) -> int:
-        """Shows how the service is. Returns the status of the program that does."""
-        ...
-
-    def logs(self, *, lines: int, follow: bool) -> int:
-        """Shows the newest lines of the log, and with `follow` those that come."""
-        ...
-
-
-def manager_here(*, system: bool) -> Manager:
-    """Returns the manager of this platform.
-
-    Args:
-        system: whether the service is one for all users of the machine.
-
-    Raises:
-        ServiceError: there is none that is known.
-    """
-    if sys.platform == "darwin":
-        if system:
-            raise ServiceError("--system is for systemd: launchd's jobs here are for one user")
-        return Launchd()
-    if shutil.which("systemctl") is None:
-        raise ServiceError(
-            "there is no systemd here: run `gossamer join` by the service manager that you have. "
-            "`gossamer service install --print` shows what a unit says"
-        )
-    return Systemd(system=system)
-
-
 def program_words() -> list[str]:
     """Returns the command that runs this Gossamer."""
     script = Path(sysconfig.get_path("scripts"), "gossamer")
@@ -139,19 +72,19 @@ def require_visible(words: Sequence[str]) -> None:
             )
 
 
-@dataclass
 class Systemd:
     """systemd, for all users or for the one who asks."""
 
-    system: bool
-
-    def __post_init__(self) -> None:
-        config = Path("/etc") if self.system else user_config_folder()
-        self.file = config / "systemd" / ("system" if self.system else "user") / f"{NAME}.service"
+    def __init__(self, *, system: bool) -> None:
+        self.system = system
+        config = Path("/etc") if system else user_config_folder()
+        self.file = config / "systemd" / ("system" if system else "user") / f"{NAME}.service"
+        """The file that makes the node a service."""
         self.environment_file = config / NAME / f"{NAME}.env"
         """Variables of the node, the addresses of `join` among them; invitations are secret."""
 
     def text(self, environment: Mapping[str, str]) -> str:
+        """Returns the content of the file. `environment`: variables of the node."""
         words = program_words()
         make = system_unit if self.system else user_unit
         return MARK + make(program_text(words), environment)
@@ -159,6 +92,14 @@ class Systemd:
     def install(
         self, links: Sequence[str], environment: Mapping[str, str], *, force: bool, starts: bool
     ) -> list[str]:
+        """Writes the service and starts it. Returns lines for people.
+
+        Args:
+            links: where to join; empty: the run of the state directory or of the last time.
+            environment: variables of the node.
+            force: whether to write over a file that another program wrote.
+            starts: whether to start the node now and after each boot or login.
+        """
         if self.system:
             require_visible(program_words())
         _require_ours(self.file, MARK, force)
@@ -193,6 +134,7 @@ class Systemd:
         write_atomically(self.environment_file, (others + line).encode(), mode=0o600)
 
     def knows_links(self) -> bool:
+        """Returns whether the service has been told where to join."""
         try:
             found = _SEEDS.search(self.environment_file.read_text(encoding="utf-8"))
         except OSError:
@@ -200,6 +142,7 @@ class Systemd:
         return found is not None and bool(found[1].strip())
 
     def uninstall(self) -> bool:
+        """Stops the node and removes the service. Returns whether there was one."""
         if not self.file.exists():
             return False
         _require_ours(self.file, MARK, force=False)
@@ -209,6 +152,7 @@ class Systemd:
         return True
 
     def remove_rest(self) -> list[str]:
+        """Removes what else the service has left on this machine. Returns lines for people."""
         file = self.environment_file
         try:
             before = file.read_text(encoding="utf-8")
@@ -224,9 +168,11 @@ class Systemd:
         return [f"removed: {file}"]
 
     def status(self) -> int:
+        """Shows how the service is. Returns the status of the program that does."""
         return _shown("systemctl", *self._scope(), "status", "--no-pager", NAME)
 
     def logs(self, *, lines: int, follow: bool) -> int:
+        """Shows the newest lines of the log, and with `follow` those that come."""
         unit = "--unit" if self.system else "--user-unit"
         wanted = ("--follow",) if follow else ("--no-pager",)
         status = _shown("journalctl", unit, NAME, "--lines", str(lines), *wanted)
@@ -242,7 +188,7 @@ class Systemd:
 
 
 class Launchd:
-    """launchd of macOS, for the user who asks."""
+    """launchd of macOS, for the user who asks. It has the methods of `Systemd`."""
 
     def __init__(self) -> None:
         self.file = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
@@ -299,6 +245,27 @@ class Launchd:
     def _unload(self) -> None:
         # A job that is not loaded is what is wanted: its status is no failure.
         _run("launchctl", "bootout", f"{self._domain()}/{LABEL}")
+
+
+def manager_here(*, system: bool) -> Systemd | Launchd:
+    """Returns the manager of this platform.
+
+    Args:
+        system: whether the service is one for all users of the machine.
+
+    Raises:
+        ServiceError: there is none that is known.
+    """
+    if sys.platform == "darwin":
+        if system:
+            raise ServiceError("--system is for systemd: launchd's jobs here are for one user")
+        return Launchd()
+    if shutil.which("systemctl") is None:
+        raise ServiceError(
+            "there is no systemd here: run `gossamer join` by the service manager that you have. "
+            "`gossamer service install --print` shows what a unit says"
+        )
+    return Systemd(system=system)
 
 
 def _require_ours(file: Path, mark: str, force: bool) -> None:

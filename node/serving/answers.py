@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gossamer.node.serving.model import BusyError, RefusedError
 from gossamer.node.serving.questions import Question, QuestionError
-from gossamer.node.storage.chain_tree import Entry
+from gossamer.node.storage.chain.chain_tree import Entry
 from gossamer.protocol.ids import short
 from gossamer.trainer.ipc.generation import Done
 

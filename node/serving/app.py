@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -79,7 +79,11 @@ def _model_of(model: ServedModel) -> dict[str, object]:
 
 def _no_such_model(name: str, model: ServedModel) -> Response:
     problem = f"there is no model {name!r} here; this one is {model.manifest.name!r}"
-    return JSONResponse(error_body(problem, "invalid_request_error", "model"), 404)
+    return _refusal(404, problem, "model")
+
+
+def _refusal(status: int, problem: str, field: str | None = None) -> Response:
+    return JSONResponse(error_body(problem, "invalid_request_error", field), status)
 
 
 class _Endpoint:
@@ -89,29 +93,12 @@ class _Endpoint:
         self._model, self._read = model, read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        refusal: Response | None = None
-        question: Question | None = None
-        if kind != "application/json":
-            problem = "the header content-type must be application/json"
-            refusal = JSONResponse(error_body(problem, "invalid_request_error"), 415)
-        else:
-            try:
-                question = self._read(await _read_body(receive))
-            except _GoneError:
-                return
-            except trio.TooSlowError:
-                problem = f"the body of the request did not come within {BODY_SECONDS_MAX:.0f} s"
-                refusal = JSONResponse(error_body(problem, "invalid_request_error"), 408)
-            except QuestionError as error:
-                status, problem_body = error_of(error)
-                refusal = JSONResponse(problem_body, status)
-            else:
-                if question.model not in (None, "", self._model.manifest.name):
-                    refusal = _no_such_model(str(question.model), self._model)
-        if refusal is not None or question is None:
-            await (refusal or Response(status_code=400))(scope, receive, send)
+        try:
+            question = await self._question(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        if isinstance(question, Response):
+            await question(scope, receive, send)
             return
         answer = Answer(question, self._model.manifest.name, send)
         end: _End | None = None
@@ -125,6 +112,26 @@ class _Endpoint:
             await answer.end(end, scope, receive)
         elif end is not None:
             await answer.fail(end, scope, receive)
+
+    async def _question(self, request: Request) -> Question | Response:
+        """Returns what is asked, or the refusal. Raises ClientDisconnect where nobody asks any
+        more."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return _refusal(415, "the header content-type must be application/json")
+        try:
+            with trio.fail_after(BODY_SECONDS_MAX):
+                body = await request.body()  # `Guard` has checked its length
+            question = self._read(body)
+        except trio.TooSlowError:
+            problem = f"the body of the request did not come within {BODY_SECONDS_MAX:.0f} s"
+            return _refusal(408, problem)
+        except QuestionError as error:
+            status, answer = error_of(error)
+            return JSONResponse(answer, status)
+        if question.model not in (None, "", self._model.manifest.name):
+            return _no_such_model(str(question.model), self._model)
+        return question
 
     async def _add_text(self, question: Question, answer: Answer) -> _End:
         """Makes the text of an answer, and returns how it ended."""
@@ -144,28 +151,6 @@ async def _pass_on(pieces: trio.MemoryReceiveChannel[str], answer: Answer) -> No
     async with pieces:
         async for piece in pieces:
             await answer.add(piece)
-
-
-class _GoneError(Exception):
-    """The client has ended its connection."""
-
-
-async def _read_body(receive: Receive) -> bytes:
-    """Returns the body, whose length `Guard` has checked.
-
-    Raises:
-        _GoneError: there is no client any more.
-        trio.TooSlowError: the body has not come to its end in time.
-    """
-    body = bytearray()
-    with trio.fail_after(BODY_SECONDS_MAX):
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _GoneError
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                return bytes(body)
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

@@ -28,10 +28,9 @@ from gossamer.node.runs.generating import (
     share_parameters,
 )
 from gossamer.node.runs.reading import StateOnDisk, read_state
-from gossamer.node.storage.chain_tree import Entry
+from gossamer.node.storage.chain.chain_tree import Entry
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest, short
-from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.environment import computing_environment
 from gossamer.trainer.ipc.generation import (
@@ -114,8 +113,9 @@ class ServedModel:
     def __init__(self, settings: Settings, state: StateOnDisk, device: str) -> None:
         """Raises OSError if memory is short."""
         self._settings = settings
-        self._manifest = state.manifest
-        self._entry = state.entry
+        self.manifest = state.manifest
+        self.entry = state.entry
+        """The round whose state answers now."""
         self._head_seen: Digest | None = state.entry.head
         self._descriptor = share_parameters(state)
         # Without the parameters, which are in the shared memory now.
@@ -126,15 +126,6 @@ class ServedModel:
         self._numbers = itertools.count()
         self._process: trio.Process | None = None
         self._buffer = bytearray()
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
-
-    @property
-    def entry(self) -> Entry:
-        """The round whose state answers now."""
-        return self._entry
 
     async def run(
         self, *, follow: bool, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -193,7 +184,7 @@ class ServedModel:
         finally:
             self._num_waiting -= 1
         try:
-            on_turn(self._entry)
+            on_turn(self.entry)
             if self._process is None:
                 await self._start()
             return await self._generate(
@@ -246,25 +237,25 @@ class ServedModel:
         except (OSError, ValueError, StateDirError) as error:
             log.warning("the newest round cannot be read; the model stays", problem=str(error))
             return False
-        if state.manifest.run_id != self._manifest.run_id:
+        if state.manifest.run_id != self.manifest.run_id:
             self._head_seen = newest
             log.warning("the state directory has another run now; the model stays")
             return True
         if state.is_newest:
             self._head_seen = newest
         # A state that is only the best of what could be read is no reason to go back.
-        if state.is_newest or state.entry.round > self._entry.round:
+        if state.is_newest or state.entry.round > self.entry.round:
             await self._take(state)
         return state.is_newest
 
     async def _take(self, state: StateOnDisk) -> None:
         """Answers from another state from now on."""
-        if state.entry.head == self._entry.head:
+        if state.entry.head == self.entry.head:
             return
         async with self._turn:
             vector = memory.open_vector(self._descriptor, state.parameters.size)
             await trio.to_thread.run_sync(np.copyto, vector, state.parameters)
-            self._entry = state.entry
+            self.entry = state.entry
             # A process that starts later reads the new parameters anyway.
             if self._process is not None:
                 try:
@@ -286,7 +277,7 @@ class ServedModel:
             env=computing_environment(),
         )
         await self._expect_loaded(self._load)
-        log.debug("the model is loaded", state=short(self._entry.state_digest))
+        log.debug("the model is loaded", state=short(self.entry.state_digest))
 
     async def _expect_loaded(self, message: ToGenerator) -> None:
         try:

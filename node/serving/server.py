@@ -10,6 +10,7 @@ import sys
 import trio
 
 from gossamer.node.app.http_server import bind_address, serve_app
+from gossamer.node.base.interrupting import only_error
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.runs.generating import GenerateError, problem_of_device
@@ -44,17 +45,11 @@ def serve_model(
         try:
             trio.run(_serve, model, listener, settings.api_hosts, follow)
         except ExceptionGroup as group:
-            refused, others = group.split(RefusedError)
-            if refused is None or others is not None:
+            error = only_error(group)
+            if not isinstance(error, RefusedError):
                 raise
-            raise GenerateError(str(_first(refused))) from group
+            raise GenerateError(str(error)) from group
     return 0
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Returns the first error of nested groups."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _serve(

@@ -11,7 +11,6 @@ from gossamer.node.base.address_text import parse_link
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.protocol import limits
-from gossamer.protocol.errors import OversizedError
 
 _PORT_BYTES_MAX = 256
 
@@ -37,7 +36,7 @@ class AddressFiles:
         """The port of the last start, for addresses that leave it open; 0 if there is none."""
         try:
             data = read_bounded(self.port_path, _PORT_BYTES_MAX)
-        except (OSError, OversizedError):
+        except OSError:
             return 0  # the kernel chooses again
         text = (data or b"").strip()
         return int(text) if text.isdigit() and int(text) < 65_536 else 0
@@ -61,7 +60,7 @@ class AddressFiles:
         out."""
         try:
             data = read_bounded(self.seeds_path, _SEEDS_BYTES_MAX)
-        except (OSError, OversizedError):
+        except OSError:
             return ()  # they have to be typed again
         found = []
         for line in (data or b"").decode("utf-8", errors="replace").splitlines():

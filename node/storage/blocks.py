@@ -51,11 +51,11 @@ from gossamer.protocol.ids import Digest, digest_of, short
 Buffer = bytes | bytearray | memoryview
 
 
-class BlockStore:
+class BlockStore(BlockIndex):
     """Content-addressed blocks in a folder. Thread-safe.
 
-    Calls that read, write or remove blocks wait for the disk. `has`, `size`, `missing`, pins and
-    sums are answered from memory. They make more than 15 public methods of it.
+    Calls that read, write or remove blocks wait for the disk. What `BlockIndex` has is answered
+    from memory.
 
     One process has the folder to itself: the daemon locks its state directory. The constructor
     scans the folder, removes what a crash left half-written, and takes the order of use from the
@@ -80,6 +80,7 @@ class BlockStore:
             check_place: called before a folder that vanished is made anew. It raises DiskError
                 where that would be the wrong place, such as below a disk that was removed.
         """
+        super().__init__()
         self._read_only = read_only
         self._check_place = check_place
         self.root = root
@@ -88,7 +89,6 @@ class BlockStore:
         """Bytes of pinned blocks for which there is room beside the quota: what every node of the
         run has to have for good."""
         self.verify_failures = 0
-        self._index = BlockIndex()
         self._moving = threading.Lock()
         """Lock that is held while one file of a block is renamed or removed and the index follows.
         It is held for one file at a time, so a small block that the event loop puts waits for one
@@ -104,42 +104,9 @@ class BlockStore:
         """The file of the block, if it is here. Reading it directly skips the check."""
         return path_of(self.root, digest)
 
-    def has(self, digest: Digest) -> bool:
-        """Returns whether the block is here, as far as is known without reading it."""
-        return self._index.size(digest) is not None
-
-    def size(self, digest: Digest) -> int | None:
-        """Bytes of the block; None if it is not here."""
-        return self._index.size(digest)
-
-    def missing(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Returns those of the digests whose blocks are not here, each once, in their order."""
-        return self._index.missing(digests)
-
-    def used_bytes(self) -> int:
-        """Sum of the blocks' sizes."""
-        return self._index.used_bytes()
-
     def cached_bytes(self) -> int:
         """The part of `used_bytes` that counts against the quota."""
         return self.used_bytes() - self.reserved_bytes
-
-    @property
-    def num_changes(self) -> int:
-        """How often a block has come or gone: as long as it stays, the same blocks are here."""
-        return self._index.num_changes
-
-    def pinned_bytes(self) -> int:
-        """Sum of the sizes of the blocks that are pinned: they may exceed the quota."""
-        return self._index.pinned_bytes()
-
-    def num_blocks(self) -> int:
-        """Number of blocks here."""
-        return self._index.num_blocks()
-
-    def num_pinned(self) -> int:
-        """Number of blocks here that are pinned."""
-        return self._index.num_pinned()
 
     def put(self, data: Buffer, *, expected: Digest | None = None) -> Digest:
         """Stores a block, and evicts others if the quota is passed. A block that is here stays.
@@ -160,7 +127,7 @@ class BlockStore:
         digest = digest_of(data)
         if expected is not None and digest != expected:
             raise ForgedError(f"block {short(expected)} has the digest {short(digest)}")
-        if self._index.touch(digest):
+        if self._use(digest):
             return digest
         try:
             self._write(digest, data)
@@ -181,7 +148,7 @@ class BlockStore:
         Raises:
             DiskError: the disk does not do it, or has lost one of them.
         """
-        wanted = self._index.digests() if digests is None else digests
+        wanted = self._digests() if digests is None else digests
         sync_files(self.path(digest) for digest in wanted)
         try:
             sync_directory(self.root)
@@ -226,22 +193,10 @@ class BlockStore:
         """Reads the block without keeping it. Raises as `get` does."""
         self.open_block(digest).close()
 
-    def pin(self, name: str, digests: Iterable[Digest]) -> None:
-        """Keeps these blocks from eviction until `unpin(name)`, instead of those that the name
-        pinned before.
-
-        They need not be here yet: pin before fetching.
-        """
-        self._index.pin(name, digests)
-
-    def unpin(self, name: str) -> None:
-        """Allows eviction again. Nothing happens if there is no such name."""
-        self._index.unpin(name)
-
     def discard(self, name: str) -> None:
         """Unpins the blocks of a name and deletes those that no other name pins. Use it for blocks
         that no peer will ask for again."""
-        for digest, num_bytes in self._index.unpin_and_forget(name).items():
+        for digest, num_bytes in self._unpin_and_forget(name).items():
             self._remove(digest, num_bytes)
 
     def forget_lost(self) -> int:
@@ -251,7 +206,7 @@ class BlockStore:
         the disk may tell nothing of a file.
         """
         # `Path.exists` raises where the disk fails.
-        digests = self._index.digests()
+        digests = self._digests()
         missed = [digest for digest in digests if not os.path.exists(self.path(digest))]
         return sum(self._forget_if_gone(digest) for digest in missed)
 
@@ -280,7 +235,7 @@ class BlockStore:
             elif not self._read_only:  # a power cut can leave an empty file
                 remove_quietly(path)
         for _, digest, num_bytes in sorted(found):
-            self._index.add(digest, num_bytes)
+            self._add(digest, num_bytes)
 
     def _write(self, digest: Digest, data: Buffer) -> None:
         """Writes and renames a file. A DiskError leaves nothing behind."""
@@ -312,7 +267,7 @@ class BlockStore:
             target.parent.mkdir(exist_ok=True)
             with self._moving:
                 os.replace(temporary, target)
-                self._index.add(digest, num_bytes)
+                self._add(digest, num_bytes)
         except BaseException:
             remove_quietly(temporary)
             raise
@@ -321,7 +276,7 @@ class BlockStore:
         """Forgets blocks of so many bytes, the oldest use first. Their files are to be removed."""
         if num_bytes <= 0 or self._read_only:
             return {}
-        return self._index.forget_oldest(num_bytes, keep)
+        return self._forget_oldest(num_bytes, keep)
 
     def _remove_all(self, victims: dict[Digest, int]) -> int:
         """Returns the bytes freed; 0 if the disk did not let go of a file."""
@@ -342,7 +297,7 @@ class BlockStore:
                     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
                 self.path(digest).unlink(missing_ok=True)
             except OSError:
-                self._index.restore(digest, num_bytes)
+                self._restore(digest, num_bytes)
                 return False
             return True
 
@@ -351,7 +306,7 @@ class BlockStore:
         with self._moving:
             if os.path.exists(self.path(digest)):
                 return False
-            return self._index.forget(digest) is not None
+            return self._forget(digest) is not None
 
     def _open(self, digest: Digest) -> BinaryIO:
         """Opens the file, which is not checked yet."""
@@ -372,7 +327,7 @@ class BlockStore:
         try:
             yield
         except OSError as error:
-            self._index.forget(digest)
+            self._forget(digest)
             raise MissingBlockError(f"block {self.path(digest)}: {error.strerror}") from error
 
     def _touch(self, digest: Digest) -> None:
@@ -381,7 +336,7 @@ class BlockStore:
             return
         with contextlib.suppress(OSError):  # evicted since, or on a read-only disk
             os.utime(self.path(digest))
-        self._index.touch(digest)
+        self._use(digest)
 
     def _raise_damaged(self, digest: Digest, file: BinaryIO) -> NoReturn:
         path = self.path(digest)
@@ -390,7 +345,7 @@ class BlockStore:
             # A good copy may have replaced the bad one since it was opened.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    self._index.forget(digest)  # of no use, even if it cannot be removed
+                    self._forget(digest)  # of no use, even if it cannot be removed
                     if not self._read_only:
                         remove_quietly(path)
         raise CorruptBlockError(

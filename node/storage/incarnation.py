@@ -18,7 +18,6 @@ from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.errors import OversizedError
 from gossamer.protocol.limits import INCARNATION_MAX
 
 # The year 2116: a clock that is wrong by centuries must not use up the numbers.
@@ -48,7 +47,7 @@ class Incarnation:
         again."""
         try:
             last = int(read_bounded(self._path, _FILE_BYTES_MAX) or 0)
-        except (OSError, ValueError, OversizedError):
+        except (OSError, ValueError):
             last = 0
         if not 0 <= last < INCARNATION_MAX:
             last = 0

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.storage.bounded_file import read_bounded
+from gossamer.node.storage.bounded_file import read_record
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.decoding import to_msgpack
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, public_key_of
 
 _KNOWN_PEERS_BYTES_MAX = (
@@ -32,14 +31,11 @@ class KnownPeers:
         self._saved: dict[PeerId, tuple[str, ...]] = {}
         self._saving = threading.Lock()
         try:
-            data = read_bounded(path, _KNOWN_PEERS_BYTES_MAX)
-            if data is not None:
-                for peer_id, addresses in msgspec.msgpack.decode(
-                    data, type=list[tuple[str, tuple[str, ...]]]
-                )[: limits.MEMBERS_MAX]:
-                    public_key_of(PeerId(peer_id))
-                    self._addresses[PeerId(peer_id)] = addresses[: limits.ADDRESSES_MAX]
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, MalformedError, OversizedError):
+            found = read_record(path, list[tuple[str, tuple[str, ...]]], _KNOWN_PEERS_BYTES_MAX)
+            for peer_id, addresses in (found or [])[: limits.MEMBERS_MAX]:
+                public_key_of(PeerId(peer_id))
+                self._addresses[PeerId(peer_id)] = addresses[: limits.ADDRESSES_MAX]
+        except (OSError, MalformedError):
             self._addresses.clear()
         self._saved = dict(self._addresses)
 
@@ -87,5 +83,5 @@ class KnownPeers:
             addresses = self._addresses.copy()  # at once; more may be seen while it is written
             if list(addresses.items()) == list(self._saved.items()):
                 return
-            write_atomically(self._path, msgspec.msgpack.encode(list(addresses.items())))
+            write_atomically(self._path, to_msgpack(list(addresses.items())))
             self._saved = addresses

@@ -10,21 +10,21 @@ missing, or is not what the founder signed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.storage.bounded_file import read_bounded, write_digested
-from gossamer.protocol import limits
-from gossamer.protocol.errors import (
-    MalformedError,
-    OversizedError,
-    RemoteProtocolError,
-    VersionError,
+from gossamer.node.storage.bounded_file import (
+    read_bounded,
+    read_digested,
+    record_in,
+    write_digested,
 )
-from gossamer.protocol.ids import DIGEST_BYTES, digest_of
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import SignedManifest
@@ -51,7 +51,7 @@ class ManifestFiles:
         Its signature may be wrong where the copy is of no use.
 
         Raises:
-            msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError: no file can be used.
+            RemoteProtocolError: no file can be used.
             OSError: the first file cannot be read, and the copy is of no use.
         """
         signed, problem = self._first()
@@ -73,23 +73,20 @@ class ManifestFiles:
         write_atomically(self.path, data)
 
     def damaged(self) -> str | None:
-        """Returns the name of the file that is damaged or was lost, where the other one is whole.
-
-        A copy that an earlier version of this program did not write was not lost.
-        """
+        """Returns the name of the file that is damaged or was lost, where the other one is
+        whole."""
         path, _ = self._to_write()
-        is_new = path == self.copy_path and not path.exists()
-        return None if path is None or is_new else path.name
+        return None if path is None else path.name
 
     def mend(self) -> str | None:
-        """Writes such a file again, and a copy that was never there. Blocks for as long as the disk
-        needs. Returns what `damaged` does. Raises DiskError: the disk does not take it."""
-        name, (path, data) = self.damaged(), self._to_write()
+        """Writes such a file again, and returns its name. Blocks for as long as the disk needs.
+        Raises DiskError: the disk does not take it."""
+        path, data = self._to_write()
         if path == self.copy_path:
             write_digested(path, data)
         elif path is not None:
             write_atomically(path, data)
-        return name
+        return None if path is None else path.name
 
     def _to_write(self) -> tuple[Path | None, bytes]:
         """Returns the file that is damaged or missing, if the other one is whole, and the bytes of
@@ -108,25 +105,22 @@ class ManifestFiles:
         try:
             data = read_bounded(self.path, _SIGNED_MANIFEST_BYTES_MAX)
             return (None, None) if data is None else (_decoded(data), None)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
+        except (OSError, RemoteProtocolError) as error:
             return None, error
 
     def _copy(self) -> bytes | None:
         """Returns the bytes of the copy; None without one that fits its digest."""
-        try:
-            data = read_bounded(self.copy_path, DIGEST_BYTES + _SIGNED_MANIFEST_BYTES_MAX)
-        except (OSError, OversizedError):
-            return None
-        content = b"" if data is None else data[DIGEST_BYTES:]
-        return content if data is not None and data[:DIGEST_BYTES] == digest_of(content) else None
+        with suppress(OSError, MalformedError):
+            return read_digested(self.copy_path, _SIGNED_MANIFEST_BYTES_MAX)
+        return None
 
 
 def _decoded(data: bytes) -> SignedManifest:
-    """Raises msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError."""
+    """Raises RemoteProtocolError."""
     # Here: the commands that ask a running node know where it answers, and read no manifest.
     from gossamer.protocol.manifest import SignedManifest, decode_manifest
 
-    signed = msgspec.msgpack.decode(data, type=SignedManifest)
+    signed = record_in(data, SignedManifest, "manifest.msgpack")
     decode_manifest(signed.manifest)
     return signed
 
@@ -136,7 +130,7 @@ def _is_of_another_version(data: bytes) -> bool:
         _decoded(data)
     except VersionError:
         return True
-    except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError):
+    except RemoteProtocolError:
         pass
     return False
 

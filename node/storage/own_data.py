@@ -17,9 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.node.base.disk_health import sync_files, write_atomically
-from gossamer.node.storage.bounded_file import read_bounded
+from gossamer.node.storage.bounded_file import read_bounded, read_record
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.shard_index import ShardInfo, decode_index
 
@@ -106,10 +107,9 @@ class OwnData:
             StateDirError: a file is damaged or missing.
         """
         try:
-            data = read_bounded(self._root / _PLACE_NAME, _PLACE_BYTES_MAX)
-            if data is None:
+            place = read_record(self._root / _PLACE_NAME, _Place, _PLACE_BYTES_MAX)
+            if place is None:
                 return False
-            place = msgspec.msgpack.decode(data, type=_Place)
             if place.position < 0:
                 raise ValueError("a place before the beginning")
             folder = self._folder_of(place.key)
@@ -130,7 +130,7 @@ class OwnData:
             self._write(_Place(self._place.key, position))
 
     def _write(self, place: _Place) -> None:
-        write_atomically(self._root / _PLACE_NAME, msgspec.msgpack.encode(place))
+        write_atomically(self._root / _PLACE_NAME, to_msgpack(place))
         self._place = place
 
     def _folder_of(self, key: bytes) -> Path:

@@ -14,10 +14,11 @@ import msgspec
 import structlog
 
 from gossamer.node.base.disk_health import DiskHealth, write_atomically
-from gossamer.node.storage.bounded_file import read_bounded
+from gossamer.node.storage.bounded_file import read_record
 from gossamer.node.telemetry.loss_history import LossHistory
 from gossamer.node.telemetry.status import LossPoint
-from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.decoding import to_msgpack
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.wire.statement_checks import check_name
 
@@ -103,15 +104,11 @@ class _RunFile:
     ) -> _Content | None:
         """Returns the content; None if there is none of this run, or if it cannot be used."""
         try:
-            data = read_bounded(self._path, bytes_max)
-            if data is None:
+            found = read_record(self._path, content, bytes_max)
+            if found is None:
                 return None
-            found = msgspec.msgpack.decode(data, type=content)
             check(found)
-        except (
-            *(OSError, OversizedError, MalformedError),
-            *(msgspec.DecodeError, UnicodeDecodeError),
-        ) as error:
+        except (OSError, MalformedError) as error:
             log.warning(
                 "a file that the owner looks at begins anew: it cannot be used",
                 file=self._path.name,
@@ -122,7 +119,7 @@ class _RunFile:
 
     def _write(self, content: _OfRun) -> None:
         """Replaces the file. DiskError."""
-        write_atomically(self._path, msgspec.msgpack.encode(content))
+        write_atomically(self._path, to_msgpack(content))
 
 
 class LossFile(_RunFile):

@@ -7,9 +7,9 @@
     token              secret that orders to the running daemon need, 0600
     port, seeds        addresses of this node and of peers   (`address_files`)
     starting           what the daemon does that has no endpoint yet, for people
-    paused             the owner's order to pause            (`pause_file`)
+    paused             the owner's order to pause            (`owner_orders`)
     noticed            the run of which the owner was told that it is finished (`notices`)
-    limits             the limits that the owner set on the running node (`limits_file`)
+    limits             the limits that the owner set on the running node (`owner_orders`)
     losses             the curve of losses that the owner sees (`owner_files`)
     logs/              curves for TensorBoard and wandb       (`log_places`)
     samples            texts of the model that the owner sees (`owner_files`)
@@ -22,12 +22,14 @@
     blocks/            what is addressed by its digest        (`blocks`)
     own/               this node's own text, where all train on theirs (`own_data`)
     work/              work that no round has taken          (`work_files`)
-    rollbacks/, revoked/, voted/    orders of the owner       (`heads.rollbacks`, `roll_file`,
-                                                             `expulsion_file`)
+    incarnation        the number of this node's life        (`incarnation`)
+    roll, expulsions   members of an invite-only run, and votes (`admission_files`)
+    rollbacks/, revoked/, voted/    orders of the owner      (`heads.rollbacks`, `admission_files`)
+    extension, more_data    the founder's newest words       (`heads.extensions`, `more_data`)
     trainer/           the only folder that the trainer writes to: temporary files, caches, and
         optimizer      the moments of AdamW or Muon, or with shared steps the momentum
 
-Files are replaced as a whole and reach the disk before the old ones go (`disk.write_atomically`),
+Files are replaced as a whole and reach the disk before the old ones go (`write_atomically`),
 so that a process killed at any instant leaves either the old content or the new.
 """
 
@@ -41,8 +43,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gossamer.node.base.disk_health import (
     TEMPORARY_SUFFIX,
     DiskError,
@@ -52,11 +52,11 @@ from gossamer.node.base.disk_health import (
     write_atomically,
 )
 from gossamer.node.storage.address_files import AddressFiles
-from gossamer.node.storage.bounded_file import read_bounded
+from gossamer.node.storage.bounded_file import read_bounded, read_hex_digest
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.manifest_files import ManifestFiles
-from gossamer.protocol.errors import OversizedError, RemoteProtocolError, VersionError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest
+from gossamer.protocol.errors import RemoteProtocolError, VersionError
+from gossamer.protocol.ids import Digest
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest, SignedManifest
@@ -68,8 +68,8 @@ ASKED_SECONDS = 0.25
 (`StateDir.is_in_use`), longer on a busy machine."""
 
 FORMAT = 1
-"""The format that this version writes. It reads the one before, too: format 0 is that of release
-0.2, which has no such file. A change of the format adds a step to `_migrate`."""
+"""The format that this version writes, and the only one that it reads. A directory of release 0.2
+has no such file, and its run is refused by the version in the manifest."""
 
 _FOLDERS = ("work", "own", "rollbacks", "revoked", "voted")
 """Folders in which files are replaced atomically. The chain clears its own; other folders may be
@@ -80,15 +80,13 @@ class StateDirError(Exception):
     """The state directory cannot be used; the message says why and what to do."""
 
 
-def unreadable(path: Path, error: OSError | OversizedError) -> StateDirError:
-    """Returns the error of a file that this user may not read, that is none, or that the disk does
-    not give."""
-    reason, advice = str(error), f"Move {path.name} away, and try again"
-    if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        if error.errno not in (errno.EINVAL, errno.EISDIR):
-            advice = _advice(error, "Give --state-dir the directory of a node that is yours")
-    return StateDirError(f"{path} cannot be read: {reason}. {advice}")
+def unreadable(path: Path, error: OSError) -> StateDirError:
+    """Returns the error of a file that this user may not read, that is none or too large, or that
+    the disk does not give."""
+    advice = f"Move {path.name} away, and try again"
+    if error.errno not in (errno.EINVAL, errno.EISDIR, errno.EFBIG):
+        advice = _advice(error, "Give --state-dir the directory of a node that is yours")
+    return StateDirError(f"{path} cannot be read: {error.strerror or error}. {advice}")
 
 
 def _advice(error: OSError, otherwise: str) -> str:
@@ -114,8 +112,6 @@ class StateDir:
     """Names and opens what lies in a state directory. Creating one touches nothing.
 
     `health` says how writing to it goes.
-
-    It has more than 12 attributes: each is the path of one file.
     """
 
     def __init__(self, root: Path) -> None:
@@ -190,9 +186,9 @@ class StateDir:
                     f"{self.root} cannot be locked: {error.strerror}. "
                     "Give --state-dir a directory on a local disk"
                 ) from error
-            found = self._read_format()
+            has_format = self._has_format()
             if not is_to_erase:
-                self._prepare(descriptor, found)
+                self._prepare(descriptor, has_format)
             self._lock_descriptor = descriptor
             try:
                 yield
@@ -207,14 +203,16 @@ class StateDir:
         finally:
             os.close(descriptor)
 
-    def _prepare(self, descriptor: int, found: int) -> None:
+    def _prepare(self, descriptor: int, has_format: bool) -> None:
         """Writes this process's pid, and brings the directory into order. Raises DiskError."""
         pid = f"{os.getpid()}\n".encode()
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, pid, 0)
             self._remove_leftovers()
-            self._migrate(found)
+            self.trainer_path.mkdir(mode=0o700, exist_ok=True)
+            if not has_format:
+                write_atomically(self.format_path, f"{FORMAT}\n".encode())
         except OSError as error:
             raise disk_error(self.lock_path, len(pid), error) from error
 
@@ -257,37 +255,24 @@ class StateDir:
             for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
                 leftover.unlink(missing_ok=True)
 
-    def _read_format(self) -> int:
-        """Returns the format of the directory.
-
-        A damaged file counts as format 0: each step of `_migrate` does nothing where it was done.
+    def _has_format(self) -> bool:
+        """Returns whether the directory says that it has this format.
 
         Raises:
-            StateDirError: the format is of a later version.
+            StateDirError: it is of a later version, or the file cannot be read.
         """
         try:
-            data = read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX)
-        except (OSError, OversizedError) as error:
+            text = (read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX) or b"").strip()
+        except OSError as error:
             raise unreadable(self.format_path, error) from error
-        text = b"0" if data is None else data.strip()
-        if not text.isdigit():
-            return 0
-        if int(text) > FORMAT:
+        number = int(text) if text.isdigit() else 0
+        if number > FORMAT:
             raise StateDirError(
-                f"{self.root} was written by a newer version of Gossamer (format "
-                f"{int(text)}; this version knows up to {FORMAT}): install that version, or give "
-                "this one its own --state-dir"
+                f"{self.root} was written by a newer version of Gossamer (format {number}; this "
+                f"version knows up to {FORMAT}): install that version, or give this one its own "
+                "--state-dir"
             )
-        return int(text)
-
-    def _migrate(self, found: int) -> None:
-        """Brings a directory of an earlier format to this one. OSError, DiskError."""
-        self.trainer_path.mkdir(mode=0o700, exist_ok=True)
-        if found < 1:  # the trainer's file lay beside the node's own
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.root / "optimizer", self.optimizer_path)
-        if found != FORMAT:
-            write_atomically(self.format_path, f"{FORMAT}\n".encode())
+        return number == FORMAT
 
     def has_run(self) -> bool:
         """Returns whether a run was founded or joined here."""
@@ -300,14 +285,16 @@ class StateDir:
         Raises:
             StateDirError: both files are damaged or cannot be read, or of a later version.
         """
-        self._read_format()
+        self._has_format()
         try:
             return self.manifest_files.read()
         except VersionError as error:
             raise StateDirError(f"{self.root} holds {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
             raise self.damaged_manifest(error) from error
         except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise self.damaged_manifest(error) from error
             raise unreadable(self.manifest_path, error) from error
 
     def damaged_manifest(self, error: Exception) -> StateDirError:
@@ -336,15 +323,9 @@ class StateDir:
             OSError, ValueError: the file cannot be read, or is damaged.
         """
         try:
-            data = read_bounded(self.head_path, _SMALL_FILE_BYTES_MAX)
-        except OversizedError as error:
-            raise ValueError(str(error)) from error
-        if data is None:
+            return read_hex_digest(self.head_path)
+        except FileNotFoundError:
             return None
-        head = bytes.fromhex(data.decode("ascii").strip())
-        if len(head) != DIGEST_BYTES:  # a power cut can leave an empty file
-            raise ValueError(f"the head in {self.head_path} has {len(head)} bytes")
-        return Digest(head)
 
     def newest_head(self) -> Digest | None:
         """Returns the committed head that was written last; None if none can be read.

@@ -1,12 +1,18 @@
-"""The names of all that a node writes into its state directory, and what each of them has to be."""
+"""The names of all that a node writes into its state directory: what each has to be, and the
+removal of these and nothing else. A state directory may hold files of its owner.
+"""
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
+from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
 from gossamer.node.storage import manifest_files
-from gossamer.node.storage.state_dir import StateDirError
+from gossamer.node.storage.disk_use import bytes_beside
+from gossamer.node.storage.state_dir import StateDir, StateDirError
 
 IDENTITY_NAMES = ("identity.key", "incarnation")
 """The key, and the number of its lives: other peers believe the highest number."""
@@ -29,10 +35,12 @@ RUN_NAMES = (
     *_FOLDER_NAMES,
     *("api", "corpus_rest", "expulsions", "extension", "format", "head", "losses"),
     *manifest_files.NAMES,
-    *("more_data", "names", "noticed", "optimizer", "paused", "peers.msgpack", "pinned_head"),
+    *("more_data", "names", "noticed", "paused", "peers.msgpack", "pinned_head"),
     *("port", "roll", "roll.copy", "samples", "seeds", "starting", "token"),
+    "optimizer",
 )
-"""Everything else that a node writes into its state directory."""
+"""Everything else that a node writes into its state directory. Only release 0.2, whose runs have to
+be reset, has put `optimizer` there."""
 
 
 def require_kinds(root: Path) -> None:
@@ -66,3 +74,72 @@ def _kind_of(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a folder"
     return "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
+
+
+class Erased(NamedTuple):
+    """The result of an erasure."""
+
+    num_bytes: int
+    left: tuple[str, ...]
+    """Names in the directory that no node wrote, or that could not be removed; sorted."""
+
+
+def bytes_to_erase(root: Path, *, keep_identity: bool) -> int:
+    """Returns the bytes that `erase` would free."""
+    return sum(_bytes_of(path) for path in _ours(root, keep_identity))
+
+
+def erase(state_dir: StateDir, *, keep_identity: bool) -> Erased:
+    """Removes the files of a node. The caller holds the lock of the directory.
+
+    A link in the place of a folder, such as `blocks` on another disk, stays, and its folder is
+    emptied.
+
+    Raises:
+        OSError: a file cannot be removed. Those before it are gone; another try goes on.
+    """
+    root = state_dir.root
+    num_bytes = 0
+    # The manifest first: what is left after a crash is then a directory without a run.
+    for path in sorted(
+        _ours(root, keep_identity), key=lambda path: path.name not in manifest_files.NAMES
+    ):
+        size = _bytes_of(path)
+        if path.is_dir():
+            for inner in list(path.iterdir()) if path.is_symlink() else ():
+                _remove(inner)
+            if not path.is_symlink():
+                shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        num_bytes += size
+    kept = {HELD_NAME, *(KEPT_NAMES if keep_identity else ())}
+    return Erased(num_bytes, tuple(sorted(p.name for p in root.iterdir() if p.name not in kept)))
+
+
+def _ours(root: Path, keep_identity: bool) -> list[Path]:
+    names = {*RUN_NAMES, *(() if keep_identity else KEPT_NAMES)}
+    if not root.is_dir():
+        return []
+    return [
+        path
+        for path in root.iterdir()
+        if path.name in names
+        or (path.name.startswith(".") and path.name.endswith(TEMPORARY_SUFFIX))
+    ]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _bytes_of(path: Path) -> int:
+    if path.is_dir():
+        return bytes_beside(path.resolve())
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0

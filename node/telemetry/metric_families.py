@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 OTHER = "other"
@@ -11,10 +13,7 @@ OTHER = "other"
 class CounterFamily:
     """A counter with one label, whose values are known."""
 
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, label: str, values: tuple[str, ...]
-    ) -> None:
-        counter = Counter(name, text, [label], namespace="gossamer", registry=registry)
+    def __init__(self, counter: Counter, values: tuple[str, ...]) -> None:
         self._children = {value: counter.labels(value) for value in (*values, OTHER)}
 
     def add(self, value: str, amount: float = 1) -> None:
@@ -25,10 +24,7 @@ class CounterFamily:
 class GaugeFamily:
     """A gauge with one label, whose values are known."""
 
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, label: str, values: tuple[str, ...]
-    ) -> None:
-        gauge = Gauge(name, text, [label], namespace="gossamer", registry=registry)
+    def __init__(self, gauge: Gauge, values: tuple[str, ...]) -> None:
         self._children = {value: gauge.labels(value) for value in values}
 
     def set(self, value: str, number: float) -> None:
@@ -47,17 +43,21 @@ class Registrar:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-    def counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, namespace="gossamer", registry=self._registry)
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, text, labels, namespace="gossamer", registry=self._registry)
 
-    def gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, namespace="gossamer", registry=self._registry)
+    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(name, text, labels, namespace="gossamer", registry=self._registry)
 
     def counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> CounterFamily:
-        return CounterFamily(self._registry, name, text, label, values)
+        return CounterFamily(self.counter(name, text, [label]), values)
 
     def gauges(self, name: str, text: str, label: str, values: tuple[str, ...]) -> GaugeFamily:
-        return GaugeFamily(self._registry, name, text, label, values)
+        return GaugeFamily(self.gauge(name, text, [label]), values)
 
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, namespace="gossamer", registry=self._registry, buckets=buckets)
+    def histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(
+            name, text, labels, namespace="gossamer", registry=self._registry, buckets=buckets
+        )

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from gossamer.node.base.pausing import PAUSE_REASONS
 from gossamer.node.telemetry import metric_labels
@@ -48,36 +48,30 @@ class Metrics:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=False)
         add = Registrar(registry)
-        self._add_build_info(registry)
+        self._add_build_info(add)
         self._add_node(add)
-        self._add_network(add, registry)
+        self._add_network(add)
         self._add_work(add)
         self._add_steps(add)
         self._add_losses(add)
-        self._add_rounds(add, registry)
+        self._add_rounds(add)
         self._add_data(add)
         self._add_storage(add)
-        self.uses = UseMetrics(add, registry)
+        self.uses = UseMetrics(add)
         """The owner's limits beside the use."""
         self._add_offences(add)
         prometheus_client.ProcessCollector(namespace="gossamer", registry=registry)
         if gpus is not None:
             registry.register(GpuCollector(gpus))
 
-    def _add_build_info(self, registry: CollectorRegistry) -> None:
-        build = Gauge(
-            "build_info",
-            "Always 1; the labels say what runs.",
-            ["version", "python", "torch"],
-            namespace="gossamer",
-            registry=registry,
+    def _add_build_info(self, add: Registrar) -> None:
+        build = add.gauge(
+            "build_info", "Always 1; the labels say what runs.", ["version", "python", "torch"]
         )
-        self._run = Gauge(
+        self._run = add.gauge(
             "run_info",
             "Always 1; the label has name and id of the run that the node is in.",
             ["run"],
-            namespace="gossamer",
-            registry=registry,
         )
         build.labels(
             package_version("gossamer"), platform.python_version(), package_version("torch")
@@ -106,7 +100,7 @@ class Metrics:
             "Time for which this process did not run: stopped, suspended or starved.",
         )
 
-    def _add_network(self, add: Registrar, registry: CollectorRegistry) -> None:
+    def _add_network(self, add: Registrar) -> None:
         self.relayed_bytes = add.counter(
             "relayed_bytes_total", "Payload bytes carried between other peers."
         )
@@ -118,12 +112,8 @@ class Metrics:
             metric_labels.HANDSHAKE_OUTCOMES,
         )
         self.peers = add.gauges("peers", "Connected peers.", "path", metric_labels.PEER_PATHS)
-        self._network_bytes = Counter(
-            "network_bytes_total",
-            "Payload bytes exchanged with peers.",
-            ["direction", "purpose"],
-            namespace="gossamer",
-            registry=registry,
+        self._network_bytes = add.counter(
+            "network_bytes_total", "Payload bytes exchanged with peers.", ["direction", "purpose"]
         )
         self._traffic_seen: dict[tuple[str, str], int] = {}
         for direction in ("sent", "received"):
@@ -226,15 +216,13 @@ class Metrics:
         for unknown in (*losses, self.gradient_norm):
             unknown.set(math.nan)
 
-    def _add_rounds(self, add: Registrar, registry: CollectorRegistry) -> None:
+    def _add_rounds(self, add: Registrar) -> None:
         self.rounds = add.counters("rounds_total", "Rounds that ended here.", "outcome", OUTCOMES)
-        round_duration = Histogram(
+        round_duration = add.histogram(
             "round_duration_seconds",
             "Time spent in each phase of a round.",
+            _ROUND_BUCKETS,
             ["phase"],
-            namespace="gossamer",
-            registry=registry,
-            buckets=_ROUND_BUCKETS,
         )
         self._round_duration = {
             phase: round_duration.labels(phase) for phase in metric_labels.ROUND_PHASES

@@ -21,7 +21,7 @@ def reach_text(reach: str, num_confirmed: int, address: str, peers: Sequence[Pee
     relayed = [peer for peer in connected if peer.path == "relayed"]
     num_direct = len(connected) - len(relayed)
     missing = len(peers) - len(connected)
-    where = f"{address.partition('/p2p/')[0]}" if address else "no address"
+    where = address.partition("/p2p/")[0] or "no address"
     if peers and not connected:
         return (
             "No member is connected: this node trains alone. Check the network, and open TCP port "

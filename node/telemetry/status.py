@@ -6,6 +6,7 @@ Digests and run ids are hex, losses are in nats per token, counts of tokens are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import Literal, get_args
 
@@ -36,15 +37,11 @@ class CapacityStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, capacity: Capacity) -> CapacityStatus:
-        return cls(
-            device=capacity.device,
-            device_kind=capacity.device_kind,
-            device_memory_bytes=capacity.device_memory_bytes,
-            host_memory_bytes=capacity.host_memory_bytes,
-            cores=capacity.cores,
-            tokens_per_second=capacity.tokens_per_second or None,
-            bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second or None,
-        )
+        measured = {
+            "tokens_per_second": capacity.tokens_per_second or None,
+            "bandwidth_bytes_per_second": capacity.bandwidth_bytes_per_second or None,
+        }
+        return cls(**{**msgspec.structs.asdict(capacity), **measured})
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,16 +337,16 @@ def decode_status(data: bytes) -> Status:
     return _decoder.decode(data)
 
 
-def address_of(status: Status) -> str | None:
-    """Returns the address of a node that reaches farthest, if it has one."""
-    outside = [a for a in status.addresses if "/127." not in a and "/::1/" not in a]
-    return next(iter(outside or status.addresses), None)
+def farthest(addresses: Sequence[str]) -> str | None:
+    """Returns the address of a node that reaches farthest, if there is one."""
+    outside = [a for a in addresses if "/127." not in a and "/::1/" not in a]
+    return next(iter(outside or addresses), None)
 
 
 def link_of(status: Status) -> str | None:
     """Returns the link for `gossamer join`, with the address that reaches farthest; None before the
     run is known."""
-    address = address_of(status)
+    address = farthest(status.addresses)
     if address is None or status.run_id is None:
         return None
     head = f"@{status.settled_head}" if status.settled_head else ""

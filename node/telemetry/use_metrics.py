@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter
-
 from gossamer.node.telemetry.metric_families import Registrar
 
 LINE_DIRECTIONS = ("sent", "received")
 
-_LIMIT_OF = {
-    "threads": "threads",
-    "memory_bytes": "memory",
-    "disk_bytes": "disk",
-    "gpu_memory_bytes": "gpu_memory",
-    "gpu_power_watts": "gpu_power",
-    "gpu_temperature_celsius": "gpu_temperature",
-}
-"""The owner's limit behind each gauge `limit_...`."""
+_LIMITS = (
+    ("threads", "threads", "The owner's limit of the trainer's threads"),
+    ("memory_bytes", "memory", "The owner's limit of the memory of daemon and trainer"),
+    ("disk_bytes", "disk", "The owner's limit of the state directory"),
+    ("gpu_memory_bytes", "gpu_memory", "The owner's limit of the card's memory"),
+    ("gpu_power_watts", "gpu_power", "The owner's limit of the card's power"),
+    ("gpu_temperature_celsius", "gpu_temperature", "Temperature above which the node pauses"),
+)
+"""Each gauge `limit_...`, the name of the limit in `base.owner_limits`, and the text."""
 
 
 class UseMetrics:
     """The owner's limits and the use: of the line, of memory, of the processor."""
 
-    def __init__(self, add: Registrar, registry: CollectorRegistry) -> None:
-        self._line_bytes = Counter(
+    def __init__(self, add: Registrar) -> None:
+        self._line_bytes = add.counter(
             "line_bytes_total",
             "Bytes on the wire with all peers, packet headers included: what the limits count.",
             ["direction"],
-            namespace="gossamer",
-            registry=registry,
         )
         self._line_seen = dict.fromkeys(LINE_DIRECTIONS, 0)
         for direction in LINE_DIRECTIONS:
@@ -43,15 +39,8 @@ class UseMetrics:
             LINE_DIRECTIONS,
         )
         self._limits = {
-            name: add.gauge(f"limit_{name}", f"{text}; +Inf for none.")
-            for name, text in (
-                ("threads", "The owner's limit of the trainer's threads"),
-                ("memory_bytes", "The owner's limit of the memory of daemon and trainer"),
-                ("disk_bytes", "The owner's limit of the state directory"),
-                ("gpu_memory_bytes", "The owner's limit of the card's memory"),
-                ("gpu_power_watts", "The owner's limit of the card's power"),
-                ("gpu_temperature_celsius", "Temperature above which the node pauses"),
-            )
+            limit: add.gauge(f"limit_{name}", f"{text}; +Inf for none.")
+            for name, limit, text in _LIMITS
         }
         self._memory_used = add.gauge(
             "memory_used_bytes", "Resident memory of the daemon and its trainer."
@@ -72,8 +61,8 @@ class UseMetrics:
         for direction, name in (("sent", "upload"), ("received", "download")):
             mbit = limits.get(name)
             self._line_limit.set(direction, math.inf if mbit is None else mbit * 1e6 / 8)
-        for metric, gauge in self._limits.items():
-            value = limits.get(_LIMIT_OF[metric])
+        for name, gauge in self._limits.items():
+            value = limits.get(name)
             gauge.set(math.inf if value is None else value)
 
     def set_moved(self, sent_bytes: int, received_bytes: int) -> None:

@@ -10,14 +10,14 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.accounting.excerpts import Excerpt, declared_excerpts, heldout_excerpts
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.accounting.spans import merged
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.audits import names_its_data
+from gossamer.protocol.policy.auditing.audits import names_its_data
 from gossamer.protocol.wire.statements import Ready
 
 _PIN = "audited shards"

@@ -11,7 +11,7 @@ import numpy as np
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.state.chain import ChunkAverage, Header

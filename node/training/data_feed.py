@@ -11,20 +11,21 @@ next round begins, together with what is queued of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
+from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.training.claims import HeldPartitions, Piece
-from gossamer.node.training.feed import ROUNDS_AHEAD, Queue, QueueLevel
+from gossamer.node.training.feed import ROUNDS_AHEAD, Feed, Queue
 from gossamer.protocol.accounting.ledger import EpochProgress, Ledger, epoch_progress
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.wire.statements import Span
 
 QUEUED_CACHE_SHARE = 0.5
@@ -55,65 +56,32 @@ _PIN = "claimed shards"
 log = structlog.get_logger("data")
 
 
-class DataSwarm(Protocol):
-    """The other peers, as the feed sees them."""
-
-    me: PeerId
-
-    def sources(self) -> Sequence[PeerId]:
-        """Peers that may be asked for shards."""
-
-    def claims(self) -> dict[PeerId, Collection[int]]:
-        """Partitions that the other living peers claim."""
-
-    def claims_heard_of(self) -> dict[PeerId, Collection[int]]:
-        """The same with peers of which this peer has only heard."""
-
-    def announce_soon(self) -> None:
-        """Tells the other peers this peer's claims, together with other news of this moment."""
-
-
-class HasLedger(Protocol):
-    """The committed state, as the feed sees it."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger of the data that the committed chain has consumed."""
-
-
-class DataFeed:
-    """Keeps the trainer's queue filled.
-
-    It has 16 attributes: five components, what it knows of the data, and what it could not get.
-    """
+class DataFeed(Feed):
+    """Keeps the trainer's queue filled from the run's data."""
 
     def __init__(
         self,
         data: RunData,
         store: BlockStore,
         blocks: BlockService,
-        swarm: DataSwarm,
-        state: HasLedger,
+        swarm: Swarm,
+        committed: CommittedState,
     ) -> None:
-        """
-        Args:
-            data: the shards of the run; `data_has_grown` says when there are more of them.
-            state: the committed state.
-        """
+        """`data`: the shards of the run; `data_has_grown` says when there are more of them."""
+        super().__init__(min(shard.num_tokens for shard in data.shards))
         self._data = data
         self._store = store
         self._blocks = blocks
         self._swarm = swarm
-        self._state = state
+        self._committed = committed
         self._partitions = data.partitions
         self._held = HeldPartitions(
             swarm.me,
             self._partitions,
-            ledger=lambda: state.ledger,
+            ledger=lambda: committed.ledger,
             others_claims=swarm.claims,
             hearsay=swarm.claims_heard_of,
         )
-        self._level = QueueLevel(min(shard.num_tokens for shard in data.shards))
         self._progress: tuple[Ledger, EpochProgress] | None = None
         self._unavailable: dict[int, float] = {}
         """Partitions of which no peer had a shard; local time until which each is not tried."""
@@ -121,11 +89,8 @@ class DataFeed:
         """Changes of the store, number of partitions, and those that were not on disk then."""
         self._only_here_until_seconds = -math.inf
         """Local time until which only partitions on disk are claimed: it took no other shard."""
-        self._wake = trio.Event()
         self._announced: set[int] = set()
         """Claims that the other peers know."""
-        self.problem: str | None = None
-        """Why there is no data to train on, for people; None if there is."""
         self._said: str | None = None
 
     @property
@@ -135,38 +100,24 @@ class DataFeed:
 
     def epoch_progress(self) -> EpochProgress:
         """The progress of the committed chain in the data. Computed once for each ledger."""
-        ledger = self._state.ledger
+        ledger = self._committed.ledger
         if self._progress is None or self._progress[0] is not ledger:
             self._progress = (ledger, epoch_progress(ledger, self._partitions))
         return self._progress[1]
 
     def want(self, tokens_per_round: int) -> None:
-        """Sets how many tokens a round needs."""
+        """See `Feed`. No more is wanted than the cache holds."""
         tokens_per_byte = self._data.num_tokens / self._data.num_bytes
         fitting = int(QUEUED_CACHE_SHARE * self._store.quota_bytes * tokens_per_byte)
         self._level.wanted_tokens = max(1, min(ROUNDS_AHEAD * tokens_per_round, fitting))
         self._wake.set()
 
     def data_has_grown(self) -> None:
-        """The founder has added shards to the run."""
         self._progress = None
         self._level.smallest_shard_tokens = min(shard.num_tokens for shard in self._data.shards)
         self._wake.set()
 
-    def need_more(self, tokens_queued: int) -> None:
-        """The trainer's queue runs out: it has `tokens_queued` left."""
-        self._level.at_most(tokens_queued)
-        self._wake.set()
-
     def consumed(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
-        """Notes what the trainer consumed.
-
-        Args:
-            spans: (shard, start, stop), offsets within shards.
-
-        Returns:
-            The same as absolute spans; spans that follow on each other are merged.
-        """
         absolute: list[Span] = []
         has_changed = False
         for shard, start, stop in spans:
@@ -181,68 +132,54 @@ class DataFeed:
         return tuple(absolute)
 
     def carry(self, spans: Sequence[Span]) -> None:
-        """Work on this data is carried, from an earlier life or from rounds that left the chain."""
         self._held.carry(spans)
         self._claims_changed()
 
     def leave(self, spans: Sequence[Span]) -> None:
-        """No round counts this data: other peers take up its partitions first, if there are any.
-        `forget_progress` has to follow."""
         self._held.leave({span.partition for span in spans})
 
     def has_gap(self, spans: Sequence[Span]) -> bool:
-        """Returns whether data was trained on that is neither in the ledger nor in these spans."""
         return self._held.has_gap(spans)
 
     def forget_progress(self) -> None:
-        """Work was dropped: its data is not consumed. The queue has to be emptied as well."""
         self._held.forget_progress()
-        self.requeue()
+        super().forget_progress()
 
     def requeue(self) -> None:
-        """The trainer's queue is empty (restarted, or told to forget): fill it anew."""
         self._held.requeue()
-        self._level.clear()
-        self._wake.set()
+        super().requeue()
 
     def give_up_lost_claims(self) -> bool:
-        """Drops claims that others hold with a lower rank; says whether something was queued."""
         lost, is_queued = self._held.give_up_lost()
         if lost:
             log.info("data left to others", partitions=sorted(lost))
             self._claims_changed()
         return is_queued
 
-    async def run(self, queue: Queue) -> None:
-        """Keeps the queue filled until cancelled."""
-        while True:
-            if self._level.is_enough:
-                await self._wake.wait()
-                self._wake = trio.Event()
-                continue
-            began_seconds = trio.current_time()
-            pieces = self._next_pieces()
-            look_seconds = trio.current_time() - began_seconds
-            if not pieces:
-                self._say_there_is_none()
-                await trio.sleep(RETRY_SECONDS)
-                continue
-            digests = [self._digest(piece.shard) for piece in pieces]
-            missing: set[Digest] = set()
-            try:
-                # One pass: with peers gone, what is left has to be found among many shards.
-                await self._blocks.fetch_checked(digests, self._swarm.sources, passes=1)
-            except (FetchError, DiskError) as error:
-                self.problem = str(error)
-                if isinstance(error, DiskError):
-                    self._only_here_until_seconds = trio.current_time() + UNAVAILABLE_SECONDS
-                log.debug("shards could not be fetched", error=str(error))
-                missing = set(self._store.missing(digests))
-            else:
-                self.problem = self._said = None
-            await self._queue(pieces, missing, queue)
-            if missing:
-                await trio.sleep(max(NEXT_SECONDS, look_seconds / LOOK_SHARE))
+    async def _fill(self, queue: Queue) -> None:
+        began_seconds = trio.current_time()
+        pieces = self._next_pieces()
+        look_seconds = trio.current_time() - began_seconds
+        if not pieces:
+            self._say_there_is_none()
+            await trio.sleep(RETRY_SECONDS)
+            return
+        digests = [self._digest(piece.shard) for piece in pieces]
+        missing: set[Digest] = set()
+        try:
+            # One pass: with peers gone, what is left has to be found among many shards.
+            await self._blocks.fetch_checked(digests, self._swarm.sources, passes=1)
+        except (FetchError, DiskError) as error:
+            self.problem = str(error)
+            if isinstance(error, DiskError):
+                self._only_here_until_seconds = trio.current_time() + UNAVAILABLE_SECONDS
+            log.debug("shards could not be fetched", error=str(error))
+            missing = set(self._store.missing(digests))
+        else:
+            self.problem = self._said = None
+        await self._queue(pieces, missing, queue)
+        if missing:
+            await trio.sleep(max(NEXT_SECONDS, look_seconds / LOOK_SHARE))
 
     async def _queue(self, pieces: Sequence[Piece], missing: set[Digest], queue: Queue) -> None:
         """Queues the pieces of each partition up to its first missing shard."""

@@ -1,10 +1,10 @@
-"""What a node's loop needs of the data to train on, wherever they come from, and how much of them
-is queued at the trainer."""
+"""The data to train on, wherever they come from, and how much of them is queued at the trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+
+import trio
 
 from gossamer.protocol.accounting.ledger import EpochProgress
 from gossamer.protocol.wire.statements import Span
@@ -20,37 +20,50 @@ Queue = Callable[[int, str, int, int], Awaitable[None]]
 """Queues tokens at the trainer: (shard, path, start, stop), see `Trainer.queue`."""
 
 
-class Feed(Protocol):
+class Feed:
     """Chooses the tokens that this node trains on, and keeps the trainer's queue filled.
 
-    `DataFeed` has the run's data, and `OwnFeed` this node's own.
+    `DataFeed` has the run's data, and `OwnFeed` this node's own. Where a method does nothing here,
+    that is right for data which nobody else has, and which no message names.
     """
 
-    problem: str | None
+    problem: str | None = None
     """Why there is no data to train on, for people; None if there is."""
+
+    def __init__(self, smallest_shard_tokens: int) -> None:
+        self._level = QueueLevel(smallest_shard_tokens)
+        self._wake = trio.Event()
 
     @property
     def claims(self) -> tuple[int, ...]:
         """Partitions of the run's data that this peer claims."""
+        return ()
 
     def epoch_progress(self) -> EpochProgress:
         """The place in the data."""
+        raise NotImplementedError
 
     def want(self, tokens_per_round: int) -> None:
         """Sets how many tokens a round needs."""
+        self._level.wanted_tokens = max(1, ROUNDS_AHEAD * tokens_per_round)
+        self._wake.set()
 
     def data_has_grown(self) -> None:
         """The founder has added shards to the run."""
 
     def need_more(self, tokens_queued: int) -> None:
         """The trainer's queue runs out: it has `tokens_queued` left."""
+        self._level.at_most(tokens_queued)
+        self._wake.set()
 
     def consumed(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
         """Notes what the trainer consumed, as (shard, start, stop), offsets within shards.
 
         Returns:
-            The spans of the run's data that the next `Ready` names.
+            The spans of the run's data that the next `Ready` names, merged where one follows on
+            another.
         """
+        raise NotImplementedError
 
     def carry(self, spans: Sequence[Span]) -> None:
         """Work on this data is carried, from an earlier life or from rounds that left the chain."""
@@ -61,18 +74,37 @@ class Feed(Protocol):
 
     def has_gap(self, spans: Sequence[Span]) -> bool:
         """Returns whether data was trained on that is neither in the ledger nor in these spans."""
+        return False
 
     def forget_progress(self) -> None:
-        """Work was dropped. The queue has to be emptied as well."""
+        """Work was dropped: its data is not consumed. The queue has to be emptied as well."""
+        self.requeue()
 
     def requeue(self) -> None:
         """The trainer's queue is empty (restarted, or told to forget): fill it anew."""
+        self._level.clear()
+        self._wake.set()
 
     def give_up_lost_claims(self) -> bool:
         """Drops claims that others hold with a lower rank; says whether something was queued."""
+        return False
+
+    async def save(self) -> None:
+        """Keeps the place in the data, where nothing else does."""
 
     async def run(self, queue: Queue) -> None:
         """Keeps the queue filled until cancelled."""
+        while True:
+            await self.save()
+            if self._level.is_enough:
+                await self._wake.wait()
+                self._wake = trio.Event()
+            else:
+                await self._fill(queue)
+
+    async def _fill(self, queue: Queue) -> None:
+        """Queues some of what is missing, or waits until there may be some."""
+        raise NotImplementedError
 
 
 class QueueLevel:

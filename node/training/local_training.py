@@ -18,8 +18,8 @@ import trio
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.work import Work
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.work.own_work import Work
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.feed import Feed
 from gossamer.protocol.accounting.partitions import named_tokens_max
@@ -30,7 +30,7 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.ipc.messages import Finished, Ranges, Start
+from gossamer.trainer.ipc.messages import Begin, Finished, Ranges, Start
 
 
 class RoundPlaces:
@@ -67,10 +67,7 @@ log = structlog.get_logger("node")
 
 
 class LocalTrainings:
-    """Begins this node's trainings, one for each round. It lives as long as the node.
-
-    Its constructor has eight parameters: these are the parts that every sync mode trains with.
-    """
+    """Begins this node's trainings, one for each round. It lives as long as the node."""
 
     def __init__(
         self,
@@ -162,7 +159,8 @@ class LocalTraining:
         self._of = trainings
         self._start = start
         self._new = new
-        self._finished: Finished | None = None
+        self.finished: Finished | None = None
+        """The result of the training; None while it goes on."""
         self._is_stopping = False
         self.is_spoilt = False
         """Whether the work had a value out of range and was dropped. The trainer's own parameters
@@ -171,12 +169,7 @@ class LocalTraining:
     @property
     def is_done(self) -> bool:
         """Returns whether the trainer has done its last step of this training."""
-        return self._finished is not None
-
-    @property
-    def finished(self) -> Finished | None:
-        """The result of the training; None while it goes on."""
-        return self._finished
+        return self.finished is not None
 
     async def run(self) -> None:
         """Trains until all steps are done, or until `stop`."""
@@ -189,14 +182,16 @@ class LocalTraining:
         if feed.give_up_lost_claims():
             feed.requeue()  # first, as in `return_data`
             await trainer.forget()
-        self._finished = await trainer.train(
-            self.number,
-            outer.first_inner_step_of(self.number),
-            0 if self._is_stopping else steps,  # it was stopped before it began
-            self._of.manifest.rounds.round_seconds,
-            self._start,
-            self._new,
-            self._of.places.of_round(self.number),
+        self.finished = await trainer.train(
+            Begin(
+                round=self.number,
+                first_step=outer.first_inner_step_of(self.number),
+                steps_max=0 if self._is_stopping else steps,  # it was stopped before it began
+                seconds_max=self._of.manifest.rounds.round_seconds,
+                start=self._start,
+                new=self._new,
+                place=self._of.places.of_round(self.number),
+            )
         )
         self._of.orders.notify()
 
@@ -215,7 +210,7 @@ class LocalTraining:
 
     async def collect(self, head: Digest, number: int) -> None:
         """Adds the work of a training that is done to `pending`, as `end` does."""
-        finished = self._finished
+        finished = self.finished
         assert finished is not None
         trainer, work, feed = self._of.trainer, self._of.work, self._of.feed
         await trainer.base_is_read()  # taking over another head writes `base`

@@ -22,17 +22,18 @@ import trio
 from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.identity import verify
-from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.bounded_file import read_bounded
 from gossamer.protocol.accounting.run_data import RunData
 from gossamer.protocol.data_parts import PartList, decode_part, decode_parts
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.statements import MoreData, Signed, version_of
 
 RETRY_SECONDS = 5.0
@@ -59,7 +60,7 @@ class MoreDataFile:
 
     def write(self, signed: Signed) -> None:
         """Keeps a statement in place of the one before. Raises DiskError."""
-        write_atomically(self._path, encode_signed(signed))
+        write_atomically(self._path, to_msgpack(signed))
 
     def read(self) -> tuple[Signed, MoreData] | None:
         """Returns the statement, checked as if a peer had brought it; None if there is none.
@@ -79,10 +80,7 @@ class MoreDataFile:
 
 
 class AddedData:
-    """The parts that were added to the run, as far as this node knows.
-
-    It has 14 attributes: what it works with, and what was heard, added, said and written.
-    """
+    """The parts that were added to the run, as far as this node knows."""
 
     def __init__(
         self,
@@ -108,7 +106,6 @@ class AddedData:
         """The statement whose parts are all in the data."""
         self._refused: MoreData | None = None
         """A statement whose blocks are no parts of this run."""
-        self._said: Signed | None = None
         self._written: Signed | None = None
 
     @property
@@ -149,6 +146,8 @@ class AddedData:
                 self._append(statement)
             except BlockError as error:
                 log.debug("added data are not here yet", error=str(error))
+            except RemoteProtocolError as error:
+                self._refuse(statement, str(error))
 
     async def run(
         self, gossip: Gossip, notify: Callable[[], None], run_in_thread: RunInThread
@@ -163,7 +162,7 @@ class AddedData:
                 newest = self._newest
                 if self._written != newest[0]:  # first: a founder says nothing that it forgets
                     await run_in_thread(lambda newest=newest: self._write(newest[0]))  # type: ignore[misc]
-                self._tell(gossip, *newest)
+                gossip.keep_posted(*newest)
                 before = self._num_parts
                 await self._add(newest[1])
                 if self._num_parts > before:
@@ -183,22 +182,11 @@ class AddedData:
     def _num_parts(self) -> int:
         return 0 if self._data is None else len(self._data.parts.parts)
 
-    def _tell(self, gossip: Gossip, signed: Signed, statement: MoreData) -> None:
-        if self._said != signed:
-            self._said = signed
-            gossip.publish(signed, statement)
-        elif not gossip.statement_store.has(signed.digest):  # others needed the room
-            gossip.statement_store.post(signed, statement)
-
     def _write(self, signed: Signed) -> None:
         """Keeps a statement; in a thread."""
-        try:
+        with self._health.writing("more_data"):
             self._file.write(signed)
-        except DiskError as error:
-            self._health.failed("more_data", error)
-            return
-        self._health.wrote("more_data")
-        self._written = signed
+            self._written = signed
 
     async def _add(self, statement: MoreData) -> None:
         """Fetches the parts of a statement and appends them, as far as they can be had now."""
@@ -209,7 +197,7 @@ class AddedData:
             self._pin([digest])
             await self._fetch([digest])
             parts = decode_parts(self._store.get(digest))
-            digests = [Digest(part.index_digest) for part in parts.parts]
+            digests = _indexes(parts)
             self._pin([digest, *digests])
             for first in range(0, len(digests), FETCHED_TOGETHER):
                 await self._fetch(digests[first : first + FETCHED_TOGETHER])
@@ -227,23 +215,19 @@ class AddedData:
 
         Raises:
             BlockError: a block is not here.
+            RemoteProtocolError: they are no parts of this run.
         """
         data = self._data
         assert data is not None
-        try:
-            parts = decode_parts(self._store.get(Digest(statement.parts_digest)))
-            if (len(parts.parts), parts.num_tokens) != (statement.number, statement.num_tokens):
-                raise MalformedError("the list of parts does not fit the founder's statement")
-            if not parts.continues(data.parts):
-                self._refuse(statement, "it changes parts that were added before")
-                return
-            self._pin([Digest(statement.parts_digest), *_indexes(parts)])
-            for part in parts.parts[len(data.parts.parts) :]:
-                index = decode_part(self._store.get(Digest(part.index_digest)), part)
-                data.add(part, index.shards, data.shards_each(self._manifest, part))
-        except RemoteProtocolError as error:
-            self._refuse(statement, str(error))
-            return
+        parts = decode_parts(self._store.get(Digest(statement.parts_digest)))
+        if (len(parts.parts), parts.num_tokens) != (statement.number, statement.num_tokens):
+            raise MalformedError("the list of parts does not fit the founder's statement")
+        if not parts.continues(data.parts):
+            raise MalformedError("it changes parts that were added before")
+        self._pin([Digest(statement.parts_digest), *_indexes(parts)])
+        for part in parts.parts[len(data.parts.parts) :]:
+            index = decode_part(self._store.get(Digest(part.index_digest)), part)
+            data.add(part, index.shards, data.shards_each(self._manifest, part))
         data.expected_tokens = max(
             data.num_tokens, self._manifest.data.num_tokens + statement.expected_tokens
         )

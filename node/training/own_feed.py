@@ -12,33 +12,27 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-import trio
-
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.own_data import OwnData
-from gossamer.node.training.feed import ROUNDS_AHEAD, Queue, QueueLevel
+from gossamer.node.training.feed import Feed, Queue
 from gossamer.protocol.accounting.ledger import EpochProgress
 from gossamer.protocol.wire.statements import Span
 
 
-class OwnFeed:
+class OwnFeed(Feed):
     """Keeps the trainer's queue filled from this node's own shards."""
-
-    problem: str | None = None
-    claims: tuple[int, ...] = ()
 
     def __init__(self, data: OwnData, health: DiskHealth, run_in_thread: RunInThread) -> None:
         """`data`: opened, with one shard or more."""
+        sizes = [shard.num_tokens for shard in data.shards]
+        super().__init__(min(sizes))
         self._data = data
         self._health = health
         self._run_in_thread = run_in_thread
-        sizes = [shard.num_tokens for shard in data.shards]
         self._ends = list(accumulate(sizes))
         self._epoch_tokens = self._ends[-1]
-        self._level = QueueLevel(min(sizes))
         self._position = self._queued = data.position
-        self._wake = trio.Event()
 
     def epoch_progress(self) -> EpochProgress:
         """See `Feed`: this node's own epochs."""
@@ -46,19 +40,6 @@ class OwnFeed:
         num_shards = len(self._ends)
         done = bisect_right(self._ends, consumed)
         return EpochProgress(epoch, consumed, self._epoch_tokens, done, num_shards)
-
-    def want(self, tokens_per_round: int) -> None:
-        """See `Feed`."""
-        self._level.wanted_tokens = max(1, ROUNDS_AHEAD * tokens_per_round)
-        self._wake.set()
-
-    def data_has_grown(self) -> None:
-        """Nothing: a run where each peer has its own text has no other."""
-
-    def need_more(self, tokens_queued: int) -> None:
-        """See `Feed`."""
-        self._level.at_most(tokens_queued)
-        self._wake.set()
 
     def consumed(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
         """See `Feed`. The `Ready` names nothing."""
@@ -74,44 +55,18 @@ class OwnFeed:
         self._wake.set()
         return ()
 
-    def carry(self, spans: Sequence[Span]) -> None:
-        """See `Feed`: there is nothing to claim again."""
-
-    def leave(self, spans: Sequence[Span]) -> None:
-        """See `Feed`: nobody else has this data."""
-
-    def has_gap(self, spans: Sequence[Span]) -> bool:
-        """See `Feed`: no data is named."""
-        return False
-
-    def forget_progress(self) -> None:
-        """See `Feed`: the position stays."""
-        self.requeue()
-
     def requeue(self) -> None:
-        """See `Feed`."""
+        """See `Feed`. The position stays."""
         self._queued = self._position
-        self._level.clear()
-        self._wake.set()
+        super().requeue()
 
-    def give_up_lost_claims(self) -> bool:
-        """See `Feed`: nobody else can have a claim."""
-        return False
-
-    async def run(self, queue: Queue) -> None:
-        """See `Feed`. It also keeps the position on the disk."""
-        while True:
-            await self.save()
-            if self._level.is_enough:
-                await self._wake.wait()
-                self._wake = trio.Event()
-                continue
-            offset = self._queued % self._epoch_tokens
-            shard = bisect_right(self._ends, offset)
-            start, stop = offset - self._begin(shard), self._data.shards[shard].num_tokens
-            self._queued += stop - start
-            self._level.queued(stop - start)
-            await queue(shard, str(self._data.shards[shard].path), start, stop)
+    async def _fill(self, queue: Queue) -> None:
+        offset = self._queued % self._epoch_tokens
+        shard = bisect_right(self._ends, offset)
+        start, stop = offset - self._begin(shard), self._data.shards[shard].num_tokens
+        self._queued += stop - start
+        self._level.queued(stop - start)
+        await queue(shard, str(self._data.shards[shard].path), start, stop)
 
     async def save(self) -> None:
         """Writes the position if it has moved. A disk that fails costs nothing else."""

@@ -1,4 +1,4 @@
-"""The sequences on which an auditor measures a member's work (`policy.audits`).
+"""The sequences on which an auditor measures a member's work (`policy.auditing.audits`).
 
 They follow from the head and the auditor, and come from few shards, since an auditor may have to
 fetch them.

@@ -20,7 +20,7 @@ import msgspec
 
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.partitions import Partitions
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Span
@@ -31,14 +31,14 @@ wants no more. In most cases one of the first is such a one. Where many peers li
 none, and the first is as good. Each takes some hashes, and a corpus may have 100,000 partitions."""
 
 
-class Ledger(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Ledger(ArrayStruct, frozen=True):
     """Positions of the partitions that were begun, sorted by partition."""
 
     positions: tuple[tuple[int, int], ...] = ()
 
     @property
     def digest(self) -> Digest:
-        return digest_of(encode_ledger(self))
+        return digest_of(to_msgpack(self))
 
     def as_dict(self) -> dict[int, int]:
         return dict(self.positions)
@@ -58,12 +58,7 @@ class EpochProgress(msgspec.Struct, frozen=True):
     num_shards: int
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Ledger)
-
-
-def encode_ledger(ledger: Ledger) -> bytes:
-    return _encoder.encode(ledger)
 
 
 def decode_ledger(data: bytes) -> Ledger:
@@ -76,7 +71,7 @@ def decode_ledger(data: bytes) -> Ledger:
     for partition, position in ledger.positions:
         if not (0 <= partition <= limits.SHARDS_MAX and 0 < position <= limits.TOKENS_MAX):
             raise MalformedError("ledger with values out of range")
-    if encode_ledger(ledger) != data:
+    if to_msgpack(ledger) != data:
         raise MalformedError("ledger that is not in canonical form")
     return ledger
 

@@ -3,7 +3,7 @@
 Rules
 -----
 - Partition i of a run holds the shards from i * k to (i + 1) * k, the last one what is left;
-  k = `shards_per_partition`. A claim, a span and a position of the ledger name a partition.
+  k = `partition_shards`. A claim, a span and a position of the ledger name a partition.
 - A round's data has at most `PARTITIONS_PER_ROUND` partitions, so that one peer's claims fit an
   announcement and its spans a `Ready`, however long a round is and however small a shard.
 - A corpus has at least `PARTITIONS_MIN` partitions, or one for each shard, however long a round
@@ -43,29 +43,18 @@ def shards_per_partition(manifest: Manifest) -> int:
     return partition_shards(round_tokens(manifest), data.num_shards, data.num_tokens)
 
 
-def partition_shards(tokens_per_round: int, num_shards: int, num_tokens: int) -> int:
+def partition_shards(
+    tokens_per_round: int, num_shards: int, num_tokens: int, num_before: int = 0
+) -> int:
     """Shards of one partition, 1 or more. In whole numbers, so that all peers agree.
 
     Args:
         tokens_per_round: of `round_tokens`.
-        num_shards: of the corpus, all of about one size.
-        num_tokens: of the corpus.
+        num_shards: of the manifest's data or of a part that was added, all of about one size.
+        num_tokens: of these shards.
+        num_before: shards of the run before them.
     """
     wanted = -(-tokens_per_round * num_shards // (PARTITIONS_PER_ROUND * num_tokens))
-    return max(1, min(wanted, num_shards // PARTITIONS_MIN))
-
-
-def shards_per_added_partition(
-    manifest: Manifest, num_before: int, num_shards: int, num_tokens: int
-) -> int:
-    """Shards of one partition of a part that was added; 1 or more.
-
-    Args:
-        num_before: shards of the run before this part.
-        num_shards: of the part, all of about one size.
-        num_tokens: of the part.
-    """
-    wanted = -(-round_tokens(manifest) * num_shards // (PARTITIONS_PER_ROUND * num_tokens))
     return max(1, min(wanted, (num_before + num_shards) // PARTITIONS_MIN))
 
 
@@ -94,7 +83,7 @@ class Partitions:
         """
         Args:
             shard_tokens: tokens of each shard, of one epoch.
-            shards_each: of `shards_per_partition`.
+            shards_each: of `partition_shards`.
         """
         self._ends: list[int] = []
         self._firsts: list[int] = []
@@ -108,7 +97,7 @@ class Partitions:
 
         Args:
             shard_tokens: tokens of each further shard, of one epoch.
-            shards_each: of `shards_per_partition`, or of `shards_per_added_partition`.
+            shards_each: of `partition_shards`.
         """
         num_before, base = self.num_shards, self._ends[-1] if self._ends else 0
         self._ends += [base + end for end in accumulate(shard_tokens)]

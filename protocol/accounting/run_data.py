@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.partitions import (
     Partitions,
-    shards_per_added_partition,
+    partition_shards,
+    round_tokens,
     shards_per_partition,
 )
 from gossamer.protocol.data_parts import DataPart, PartList
@@ -68,6 +69,6 @@ class RunData:
 
     def shards_each(self, manifest: Manifest, part: DataPart) -> int:
         """Returns the shards of one partition of the part that comes next."""
-        return shards_per_added_partition(
-            manifest, len(self.shards), part.num_shards, part.num_tokens
+        return partition_shards(
+            round_tokens(manifest), part.num_shards, part.num_tokens, len(self.shards)
         )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gossamer.protocol.decoding import ArrayStruct
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.envelopes import decode_statement
@@ -60,7 +61,7 @@ class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self.saved = min(self.saved, self.carried)
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Share(ArrayStruct, frozen=True):
     """Tokens that a header took from one lot, by where they were."""
 
     lot: int
@@ -74,7 +75,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return self.carried + self.dropped + self.lost
 
 
-class Taking(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Taking(ArrayStruct, frozen=True):
     """The part of one offer that a header took."""
 
     head: bytes

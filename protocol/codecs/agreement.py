@@ -12,29 +12,24 @@ judges count: the established members in a run with a probation, and all members
 As long as the lowest a_i is negative and more than a bare majority of judges is left, that judge is
 *out*, and the others' a_i are made without it. A member that is no judge is out if its a_i with the
 judges that are left is negative. A judge that is left is *close* if its a_i is at least half of c.
-
-A minority raises c only by agreeing with honest members. Liars that send the same thing gain no
-more by it than an honest pair does, and a liar that opposes an honest member takes no more from it
-than its agreement with another one gives it. Liars that agree with some honest members, and oppose
-the others, are not out: together with those they are as many as the honest members are, and nobody
-can tell these two groups apart. But they are not close.
-
 Where c is what vectors without anything in common have by chance, nothing can be said: nobody is
 out, and nobody is close. One judge, and one of two, can put nobody out either.
 
-Honest members have one direction in common, that of lowering the loss. What each adds to it comes
-of its own text, and is nearly at right angles to what the others add. Liars that want to carry an
-average away add the same (ALIE: Baruch et al. 2019, arXiv 1902.06156). So members that add the same
-count as fewer, as in FoolsGold (Fung et al. 2018, arXiv 1808.04866), here within one round:
+Liars that send the same thing gain no more by it than an honest pair does. Those that agree with
+some honest members, and oppose the others, are not out: nobody can tell these two groups apart. But
+they are not close.
+
+What each honest member adds to the common direction comes of its own text, and is nearly at right
+angles to what the others add. Liars that want to carry an average away add the same (ALIE: Baruch
+et al. 2019, arXiv 1902.06156). So members that add the same count as fewer, as in FoolsGold (Fung
+et al. 2018, arXiv 1808.04866), here within one round:
 
     u_i  = x_i / |x_i| without its part along the mean direction of the judges that are left
     z_ij = (cos(u_i, u_j)^2 - t^2) / (1 - t^2) where the cosine is above t = 1/2, and otherwise 0
     n_i  = 1 + sum_j z_ij min(1, w_j / w_i), over the other members j
 
 and the weight w_i of a member is divided by n_i. Members that send the same weigh as one of them.
-A liar that is like an honest member takes weight from it, and gives the average nearly what it
-took, at its own length. Liars that each add noise of their own, as long as what honest members add,
-are not found by it.
+Liars that each add noise of their own, as long as what honest members add, are not found by it.
 
 All members find the same: products are exact, and every other operation is rounded by itself.
 """

@@ -58,7 +58,7 @@ _PIECE_ELEMENTS = _PIECE_BLOCKS * BLOCK_ELEMENTS
 class BlockCodec(ABC):
     """The common part of all codecs of blocks; a subclass defines the codes. See `TensorCodec`."""
 
-    name: ClassVar[str]
+    name: str
     _scale_bits_checked: ClassVar[int]
     """The bits of a scale that have to be in range; the sign bit may be free."""
 
@@ -92,14 +92,12 @@ class BlockCodec(ABC):
         """
 
     def of_sum(self, num_members: int) -> BlockCodec:
-        """See `TensorCodec`."""
         return self
 
     def encoded_bytes(self, num_elements: int) -> int:
         return _SCALE_BYTES * _num_blocks(num_elements) + self._code_bytes(num_elements)
 
     def encode(self, values: Float32Array) -> Buffer:
-        """See `TensorCodec.encode`."""
         check_vector(values)
         num_elements = len(values)
         num_blocks = _num_blocks(num_elements)
@@ -124,7 +122,6 @@ class BlockCodec(ABC):
     def decode(
         self, data: Buffer, num_elements: int, out: Float32Array | None = None
     ) -> Float32Array:
-        """See `TensorCodec.decode`."""
         check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
         num_blocks = _num_blocks(num_elements)
         scale_bits = np.frombuffer(data, dtype="<u2", count=num_blocks).astype(np.uint16)
@@ -175,7 +172,7 @@ class Int8Codec(BlockCodec):
     max(m / 252, 2**-101).
     """
 
-    name: ClassVar[str] = "int8"
+    name = "int8"
     _scale_bits_checked: ClassVar[int] = 0xFFFF
 
     def _code_bytes(self, num_elements: int) -> int:
@@ -210,7 +207,7 @@ class Int4Codec(BlockCodec):
     max(0.16 * m, 2**-95); a value of the other sign than m and near -m has the largest.
     """
 
-    name: ClassVar[str] = "int4"
+    name = "int4"
     _scale_bits_checked: ClassVar[int] = 0x7FFF
 
     def _code_bytes(self, num_elements: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ import numpy as np
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.packing import Packing
-from gossamer.protocol.codecs.sparse_codec import SparseVector
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import Digest
 
@@ -64,24 +64,60 @@ class MembersSigned(Protocol):
 
 
 class ListPayloads(ABC):
-    """The common part of all lists of contributions as a `payloads.Payloads`."""
+    """The common part of the kinds of payload that are lists of contributions (`payloads`). Methods
+    may run in threads."""
 
+    name: str
+    """The name of the codec in rosters and update indices."""
     are_steps = False
+    """Whether each chunk waits for the one before it."""
     are_signed = False
+    """Whether a payload can be checked against what its members have signed: then it is, whenever
+    it comes."""
     are_audited = False
+    """Whether members trust each other's partial sums. Then each one is signed by the member that
+    passes it on, and another member can add it up again (`policy.auditing.sum_audits`)."""
 
     @abstractmethod
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
+    @abstractmethod
+    def check(
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        chunk: int = 0,
+        signed: MembersSigned | None = None,
+        *,
+        is_average: bool = True,
+    ) -> None:
+        """Checks an average, or a partial sum.
+
+        Args:
+            chunk: its number.
+            signed: what the ring's members have signed; only signed payloads are compared with it,
+                and they need it.
+
+        Raises:
+            MalformedError: other contributions than those of the mask, or one that cannot be
+                decoded.
+            ForgedError: a record that its member did not sign, in a run where members sign them.
+        """
+
     def is_length(
         self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
     ) -> bool:
-        """See `Payloads`."""
+        """Returns whether an average or a partial sum of these members may have this length.
+
+        Args:
+            chunk: its number.
+        """
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
     def average_bytes_max(self, num_elements: int, num_members: int) -> int:
-        """See `Payloads`."""
+        """Size of the longest average of at most so many members."""
         return num_members * self.part_bytes(num_elements)
 
     def packed_part_bytes(self, num_elements: int) -> int:
@@ -89,22 +125,24 @@ class ListPayloads(ABC):
         return self.part_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
-        """See `Payloads`."""
+        """Mean size of a chunk in transit, over all links of a ring; as it is, or by estimate as it
+        travels when it is packed."""
         part_bytes = self.packed_part_bytes if is_packed else self.part_bytes
         # One member's part goes over the first link, all but the last one's over the last; and the
         # average, with all, over as many links.
         return 3 * num_members * part_bytes(num_elements) // 4
 
     def members_max(self, num_elements: int) -> int:
-        """See `Payloads`."""
+        """Most members of a ring with chunks of this size: a chunk has to fit one block."""
         return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // self.part_bytes(num_elements))
 
     def contributors(self, payload: Buffer, mask: int) -> int:
-        """See `Payloads`."""
+        """Mask of the members that have a part in an average; a subset of `mask`."""
         return mask
 
     def packing(self, num_elements: int, mask: int) -> Packing | None:
-        """See `Payloads`. Most lists have none."""
+        """The packing of an average or a partial sum of these members; None if it travels as it
+        is."""
         return None
 
     def _chunk_starts(self, num_elements: int, mask: int) -> tuple[int, range]:
@@ -174,12 +212,8 @@ def _records(view: memoryview) -> list[tuple[int, Record]]:
     return found
 
 
-Decode = Callable[[Buffer, int], SparseVector]
-"""Function from (block, num_elements) to the values of the block; it raises MalformedError."""
-
-
 def reduce(
-    records: Sequence[Record], weights: Mapping[int, int], num_elements: int, decode: Decode
+    records: Sequence[Record], weights: Mapping[int, int], num_elements: int, coder: SparseCodec
 ) -> Float32Array:
     """The weighted average of the contributions, those that abstain left out.
 
@@ -191,9 +225,9 @@ def reduce(
         weights: tokens by ring position, at least 1 each.
 
     Raises:
-        MalformedError: a block that `decode` does not take.
+        MalformedError: a block that cannot be decoded.
     """
-    parts = {r.position: decode(r.block, num_elements) for r in records if len(r.block)}
+    parts = {r.position: coder.decode(r.block, num_elements) for r in records if len(r.block)}
     clips = clip_factors([part.squared_norm for part in parts.values()])
     total = sum(weights[position] for position in parts)
     average = np.zeros(num_elements, np.float32)

@@ -155,7 +155,6 @@ class FloatPacking(Packing):
         return len(self.starts) * self.num_elements
 
     def pack(self, payload: Buffer) -> Sequence[Buffer]:
-        """See `Packing`."""
         whole = np.frombuffer(payload, np.uint8)
         upper = np.empty((len(self.starts), self.num_elements), np.uint8)
         for row, values in zip(upper, self._values(whole), strict=True):
@@ -163,7 +162,6 @@ class FloatPacking(Packing):
         return self._parts(payload, zstandard.ZstdCompressor(level=_LEVEL).compress(upper.data))
 
     def unpack(self, packed: Buffer) -> bytearray:
-        """See `Packing`."""
         num_values = self._num_framed
         upper = np.frombuffer(_content(packed, self._boundary, num_values, num_values), np.uint8)
         payload = self._unframed(packed)
@@ -231,7 +229,6 @@ class PlacePacking(Packing):
         return self._parts(payload, compressor.compress(_bytes_of(steps).data))
 
     def unpack(self, packed: Buffer) -> bytearray:
-        """See `Packing`."""
         kept = self._num_kept
         num_steps = len(self.starts) * kept
         most = num_steps + len(self.starts) * (self.num_elements // _WHOLE_STEP)

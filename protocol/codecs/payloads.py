@@ -13,7 +13,7 @@ the ring are the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
@@ -45,80 +45,8 @@ from gossamer.protocol.token_caps import capped_tokens
 SPARSE = "sparse"
 
 
-class Payloads(Protocol):
-    """One kind of payload. Methods may run in threads."""
-
-    @property
-    def name(self) -> str:
-        """The name of the codec in rosters and update indices."""
-
-    @property
-    def are_steps(self) -> bool:
-        """Returns whether each chunk waits for the one before it."""
-
-    @property
-    def are_signed(self) -> bool:
-        """Returns whether a payload can be checked against what its members have signed: then it
-        is, whenever it comes."""
-
-    @property
-    def are_audited(self) -> bool:
-        """Returns whether members trust each other's partial sums. Then each one is signed by the
-        member that passes it on, and another member can add it up again (`policy.sum_audits`)."""
-
-    def part_bytes(self, num_elements: int) -> int:
-        """Size of one member's part of a chunk."""
-
-    def is_length(
-        self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
-    ) -> bool:
-        """Returns whether an average or a partial sum of these members may have this length.
-
-        Args:
-            chunk: its number.
-        """
-
-    def average_bytes_max(self, num_elements: int, num_members: int) -> int:
-        """Size of the longest average of at most so many members."""
-
-    def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
-        """Mean size of a chunk in transit, over all links of a ring; as it is, or by estimate as it
-        travels when it is packed."""
-
-    def members_max(self, num_elements: int) -> int:
-        """Most members of a ring with chunks of this size: a chunk has to fit one block."""
-
-    def check(
-        self,
-        payload: Buffer,
-        num_elements: int,
-        mask: int,
-        chunk: int = 0,
-        signed: MembersSigned | None = None,
-        *,
-        is_average: bool = True,
-    ) -> None:
-        """Checks an average, or a partial sum.
-
-        Args:
-            chunk: its number.
-            signed: what the ring's members have signed; only signed payloads are compared with it,
-                and they need it.
-
-        Raises:
-            RemoteProtocolError: the payload is not a chunk of these members.
-        """
-
-    def contributors(self, payload: Buffer, mask: int) -> int:
-        """Mask of the members that have a part in an average; a subset of `mask`."""
-
-    def packing(self, num_elements: int, mask: int) -> Packing | None:
-        """The packing of an average or a partial sum of these members; None if it travels as it
-        is."""
-
-
 class SumPayloads:
-    """Sums in the encoding of a dense codec."""
+    """Sums in the encoding of a dense codec. `ListPayloads` says what its methods are."""
 
     are_steps = False
     are_signed = False
@@ -143,11 +71,9 @@ class SumPayloads:
         return num_bytes == coder.encoded_bytes(num_elements)
 
     def average_bytes_max(self, num_elements: int, num_members: int) -> int:
-        """See `Payloads`."""
         return self.coder.encoded_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
-        """See `Payloads`."""
         mean = average_bytes = self.coder.encoded_bytes(num_elements)
         if num_members > 1:  # there are links
             # A sum has one member on the first link of its chunk, and all but one on the last.
@@ -175,7 +101,6 @@ class SumPayloads:
         return mask
 
     def packing(self, num_elements: int, mask: int) -> Packing | None:
-        """See `Payloads`."""
         if self._layout is None:
             return None
         num_bytes = self.coder.encoded_bytes(num_elements)
@@ -223,9 +148,8 @@ class SetPayloads(ListPayloads):
         cls, coder: SparseCodec, chunk_elements: int, *, is_packing: bool = False
     ) -> SetPayloads:
         """Lists of so many members that a sum would be longer, chunks being as large as most of a
-        run's. Without packing, as in runs from before there was one: lists of as many members as
-        send no more in a ring of lists than in one of sums; of none if one part is longer than a
-        sum."""
+        run's. Without packing: lists of as many members as send no more in a ring of lists than in
+        one of sums; of none if one part is longer than a sum."""
         sums, lists = codec("int4", is_widening=True), cls(coder, is_packing=is_packing)
         part_bytes = lists.packed_part_bytes(chunk_elements)
         average_bytes = sums.encoded_bytes(chunk_elements)
@@ -259,12 +183,10 @@ class SetPayloads(ListPayloads):
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
     def packed_part_bytes(self, num_elements: int) -> int:
-        """See `ListPayloads`."""
         saved = saved_place_bytes(self.coder, num_elements) if self._is_packing else 0
         return self.part_bytes(num_elements) - saved
 
     def packing(self, num_elements: int, mask: int) -> Packing | None:
-        """See `Payloads`."""
         if not self._is_packing or self.is_sum(mask):
             return None
         return PlacePacking(*self._chunk_starts(num_elements, mask), num_elements, self.coder)
@@ -272,14 +194,12 @@ class SetPayloads(ListPayloads):
     def is_length(
         self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
     ) -> bool:
-        """See `Payloads`."""
         coder = self._coder_of(mask, is_average=is_average)
         if coder is not None:
             return num_bytes == coder.encoded_bytes(num_elements)
         return super().is_length(num_bytes, num_elements, mask, chunk, is_average=is_average)
 
     def average_bytes_max(self, num_elements: int, num_members: int) -> int:
-        """See `Payloads`."""
         of_lists = min(num_members, self.set_members_max)
         longest_list = super().average_bytes_max(num_elements, of_lists)
         if self.sums is None or of_lists == num_members:
@@ -287,7 +207,6 @@ class SetPayloads(ListPayloads):
         return max(longest_list, self.sums.encoded_bytes(num_elements))
 
     def mean_bytes(self, num_elements: int, num_members: int, *, is_packed: bool = False) -> int:
-        """See `Payloads`."""
         if self.sums is None or num_members <= self.set_members_max:
             return super().mean_bytes(num_elements, num_members, is_packed=is_packed)
         average_bytes = self.sums.encoded_bytes(num_elements)
@@ -301,7 +220,6 @@ class SetPayloads(ListPayloads):
         return (sent // (num_members - 1) + average_bytes) // 2
 
     def members_max(self, num_elements: int) -> int:
-        """See `Payloads`."""
         if self.sums is None:
             return super().members_max(num_elements)
         return limits.RING_MEMBERS_MAX  # no list is so long that it would not fit a block
@@ -326,7 +244,6 @@ class SetPayloads(ListPayloads):
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
-        """See `SumPayloads`."""
         coder = self._coder_of(mask, is_average=True)
         if coder is not None:
             return coder.decode(payload, num_elements)
@@ -336,11 +253,13 @@ class SetPayloads(ListPayloads):
         capped = capped_tokens(tokens)
         # A member whose header has no tokens for it is in too few chunks to count for one.
         weights = {record.position: max(1, capped[record.position]) for record in records}
-        return reduce(records, weights, num_elements, self.coder.decode)
+        return reduce(records, weights, num_elements, self.coder)
 
 
 AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads
 """The kinds whose averages are vectors."""
+
+Payloads: TypeAlias = AveragedPayloads | SignPayloads
 
 AuditedPayloads: TypeAlias = SumPayloads | SetPayloads | SignPayloads
 """The kinds of members that trust each other."""

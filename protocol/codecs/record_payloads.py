@@ -43,7 +43,7 @@ from gossamer.protocol.standing import Standing
 
 
 class RecordPayloads(ListPayloads):
-    """Lists of records that their members have signed (a `Payloads`)."""
+    """Lists of records that their members have signed."""
 
     are_signed = True
 
@@ -82,7 +82,6 @@ class RecordPayloads(ListPayloads):
         )
 
     def packing(self, num_elements: int, mask: int) -> Packing | None:
-        """See `Payloads`."""
         num_bytes, starts = self._chunk_starts(num_elements, mask)
         if self._packed_sparse is not None:
             return PlacePacking(num_bytes, starts, num_elements, self._packed_sparse)
@@ -91,7 +90,6 @@ class RecordPayloads(ListPayloads):
         return None
 
     def packed_part_bytes(self, num_elements: int) -> int:
-        """See `ListPayloads`."""
         part_bytes, sparse = self.part_bytes(num_elements), self._packed_sparse
         if sparse is not None:
             return part_bytes - saved_place_bytes(sparse, num_elements)
@@ -116,12 +114,6 @@ class RecordPayloads(ListPayloads):
         *,
         is_average: bool = True,
     ) -> None:
-        """See `Payloads`: every record is one that its member has signed for this chunk.
-
-        Raises:
-            MalformedError: other records than those of the mask, or one that cannot be decoded.
-            ForgedError: a record that its member did not sign.
-        """
         roots = signed.roots if signed is not None else ()
         for record in self._records(payload, num_elements, mask):
             block, path = self._parts(record, num_elements)
@@ -141,7 +133,7 @@ class RecordPayloads(ListPayloads):
         tokens: Sequence[int],
         standing: Standing | None = None,
     ) -> Float32Array:
-        """See `SumPayloads`. The records were checked when they came.
+        """See `SumPayloads.average`. The records were checked when they came.
 
         Args:
             standing: of the ring's members, in a run with a probation.
@@ -156,15 +148,11 @@ class RecordPayloads(ListPayloads):
         weights = robust_weights(tokens, standing)
         records = tuple(record for record in records if weights[record.position])
         parts = [self.decode(self._parts(each, num_elements)[0], num_elements) for each in records]
-        judges = (
-            None
-            if standing is None
-            else [
-                index
-                for index, record in enumerate(records)
-                if standing.is_established(record.position)
-            ]
-        )
+        judges = [
+            index
+            for index, record in enumerate(records)
+            if standing is None or standing.is_established(record.position)
+        ]
         counting = [weights[record.position] for record in records]
         return robust_average(parts, counting, judges, usual_weight(tokens, standing))
 

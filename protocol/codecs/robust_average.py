@@ -10,37 +10,26 @@ difference from the centre, but no harder than a multiple of the median member:
     v_i     = w_i fade_i / n_i
     average = m + sum_i v_i min(1, r / d_i) (x_i - m) / sum_i v_i
 
-where n_i is the number of members that add the same to what all have in common (`agreement`): those
-weigh as one of them.
-
-For members that are close to the others the bounds are 3 r and 4 r in place of r and 2 r. Honest
+where n_i is the number of members that add the same to what all have in common (`agreement`). For
+members that are close to the others the bounds are 3 r and 4 r in place of r and 2 r: honest
 members of very different speed and text are within that, so their average is the weighted mean.
-`fade` takes the weight from a member that is farther away, gradually: a contribution a hundred
-times as far as the others has 1/2500 of its weight, or 1/625.
-
-Distances find what is far from the others, and disagreement what points elsewhere: the opposite of
-the work, at the length of the work. What is neither out nor close pulls by r at most, and what is
-close does the less harm the more it is like the honest work. Centre and r are those of all members,
-also of those that are out. So the average is within three r of the centre whatever they send.
-
-Further steps let a minority pull again, and its pulls add up: with 3 of 8 hostile every attack that
-hides near the others' norm did more harm in three steps than in one (decision 62).
+Centre and r are those of all members, also of those that are out. So the average is within three r
+of the centre whatever they send. (In further steps the pulls of a minority would add up, decision
+62.)
 
 The weights are tokens capped at the lower median itself. With a cap of twice that, three of eight
 that claim everything have more than half of the weight. A close member's cap is up to twice the
 lower median if its contribution is long, as twice the work is: 1.25 times the lower median for each
 median length.
 
-Each chunk is averaged by itself: its median and its distances follow from its own contributions,
-so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
-spends all its influence on one chunk gains nothing, since the bound holds for each chunk.
+Each chunk is averaged by itself, with its own median and distances. So a member reduces a chunk
+when it has it, and a liar that spends all its influence on one chunk gains nothing.
 
 In a run with a probation (`protocol.standing`) only established members say where the centre is,
-how long the radius, and who agrees: m, r and the usual agreement are those of their contributions.
-A member on probation is never close. It pulls with the part of its weight that its rounds so far
-give it, and no harder than the radius, so new identities move an average by less than r, however
-many they are. A chunk without a contribution of an established member, as in the first rounds of a
-run, is averaged as if there were no probation.
+how long the radius, and who agrees. A member on probation is never close. It pulls with the part of
+its weight that its rounds so far give it, and no harder than the radius, so new identities move an
+average by less than r, however many they are. A chunk without a contribution of an established
+member, as in the first rounds of a run, is averaged as if there were no probation.
 
 All peers get the same bits. Everything is a fixed sequence of IEEE 754 operations in float64, in
 ascending position, far from that format's subnormal numbers. The result is rounded to fp32 once,

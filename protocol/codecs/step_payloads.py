@@ -39,7 +39,7 @@ DISTRO = "distro"
 
 
 class SignPayloads(ListPayloads):
-    """Lists of sign updates (a `Payloads`). Chunks have no elements."""
+    """Lists of sign updates. Chunks have no elements."""
 
     name = DISTRO
     are_steps = True
@@ -57,16 +57,14 @@ class SignPayloads(ListPayloads):
         """What stands behind the part in each block."""
 
     def part_bytes(self, num_elements: int) -> int:
-        """See `Payloads`: the mean of a step's chunks, rounded up."""
+        """The mean of a step's chunks, rounded up."""
         mean_bytes = -(-self.coder.encoded_bytes // self.coder.num_chunks)
         return RECORD_PREFIX_BYTES + mean_bytes + self._tail_bytes
 
     def average_bytes_max(self, num_elements: int, num_members: int) -> int:
-        """See `Payloads`."""
         return num_members * (RECORD_PREFIX_BYTES + self._block_bytes_max)
 
     def members_max(self, num_elements: int) -> int:
-        """See `Payloads`."""
         largest = RECORD_PREFIX_BYTES + self._block_bytes_max
         return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // largest)
 
@@ -77,7 +75,6 @@ class SignPayloads(ListPayloads):
     def is_length(
         self, num_bytes: int, num_elements: int, mask: int, chunk: int = 0, *, is_average: bool
     ) -> bool:
-        """See `Payloads`."""
         num_members, part_bytes = mask.bit_count(), self.coder.chunk_bytes(chunk)
         parts = num_bytes - num_members * (RECORD_PREFIX_BYTES + self._tail_bytes)
         return parts in range(0, num_members * part_bytes + 1, part_bytes)
@@ -92,12 +89,6 @@ class SignPayloads(ListPayloads):
         *,
         is_average: bool = True,
     ) -> None:
-        """See `Payloads`.
-
-        Raises:
-            MalformedError: other records than those of the mask, or one that cannot be decoded.
-            ForgedError: a record that its member did not sign, in a run where members sign them.
-        """
         self._check(payload, mask, chunk, signed)
 
     def check_committed(
@@ -131,7 +122,7 @@ class SignPayloads(ListPayloads):
                 self.coder.decode_chunk(chunk, part)
 
     def contributors(self, payload: Buffer, mask: int | None) -> int:
-        """See `Payloads`: members that abstain have no part."""
+        """Members that abstain have no part."""
         return sum(
             1 << record.position
             for record in self._records(payload, mask)

@@ -14,7 +14,7 @@ To add a codec: a class, and its place in `_ALL`.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from gossamer.protocol.errors import MalformedError, VersionError
 class TensorCodec(Protocol):
     """One way to write a chunk."""
 
-    name: ClassVar[str]
+    name: str
 
     def of_sum(self, num_members: int) -> TensorCodec:
         """The codec of a partial sum of so many members, 1 or more. This codec itself is that of
@@ -73,10 +73,9 @@ class TensorCodec(Protocol):
 class Fp32Codec:
     """Little-endian fp32, exact. Four bytes an element; neither side copies."""
 
-    name: ClassVar[str] = "fp32"
+    name = "fp32"
 
     def of_sum(self, num_members: int) -> Fp32Codec:
-        """See `TensorCodec`."""
         return self
 
     def encoded_bytes(self, num_elements: int) -> int:
@@ -99,7 +98,6 @@ class Fp32Codec:
         return out
 
     def check(self, data: Buffer, num_elements: int) -> None:
-        """See `TensorCodec.check`."""
         self.decode(data, num_elements)  # a view
 
 
@@ -119,10 +117,9 @@ class Fp16Codec:
     so decoding is exact, also on hardware that flushes subnormal numbers to zero.
     """
 
-    name: ClassVar[str] = "fp16"
+    name = "fp16"
 
     def of_sum(self, num_members: int) -> Fp16Codec:
-        """See `TensorCodec`."""
         return self
 
     def encoded_bytes(self, num_elements: int) -> int:
@@ -179,7 +176,7 @@ _PIECE_ELEMENTS = 16 * 1024
 
 _ALL: tuple[TensorCodec, ...] = (Fp32Codec(), Fp16Codec(), Int8Codec(), Int4Codec())
 _CODECS = {each.name: each for each in _ALL}
-_WIDENING: dict[str, TensorCodec] = {each.name: each for each in (WideningInt4Codec(),)}
+_WIDENING: dict[str, TensorCodec] = {"int4": WideningInt4Codec()}
 
 
 def codec(name: str, *, is_widening: bool = False) -> TensorCodec:

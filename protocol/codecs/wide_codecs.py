@@ -50,17 +50,19 @@ _GROUP = 8
 
 
 class WideCodec(BlockCodec):
-    """Codes of `bits` bits; a subclass says how many. It is no codec of a manifest.
+    """Codes of 5, 6 or 7 bits, and an eighth of a bit a value more for the scales. It is no codec
+    of a manifest.
 
-    With m the largest magnitude in a block the error of its values is at most max(e * m, 2**-95).
-    A value of the other sign than m and near -m has the largest error.
+    With m the largest magnitude in a block the error of its values is at most max(e * m, 2**-95),
+    where e is 0.115, 0.06 or 0.036. A value of the other sign than m and near -m has the largest
+    error.
     """
 
-    bits: ClassVar[int]
     _scale_bits_checked: ClassVar[int] = 0x7FFF
 
-    def __init__(self) -> None:
-        levels = np.array(levels_of(self.bits))
+    def __init__(self, bits: int) -> None:
+        self.name, self.bits = f"int{bits}", bits
+        levels = np.array(levels_of(bits))
         # Two neighbouring levels are whole numbers, so the same level is nearest to all values
         # between two multiples of one half. The index is the lower one's double, modulo 512.
         # Rounding to whole levels first would move values that lie between two levels always to the
@@ -111,27 +113,6 @@ class WideCodec(BlockCodec):
         np.take(self._levels_of_pair, pairs.reshape(-1), out=levels, mode="clip")
 
 
-class Int5Codec(WideCodec):
-    """5.125 bits a value; e is 0.115."""
-
-    name: ClassVar[str] = "int5"
-    bits: ClassVar[int] = 5
-
-
-class Int6Codec(WideCodec):
-    """6.125 bits a value; e is 0.06."""
-
-    name: ClassVar[str] = "int6"
-    bits: ClassVar[int] = 6
-
-
-class Int7Codec(WideCodec):
-    """7.125 bits a value; e is 0.036."""
-
-    name: ClassVar[str] = "int7"
-    bits: ClassVar[int] = 7
-
-
 def levels_of(bits: int) -> tuple[int, ...]:
     """Levels that the codes of so many bits stand for, by code."""
     m = 1 << bits - 1
@@ -142,7 +123,7 @@ def levels_of(bits: int) -> tuple[int, ...]:
     return (*upper, *(-level for level in upper[m - 1 : 0 : -1]))
 
 
-_WIDE = (Int5Codec(), Int6Codec(), Int7Codec())
+_WIDE = (WideCodec(5), WideCodec(6), WideCodec(7))
 
 
 class WideningInt4Codec(Int4Codec):
@@ -153,7 +134,6 @@ class WideningInt4Codec(Int4Codec):
         self._members_of_four_bits = members_of_four_bits
 
     def of_sum(self, num_members: int) -> BlockCodec:
-        """See `TensorCodec`."""
         most = self._members_of_four_bits
         if num_members <= most:
             return self

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ImplausibleError, MalformedError, VersionError
+from gossamer.protocol.errors import ImplausibleError, MalformedError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.sum_audits import has_roots, has_sum_audits
+from gossamer.protocol.policy.auditing.sum_audits import has_roots, has_sum_audits
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement
@@ -61,9 +61,8 @@ class WorkBounds:
 
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
         """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, or for
-        one of a round after the run's last one. Raises MalformedError for one with or without a
-        root or a commitment against the manifest; VersionError for one without them in a run whose
-        sums are audited."""
+        one of a round after the run's last one; MalformedError for one with or without a root or a
+        commitment against the manifest."""
         if isinstance(statement, Ready):
             self._check_ready(statement)
         elif isinstance(statement, Roster):
@@ -85,18 +84,12 @@ class WorkBounds:
             raise ImplausibleError(f"header that consumes {consumed} tokens of data")
 
     def _check_ready(self, ready: Ready) -> None:
-        lacks_root = self._has_roots and not ready.root
-        if self._has_commitments and (lacks_root or not ready.commitment):
-            what = "root over its work" if lacks_root else "commitment to a secret"
-            raise VersionError(
-                f"a Ready without a {what}: its author runs a version of Gossamer whose sums "
-                "cannot be audited, and has to be upgraded"
-            )
         if bool(ready.root) != self._has_roots:
             what = "with" if ready.root else "without"
-            raise MalformedError(f"a Ready {what} a root over its records")
+            raise MalformedError(f"a Ready {what} a root over its author's work")
         if bool(ready.commitment) != self._has_commitments:
-            raise MalformedError("a Ready with a commitment to a secret that nobody asks for")
+            what = "with" if ready.commitment else "without"
+            raise MalformedError(f"a Ready {what} a commitment to a secret")
         self._check_round(ready.round)
         self._check(ready.tokens, ready.spans)
         if self._num_shards is not None:

@@ -19,7 +19,7 @@ Rules
 - Of the peers that are due, those with the fewest failures come first. So no peer waits behind many
   dead ones.
 
-Keys are peer ids, and addresses where the id is not known. This module has no I/O and no clock.
+Keys are peer ids, and addresses where the id is not known.
 """
 
 from __future__ import annotations

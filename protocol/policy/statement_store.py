@@ -78,12 +78,12 @@ class StatementStore:
 
     def __init__(
         self,
-        near: Callable[[], Collection[str]] | None = None,
+        near: Callable[[], Collection[str]] = tuple,
         has_standing: Callable[[str], bool] = lambda _author: True,
     ) -> None:
         """
         Args:
-            near: authors that are connected here; None: all. Other authors make room for them.
+            near: authors that are connected here. Other authors make room for them.
             has_standing: whether an author has taken part in the newest rounds. Others have less
                 room, each and together.
         """
@@ -204,9 +204,6 @@ class StatementStore:
     def statements(self) -> list[tuple[Signed, Statement]]:
         return [(entry.signed, entry.statement) for entry in self._entries.values()]
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def _may_say_more(self, entry: _Entry, replaced: _Entry | None) -> bool:
         author = entry.signed.author
         num_more = 0 if replaced is not None else 1
@@ -243,12 +240,14 @@ class StatementStore:
         few from being heard. A stranger makes no other author give way than strangers, while it is
         the strangers' room that is full.
         """
-        near = None if self._near is None else self._near()
+        near = self._near()
 
         def weight(author: str, more: int = 0, more_bytes: int = 0) -> tuple[bool, float]:
             count, size = self._count_of[author] + more, self._bytes_of[author] + more_bytes
-            is_far = near is not None and author not in near
-            return (is_far, max(count / STATEMENTS_MAX, size / STATEMENT_STORE_BYTES_MAX))
+            return (
+                author not in near,
+                max(count / STATEMENTS_MAX, size / STATEMENT_STORE_BYTES_MAX),
+            )
 
         authors = sorted({old.signed.author for old in self._entries.values()})
         if self._is_beyond_strangers_share(entry):

@@ -1,23 +1,31 @@
-"""The actions of a round: what the machines of `ring`, `attempt` and `round` want done."""
+"""The actions of a round, which the machines of `ring`, `followed_ring` and `round` want done, and
+the events of a ring, which answer them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.ring_conduct import NO_VOTES, VotesSeen
+from gossamer.protocol.policy.conduct.ring_conduct import NO_VOTES, VotesSeen
 from gossamer.protocol.rounds.commit import Proposal
-from gossamer.protocol.rounds.inventory import Average, Payload, SignedDigest
+from gossamer.protocol.rounds.inventory import (
+    NO_DIGEST,
+    ArrivedSum,
+    Average,
+    Payload,
+    SignedDigest,
+)
+from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.wire.envelopes import Sign, seal
 from gossamer.protocol.wire.statements import Signed, Statement
 
 
 @dataclass(frozen=True)
 class Contribute:
-    """Add this member's part to a payload, then call `contributed` or `rejected`.
+    """Add this member's part to a payload. The answer is `Contributed` or `Rejected`.
 
     A payload of None means that the sum begins with this part.
     """
@@ -32,7 +40,7 @@ class Contribute:
 
 @dataclass(frozen=True)
 class FinishAverage:
-    """Divide the sum by the weights of its contributors, then call `average_finished`."""
+    """Divide the sum by the weights of its contributors. The answer is `AverageFinished`."""
 
     chunk: int
     payload: Payload
@@ -99,10 +107,13 @@ class BeginRing:
 
 @dataclass(frozen=True)
 class Compute:
-    """Take the outer step with these averages, then call `computed`."""
+    """Take the outer step with these averages. The answer is `Computed`."""
 
+    ring_id: Digest
     generation: int
+    parent: Digest
     averages: list[Average] = field(repr=False)
+    members: tuple[Member, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Removed:
-    """A member is out of the ring (for logs, metrics and `policy.ring_conduct`)."""
+    """A member is out of the ring (for logs, metrics and `policy.conduct.ring_conduct`)."""
 
     peer: PeerId
     reason: str
@@ -139,7 +150,8 @@ class Removed:
 
 @dataclass(frozen=True)
 class Contested:
-    """A member that one other alone put out is at work all the same (for `policy.ring_conduct`)."""
+    """A member that one other alone put out is at work all the same (for
+    `policy.conduct.ring_conduct`)."""
 
     accuser: PeerId
     peer: PeerId
@@ -150,7 +162,7 @@ class Contested:
 @dataclass(frozen=True)
 class LeftOut:
     """A roster of a ring with this peer leaves out others that are ready (for
-    `policy.ring_conduct`)."""
+    `policy.conduct.ring_conduct`)."""
 
     organiser: PeerId
     peers: tuple[PeerId, ...]
@@ -160,19 +172,84 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Unsettled:
-    """An organiser replaces its own rings again and again (for `policy.ring_conduct`)."""
+    """An organiser replaces its own rings again and again (for `policy.conduct.ring_conduct`)."""
 
     organiser: PeerId
 
 
-Action: TypeAlias = (
-    Publish
-    | BeginRing
-    | RingAction
-    | Compute
-    | Committed
-    | Removed
-    | Contested
-    | LeftOut
-    | Unsettled
+Observation: TypeAlias = Removed | Contested | LeftOut | Unsettled
+"""What a round shows of other peers. Nothing has to be done for the round itself."""
+
+Action: TypeAlias = Publish | BeginRing | RingAction | Compute | Committed | Observation
+
+
+class SumArrived(NamedTuple):
+    """A partial sum came. `SignedAverages` has checked its sender's signature."""
+
+    chunk: int
+    arrived: ArrivedSum
+
+
+class AverageArrived(NamedTuple):
+    """An average came. `SignedAverages` has checked its finisher's signature."""
+
+    sender: PeerId
+    chunk: int
+    average: Average
+
+
+class Contributed(NamedTuple):
+    """This peer's part is in a partial sum. `digest`: the sum's, where sums are audited."""
+
+    chunk: int
+    payload: Payload
+    digest: Digest = NO_DIGEST
+
+
+class Rejected(NamedTuple):
+    """The payload to add to was malformed: its sender is accused."""
+
+    chunk: int
+    sender: PeerId
+
+
+class AverageFinished(NamedTuple):
+    """An average was computed here."""
+
+    chunk: int
+    payload: Payload
+    digest: Digest
+
+
+class Computed(NamedTuple):
+    """The outer step was taken."""
+
+    generation: int
+    state_digest: Digest
+
+
+class LinkBroken(NamedTuple):
+    """The link to a ring member failed: this peer accuses it."""
+
+    peer: PeerId
+    reason: str
+
+
+class LinkMeasured(NamedTuple):
+    """The totals of the link to a member."""
+
+    peer: PeerId
+    measure: LinkMeasure
+
+
+RingEvent: TypeAlias = (
+    SumArrived
+    | AverageArrived
+    | Contributed
+    | Rejected
+    | AverageFinished
+    | Computed
+    | LinkBroken
+    | LinkMeasured
 )
+"""What happens in a ring, beside the statements about it and the time."""

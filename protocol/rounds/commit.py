@@ -10,8 +10,8 @@ Rules
   (`chain.quorum_reached`).
 - A member counts as out here only if this peer holds it out as well, whatever a vote says. A vote
   may call members removed that are at work. With it this peer would commit on the word of one
-  member, and its record would show that one's support and no more (`policy.head_choice`). A
-  member that is really out is so for this peer as well, a moment later (`accusations`).
+  member, and its record would show that one's support and no more (`policy.heads.head_choice`). A
+  member that is really out is so for this peer as well, a moment later (`ring_members`).
 - Averages walk on while members vote, so votes that differ usually become equal without help. The
   successor's vote may still differ `RECONCILE_SECONDS` after both have voted. Then it gets all
   averages of this peer once more, and takes and passes on the better ones.
@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, newly_consumed
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.conduct.ring_conduct import NO_VOTES, VotesSeen
 from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.states import COMMIT, CommitState
@@ -268,9 +269,26 @@ class Commitment:
         """Returns whether a member other than this one has voted."""
         return not self._votes.keys() <= {peer}
 
-    def may_be_enough(self, living: Sequence[PeerId]) -> bool:
-        """Returns whether more than half of these members have voted: others may have committed."""
-        return 2 * sum(peer in self._votes for peer in living) > len(living)
+    def seen(
+        self,
+        now: float,
+        accuser: PeerId,
+        accused: PeerId,
+        living: Sequence[PeerId],
+        *,
+        has_averages: bool,
+    ) -> VotesSeen:
+        """What this peer sees of the votes when a member accuses another one.
+
+        Args:
+            living: members that were not out.
+            has_averages: whether this peer has all averages.
+        """
+        # Others may have committed if more than half of the members have voted.
+        if not has_averages and 2 * sum(peer in self._votes for peer in living) <= len(living):
+            return NO_VOTES
+        is_late = self.state != "decided" and self._is_late(now, accused)
+        return VotesSeen(True, is_late, self._may_accuse(now, accuser))
 
     def has_my_header(self, peer: PeerId) -> bool:
         """Returns whether a member's newest vote is for this peer's header: then the member has all
@@ -278,13 +296,13 @@ class Commitment:
         heard = self._votes.get(peer)
         return heard is not None and heard.vote.header_digest == self._digest
 
-    def is_late(self, now: float, peer: PeerId) -> bool:
+    def _is_late(self, now: float, peer: PeerId) -> bool:
         """Returns whether this peer itself is about to accuse a member for its vote. Others voted a
         little earlier, and may have come to do so."""
         deadline, _ = self._patience(peer)
         return deadline is not None and now >= deadline - SPREAD_SECONDS
 
-    def may_accuse(self, now: float, author: PeerId) -> bool:
+    def _may_accuse(self, now: float, author: PeerId) -> bool:
         """Returns whether a member voted so long ago that it may accuse any other for its vote.
         Another member has to have voted for the same header: nobody else would know one at the
         beginning of a ring."""
@@ -297,13 +315,14 @@ class Commitment:
             for peer, each in self._votes.items()
         )
 
-    def to_reconcile(self, now: float, successor: PeerId | None) -> bool:
+    def to_reconcile(self, now: float, successor: PeerId) -> bool:
         """Returns whether the successor should get all averages now; true once for each pair of
         votes."""
-        deadline = self._reconcile_seconds(successor)
-        if deadline is None or now < deadline:
+        if not self._differs(successor) or self._pair(successor) in self._reconciled:
             return False
-        assert successor is not None
+        since = max(self._votes[self._me].seconds, self._votes[successor].seconds)
+        if now < since + RECONCILE_SECONDS:
+            return False
         self._reconciled.add(self._pair(successor))
         return True
 
@@ -326,14 +345,6 @@ class Commitment:
         if mine is None or theirs is None:
             return False
         return theirs.vote.header_digest != mine.vote.header_digest
-
-    def _reconcile_seconds(self, successor: PeerId | None) -> float | None:
-        if successor is None or not self._differs(successor):
-            return None
-        if self._pair(successor) in self._reconciled:
-            return None
-        since = max(self._votes[self._me].seconds, self._votes[successor].seconds)
-        return since + RECONCILE_SECONDS
 
     def _patience(self, peer: PeerId) -> tuple[float | None, str]:
         """Local time at which a living member is accused (None: never), and the reason."""

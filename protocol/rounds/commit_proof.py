@@ -15,14 +15,13 @@ Rules
 
 Which members have a part in which chunk is in the update index, and a peer that replays the round
 checks that as well, and the signed records in the averages (`check_averages`). How much a proven
-record weighs in the choice of a head is another question: `policy.head_choice`.
+record weighs in the choice of a head is another question: `policy.heads.head_choice`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.contributions import MembersSigned
@@ -31,21 +30,11 @@ from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.rounds.commit import members_of
-from gossamer.protocol.rounds.roster import Ring, open_roster
+from gossamer.protocol.rounds.roster import Ring, RingRules, open_roster
 from gossamer.protocol.state.chain import Commit, Header, decode_header, quorum_reached
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import Verify, open_signed
 from gossamer.protocol.wire.statements import Roster, Span, Vote
-
-
-class RingRules(NamedTuple):
-    """The values that the manifest demands of every roster."""
-
-    codec: str
-    chunk_elements: int
-    members_max: int
-    accusers: int = 1
-    """See `RoundConfig.accusers`."""
 
 
 def open_commit(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules) -> Header:
@@ -78,8 +67,7 @@ def open_ring(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules) 
     roster = open_signed(commit.roster, run_id, verify)
     if not isinstance(roster, Roster):
         raise MalformedError("commit record without a roster")
-    of_roster = rules.codec, rules.chunk_elements, rules.members_max
-    return open_roster(commit.roster, roster, run_id, verify, *of_roster)
+    return open_roster(commit.roster, roster, run_id, verify, rules)
 
 
 def check_roster(header: Header, ring: Ring) -> None:

@@ -16,9 +16,9 @@ Rules
   a little longer than the time until the latest `Ready` of the last round.
 - Many peers may trail (`membership.awaited`). Then the wait lasts the manifest's `gather_seconds`:
   these peers have several rounds to fetch over the lines of a few.
-- For peers without standing on the chain rounds wait for a share of the time (`strangers_wait`).
-  When it is spent the round goes on without those that are not ready. Nothing else changes for
-  them: they are expected all the same.
+- For peers without standing on the chain rounds wait for a share of the time
+  (`roster.StrangersWait`). When it is spent the round goes on without those that are not ready.
+  Nothing else changes for them: they are expected all the same.
 
 Rules of rings without this peer on its head (`RingsElsewhere`, with the states of
 `states.GATHERING`). They hold as well for a ring that excluded this peer while it could hear none
@@ -46,18 +46,19 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.ring_members import Accusations
 from gossamer.protocol.rounds.ring_order import Standpoint
 from gossamer.protocol.rounds.roster import (
+    NO_WAIT,
     Decision,
     Gathering,
     Ring,
     RoundRules,
+    StrangersWait,
     decide,
     is_complete,
 )
 from gossamer.protocol.rounds.states import GATHERING, GatheringEvent, GatheringState
-from gossamer.protocol.rounds.strangers_wait import NO_WAIT, StrangersWait
 from gossamer.protocol.wire.statements import Signed
 
 
@@ -206,7 +207,8 @@ class Gatherer:
         self._rules = rules
         self._replay_seconds = replay_seconds
         self._ready: dict[PeerId, Signed] = {}
-        self._expected: frozenset[PeerId] = frozenset()
+        self.expected: frozenset[PeerId] = frozenset()
+        """Living other peers that work on this head."""
         self._trailing: frozenset[PeerId] = frozenset()
         """Peers that were expected at any time although they trailed."""
         self._gone: frozenset[PeerId] = frozenset()
@@ -224,22 +226,18 @@ class Gatherer:
         self._left_out: frozenset[PeerId] = frozenset()
         """Members of rings elsewhere for which this peer does not wait any longer."""
         self.first_ready_seconds: float | None = None
-        self._last_ready_seconds = now
+        self.last_ready_seconds = now
+        """Local time of the newest `Ready` of a peer; that of the beginning, if there is none."""
         self._began_seconds: float | None = None
         self._complete_seconds: float | None = None
         self._not_before_seconds = float("-inf")
         self._first_attempt = 0
 
     @property
-    def expected(self) -> frozenset[PeerId]:
-        """Living other peers that work on this head."""
-        return self._expected
-
-    @property
     def standpoint(self) -> Standpoint:
         """This peer, and those that are no strangers to it. All that are expected are connected to
         it or were in its last ring."""
-        return Standpoint(self._me, self._expected)
+        return Standpoint(self._me, self.expected)
 
     @property
     def ready(self) -> Mapping[PeerId, Signed]:
@@ -258,7 +256,7 @@ class Gatherer:
     def gather_seconds(self) -> float:
         """Length of the wait for the others, from the first `Ready`."""
         wait_seconds_max = self._rules.gather_seconds
-        trailing = self._trailing & self._expected - self._not_waited_for
+        trailing = self._trailing & self.expected - self._not_waited_for
         if self.first_ready_seconds is None or trailing - self._ready.keys():
             return wait_seconds_max
         took = self.first_ready_seconds - self._born_seconds + self._rules.steps_seconds
@@ -272,25 +270,20 @@ class Gatherer:
         return self._began_seconds + self.gather_seconds
 
     @property
-    def last_ready_seconds(self) -> float:
-        """Local time of the newest `Ready` of a peer; that of the beginning, if there is none."""
-        return self._last_ready_seconds
-
-    @property
     def late_seconds(self) -> float:
         """Time from the first `Ready` to the latest one."""
         if self.first_ready_seconds is None:
             return 0.0
-        return self._last_ready_seconds - self.first_ready_seconds
+        return self.last_ready_seconds - self.first_ready_seconds
 
     def left_out_by(self, ring: Ring) -> frozenset[PeerId]:
         """The peers that this peer expects and knows to be ready, and that a ring does not name."""
-        return self._expected & self.ready.keys() - {*ring.members}
+        return self.expected & self.ready.keys() - {*ring.members}
 
     def missing_beside(self, ring: Ring) -> frozenset[PeerId]:
         """The peers that are expected and are neither ready nor in a ring. Strangers are none of
         them: its organiser may have waited for these for longer than this peer."""
-        return self._expected - self._strangers - self._ready.keys() - {*ring.members}
+        return self.expected - self._strangers - self._ready.keys() - {*ring.members}
 
     @property
     def _not_waited_for(self) -> frozenset[PeerId]:
@@ -305,7 +298,7 @@ class Gatherer:
         """A checked `Ready` for this head arrived."""
         author = PeerId(signed.author)
         if author not in self._ready:  # it may come again
-            self._last_ready_seconds = now
+            self.last_ready_seconds = now
         self._ready[author] = signed
         if self.first_ready_seconds is None:
             self.first_ready_seconds = self._began_seconds = now
@@ -324,9 +317,9 @@ class Gatherer:
             strangers: those of them that have no standing.
         """
         expected = frozenset((*peers, *trailing))
-        if expected != self._expected:
-            self._gone = (self._gone | self._expected) - expected
-            self._expected = expected
+        if expected != self.expected:
+            self._gone = (self._gone | self.expected) - expected
+            self.expected = expected
         self._trailing = self._trailing.union(trailing)
         self._strangers = frozenset(strangers)
         self._note_complete(now)
@@ -346,7 +339,7 @@ class Gatherer:
         before, and each ring with them would be void.
         """
         if self._rules.accusers > 1:
-            self._gone |= frozenset(removed) - self._expected - {self._me}
+            self._gone |= frozenset(removed) - self.expected - {self._me}
         self._first_attempt = min(max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX)
         self._began_seconds = self._not_before_seconds = now + self._rules.attempt_seconds
         self._complete_seconds = None
@@ -354,7 +347,7 @@ class Gatherer:
 
     def decision(self, now: float) -> Decision:
         """Returns whether this peer publishes a roster now, and why."""
-        wait = self.elsewhere.wait(now, self._expected)
+        wait = self.elsewhere.wait(now, self.expected)
         if wait.reason is not None:
             return Decision(None, wait.reason)
         self._left_out = wait.left_out
@@ -365,7 +358,7 @@ class Gatherer:
             self._me,
             self._head,
             self.ready,
-            self._expected,
+            self.expected,
             self._began_seconds,
             self._complete_seconds,
             self._first_attempt,
@@ -383,7 +376,7 @@ class Gatherer:
         """Notes for how long this round has stood still for strangers."""
         if not self._is_first or self._me not in self._ready:
             return
-        missing = self._expected - self._ready.keys()
+        missing = self.expected - self._ready.keys()
         if not missing or missing - self._strangers:
             self._held_since = None
             return

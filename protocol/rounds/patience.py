@@ -9,8 +9,8 @@ Rules
 - A member whose copy lacks the successor alone needs less patience, `kept_seconds`, as long as all
   is well otherwise: nobody is out, nobody else has voted, and the ring worked for a shorter time
   before. It needs `SUSPECT_SECONDS` less still with a successor that has lately kept a sum, as it
-  remembers (`policy.ring_conduct`). No other member may be earlier than it: that one would accuse a
-  member that keeps nothing. In a ring of two nobody has less patience.
+  remembers (`policy.conduct.ring_conduct`). No other member may be earlier than it: that one would
+  accuse a member that keeps nothing. In a ring of two nobody has less patience.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself.
 """
 

@@ -17,7 +17,7 @@ Rules
   are out. Without a fault there is one sum of each chunk, and this rule never applies. Where sums
   are audited, it applies `STEPS_MAX` - 1 times at most: a member explains every sum that it signed.
 - After adding, the contributors may cover all members that this one believes living. Then it
-  finishes, if it is the chunk's finisher (`living_members`): it divides and encodes. Otherwise it
+  finishes, if it is the chunk's finisher (`ring_members`): it divides and encodes. Otherwise it
   passes the partial sum to its next living member and keeps a copy until it has the average.
 - Averages walk the ring again. A member that receives a better average than its own takes it and
   passes it on. Otherwise the average stops there. Better means more contributors, then the lower
@@ -27,8 +27,8 @@ Rules
   that is known, the average is kept aside and the partial sum walks on. An average of a member that
   is not the chunk's finisher is early as well: other members may have to go out first.
 - An average comes with its finisher's signature (`average_signatures`), and a partial sum that can
-  be audited with its sender's (`policy.sum_audits`). Of a finisher that signs two averages for
-  one chunk both together are a proof (`Contradicted`).
+  be audited with its sender's (`policy.auditing.sum_audits`). Of a finisher that signs two averages
+  for one chunk both together are a proof (`Contradicted`).
 - A removed member is out of this ring for good. At every removal each member checks all chunks
   again. It takes an early average that is not early any more. It finishes a kept copy that now
   covers all living members. It sends a copy whose receiver is gone to the new successor. It starts
@@ -38,7 +38,7 @@ Rules
   `inventory`, and sends only what is of use there.
 
 So at the end the members that believe each other living have the same averages, and each average
-holds all of them. The reason is that they come to exclude the same members (`accusations`). An
+holds all of them. The reason is that they come to exclude the same members (`ring_members`). An
 average that one of them took lacks no member that it believed living then, so it lacks none of
 those that are left. No such member keeps it aside at the end, and by the lattice rule the best
 average reaches them all.
@@ -73,7 +73,7 @@ from gossamer.protocol.rounds.inventory import (
     SumStep,
     worth,
 )
-from gossamer.protocol.rounds.living_members import LivingMembers
+from gossamer.protocol.rounds.ring_members import LivingMembers
 
 SignChunk: TypeAlias = Callable[[int, int, Digest], bytes]
 """(chunk, mask, digest) -> this member's signature under an average that it finished, or under a
@@ -114,7 +114,7 @@ class RingReduce:
 
     @property
     def living(self) -> tuple[PeerId, ...]:
-        """Members that are not out, in ring order. `accusations` decides which members are out, and
+        """Members that are not out, in ring order. `Accusations` decides which members are out, and
         `member_removed` tells it here."""
         return self._members.living
 

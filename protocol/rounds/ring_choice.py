@@ -14,7 +14,7 @@ nothing. Nor is anything taken from its author, for members that refuse a ring s
 
 - A roster *leaves out* the peers that this peer expects in the round, whose `Ready` it holds when
   the roster comes, and with which the ring has more members. An organiser may leave out a peer
-  where verdicts of audits say why (`policy.sum_audits`, `policy.audits`).
+  where verdicts of audits say why (`policy.auditing.sum_audits`, `policy.auditing.audits`).
 - An honest organiser waits for the peers that it expects until its gathering ends. So a roster that
   leaves out others is *early* if it comes more than `HURRY_SECONDS` before this peer's own
   gathering ends. This peer publishes a roster of the same attempt with those peers in it. All
@@ -23,7 +23,8 @@ nothing. Nor is anything taken from its author, for members that refuse a ring s
 - It waits `MEND_STEP_SECONDS` before, in which it is noticed if those peers have just died.
 - This peer notes who leaves out others, and whom. It follows a roster that is not early, as long as
   neither that author has left out others again and again, nor those peers have been left out again
-  and again (`policy.ring_conduct`). Else it publishes another one, and does not wait before.
+  and again (`policy.conduct.ring_conduct`). Else it publishes another one, and does not wait
+  before.
 - A preferred roster may come when this peer follows a ring already. Its organiser published it
   shortly before it died, for example, and those that had not heard it made a new ring. If that
   roster leaves out living members of this peer's ring, this peer publishes one with them at once,
@@ -57,8 +58,9 @@ anew, and with it all waits for members that keep it up.
   `OF_ONE_MAX` rings of one organiser at most, so that rosters provoke few statements.
 - An organiser is *unsettled* if a ring of it is refused after `OF_ONE_MAX` of its rings were
   followed, or after two, of which the first was followed `REPLACE_SECONDS` before. Members remember
-  that (`policy.ring_conduct`). A second ring that is refused is no fault: its organiser may have
-  mended that of another one, it came over a slow line, or the time ran for the ring of another one.
+  that (`policy.conduct.ring_conduct`). A second ring that is refused is no fault: its organiser may
+  have mended that of another one, it came over a slow line, or the time ran for the ring of another
+  one.
 - When its ring is void and it gathers again, these rules begin anew.
 - A peer opens at most `OPENED_OF_ONE_MAX` rosters of one organiser. It does not look at others.
 """
@@ -277,9 +279,7 @@ class RingChoice:
             old.round,
             old.attempt,
             members | {peer: gatherer.ready[peer] for peer in left_out},
-            old.codec,
-            old.chunk_elements,
-            self._rules.members_max,
+            self._rules.ring_rules,
             gatherer.standpoint,
         )
         return (left_out, roster) if len(roster.members) > len(members) else ([], None)

@@ -3,8 +3,8 @@
 In a ring each member sends to its successor. Two members behind routers may have no connection with
 each other, although both have one with a third member. So each peer lists in its `Ready` the peers
 that it is connected to, and those that are neighbours only where nothing else is left: another peer
-relays to them, or there was trouble between the two (`policy.ring_conduct`). The members of a
-roster are ordered by a rule that everybody can check:
+relays to them, or there was trouble between the two (`policy.conduct.ring_conduct`). The members of
+a roster are ordered by a rule that everybody can check:
 
 1. The *rank order* of a head and an attempt is sorted by ``blake3(head, attempt, peer id)``. If all
    its neighbours (the last and the first included) are linked, it is the order.

@@ -7,16 +7,16 @@ checks that before the ring may use it. Where each member has signed its records
 checked against these (`codecs.record_payloads`) and needs no signature.
 
 The member that passes on a partial sum signs it, and the receiver keeps the signature until the
-round is audited (`policy.sum_audits`).
+round is audited (`policy.auditing.sum_audits`).
 
 Where members do not trust each other, the roots over a round's records are in the `Ready` of the
 ring. A root over the parts of a shared step comes with each part. One good signature is enough for
 all chunks of the step, on their way to the average and back, so the newest ones are remembered.
 
 A member that signs two roots for one step gives one part to some members and another one to others.
-Both signatures together are a proof (`policy.equivocation`). The member that passed the second one
-on is not to blame. Each stream of a ring checks signatures for itself, in a thread, and what all
-streams found is compared in one place.
+Both signatures together are a proof (`policy.conduct.equivocation`). The member that passed the
+second one on is not to blame. Each stream of a ring checks signatures for itself, in a thread, and
+what all streams found is compared in one place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import Payloads
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Contradicted, Signer
@@ -39,7 +40,6 @@ from gossamer.protocol.wire.average_signatures import (
     PassedSum,
     SignedStep,
     check_finished,
-    encode_finished,
 )
 from gossamer.protocol.wire.envelopes import Verify, signing_bytes
 from gossamer.protocol.wire.statements import Equivocation, Signed
@@ -59,7 +59,7 @@ class FoundStep(NamedTuple):
     @property
     def signed(self) -> Signed:
         """The step as an envelope of a proof."""
-        return Signed(self.author, encode_finished(self.step), self.signature)
+        return Signed(self.author, to_msgpack(self.step), self.signature)
 
 
 class MemberSignatures:
@@ -160,7 +160,7 @@ class SignedAverages:
         return MemberSignatures(self.signer.run_id, self.ring, self.verify)
 
     def _signed(self, chunk: FinishedAverage | PassedSum | SignedStep) -> bytes:
-        payload = encode_finished(chunk)
+        payload = to_msgpack(chunk)
         return self.signer.sign(signing_bytes(self.signer.run_id, payload))
 
     def check_sum(self, chunk: int, came: ArrivedSum | SumStep) -> None:
@@ -205,7 +205,7 @@ class SignedAverages:
         both = [
             Signed(
                 author,
-                encode_finished(self._finished(finisher, chunk, each.mask, each.digest)),
+                to_msgpack(self._finished(finisher, chunk, each.mask, each.digest)),
                 each.signature,
             )
             for each in (contradicted.one, contradicted.other)

@@ -16,6 +16,30 @@ Rules
   cannot choose its neighbours. Whom it leaves out is its own choice (`linked_members`).
 
 `decide` is a pure function from what a peer knows to what it does, with the reason.
+
+Rules of waits for strangers (`StrangersWait`)
+----------------------------------------------
+A *stranger* is a peer of which no round of the newest ones has taken work. A round waits for it on
+its word alone (`membership.awaited`), because a newcomer has nothing else. Identities cost nothing,
+though, and neither does an announcement at each head. Eight strangers that did no more than that
+left 12 to 17 of 86 rounds.
+
+- Only the time counts in which a round would have gone on without strangers: all others that are
+  expected are ready, and this peer is. It counts for all strangers together, because a new identity
+  is as free as an old one.
+- That time is `STRANGER_WAITS_MAX` times the manifest's `gather_seconds` at once, and
+  `STRANGERS_SHARE` of all time. While `gather_seconds` of it are left a round waits for strangers
+  as for the others. Other rounds do not wait for strangers.
+- So some rounds wait as long as ever, and no round waits for a moment only: a newcomer gets in with
+  one wait that is long enough.
+- A peer that hears a ring of another one does not wait for strangers before it follows it. That
+  organiser may have waited already, by its own count.
+- A stranger that is ready in time is in the ring, whether the round waits for it or not. It is
+  expected, and may organise the ring. So peers that wait and peers that do not agree on all else.
+- A peer that does not wait counts the waits of others too, beyond `STRANGERS_GOSSIP_SECONDS`.
+  Otherwise the members would wait in turn, each for its own share.
+
+A new life of this peer has waited for nobody.
 """
 
 from __future__ import annotations
@@ -36,7 +60,6 @@ from gossamer.protocol.rounds.ring_order import (
     rank_order,
     ring_order,
 )
-from gossamer.protocol.rounds.strangers_wait import NO_WAIT, StrangersWait
 from gossamer.protocol.wire.envelopes import Verify, decode_statement, open_signed, ring_id_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed
 
@@ -46,6 +69,28 @@ reply of the statement store."""
 
 _MEMBER_OVERHEAD_BYTES = 136
 """Author and signature of a member's `Ready`, and msgpack's lengths."""
+
+STRANGER_WAITS_MAX = 2
+"""Waits of the longest kind that may follow one after the other. A newcomer may miss its first wait
+because it fetches the rounds meanwhile."""
+
+STRANGERS_SHARE = 1 / 16
+"""Share of the time in which rounds wait for strangers in the long run. One in 17 rounds that wait
+for no longer than they take costs as much. A newcomer beside strangers that lie gets in within some
+16 waits."""
+
+STRANGERS_GOSSIP_SECONDS = 0.5
+"""Time from a complete gathering to the ring of an organiser that waits for no stranger."""
+
+
+class RingRules(NamedTuple):
+    """The values that the manifest demands of every roster."""
+
+    codec: str
+    chunk_elements: int
+    members_max: int
+    accusers: int = 1
+    """See `RoundConfig.accusers`."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +111,42 @@ class RoundRules:
     """Votes that call a member removed before a commit counts it as out."""
 
     @property
-    def members_max(self) -> int:
-        return self.payloads.members_max(self.chunk_elements)
+    def ring_rules(self) -> RingRules:
+        payloads, elements = self.payloads, self.chunk_elements
+        return RingRules(payloads.name, elements, payloads.members_max(elements), self.accusers)
 
     def chunk_bytes(self, num_members: int) -> int:
         """Mean size of a chunk in transit, over a whole ring."""
         return self.payloads.mean_bytes(self.chunk_elements, num_members)
+
+
+class StrangersWait(NamedTuple):
+    """What a peer has waited for strangers, at one time."""
+
+    spent_seconds: float = 0.0
+    """Waits that no time since has made up for."""
+    at_seconds: float = 0.0
+
+    def at(self, now: float) -> StrangersWait:
+        """Returns the same at a later time, in which no stranger was waited for."""
+        since = max(0.0, now - self.at_seconds)
+        spent = max(0.0, self.spent_seconds - STRANGERS_SHARE * since)
+        return StrangersWait(spent, self.at_seconds + since)
+
+    def waits(self, gather_seconds: float) -> bool:
+        """Returns whether a round that begins now waits for strangers."""
+        return self.spent_seconds <= (STRANGER_WAITS_MAX - 1) * gather_seconds
+
+    def after(self, held_seconds: float, gather_seconds: float) -> StrangersWait:
+        """Returns the same after a round that stood still for strangers for so long."""
+        if not self.waits(gather_seconds):
+            held_seconds = max(0.0, held_seconds - STRANGERS_GOSSIP_SECONDS)
+        spent = self.spent_seconds + min(held_seconds, gather_seconds)
+        return self._replace(spent_seconds=spent)
+
+
+NO_WAIT = StrangersWait()
+"""Nothing has been waited for."""
 
 
 class Vain(NamedTuple):
@@ -94,9 +169,9 @@ class RoundHints(NamedTuple):
     replay_seconds: float = 0.0
     """Time that a peer needs to fetch such a round instead."""
     doubted: frozenset[PeerId] = frozenset()
-    """Members whose accusations the accused may answer (`accusations`)."""
+    """Members whose accusations the accused may answer (`ring_members`)."""
     suspected: frozenset[PeerId] = frozenset()
-    """Members that have lately kept what they should pass on (`attempt`)."""
+    """Members that have lately kept what they should pass on (`followed_ring`)."""
     unfair: frozenset[PeerId] = frozenset()
     """Organisers that left out ready peers again and again (`ring_choice`)."""
     wronged: frozenset[PeerId] = frozenset()
@@ -129,7 +204,7 @@ class Gathering(NamedTuple):
     first_attempt: int = 0
     """Lowest attempt that may still succeed: the rings of earlier ones are void."""
     not_waited_for: Collection[PeerId] = ()
-    """Expected peers without which this round goes on (`strangers_wait`)."""
+    """Expected peers without which this round goes on (`StrangersWait`)."""
 
 
 class Decision(NamedTuple):
@@ -176,12 +251,10 @@ def make_roster(
     round_number: int,
     attempt: int,
     ready: Mapping[PeerId, Signed],
-    codec: str,
-    chunk_elements: int,
-    members_max: int = limits.RING_MEMBERS_MAX,
+    rules: RingRules,
     standpoint: Standpoint | None = None,
 ) -> Roster:
-    """The ring of all ready peers, at most `members_max` of them by rank.
+    """The ring of all ready peers, at most `rules.members_max` of them by rank.
 
     Fewer fit into one message if they consumed data in very many pieces. A peer that has no
     neighbour to whom it is linked, or to whom another member can relay, is left out. Peers that the
@@ -194,7 +267,7 @@ def make_roster(
     if standpoint is not None:
         met = {standpoint.me, *standpoint.met}
         chosen.sort(key=lambda peer: peer not in met)  # stable: else by rank
-    del chosen[members_max:]
+    del chosen[rules.members_max :]
     num_bytes = 0
     for place, peer in enumerate(chosen):
         num_bytes += len(ready[peer].payload) + _MEMBER_OVERHEAD_BYTES
@@ -203,9 +276,8 @@ def make_roster(
             break
     links = {peer: _links_of(ready[peer]) for peer in chosen}
     order = ring_order(head, attempt, linked_members(head, attempt, links, standpoint))
-    return Roster(
-        round_number, head, attempt, tuple(ready[peer] for peer in order), codec, chunk_elements
-    )
+    members = tuple(ready[peer] for peer in order)
+    return Roster(round_number, head, attempt, members, rules.codec, rules.chunk_elements)
 
 
 def _links_of(signed: Signed) -> bytes:
@@ -243,13 +315,7 @@ class Ring:
 
 
 def open_roster(
-    signed: Signed,
-    roster: Roster,
-    run_id: Digest,
-    verify: Verify,
-    codec: str,
-    chunk_elements: int,
-    members_max: int = limits.RING_MEMBERS_MAX,
+    signed: Signed, roster: Roster, run_id: Digest, verify: Verify, rules: RingRules
 ) -> Ring:
     """The ring of a roster after everything in it was checked.
 
@@ -259,10 +325,11 @@ def open_roster(
             codec or chunk plan than the manifest's.
         ForgedError: a member's `Ready` that it did not sign.
     """
-    if roster.codec != codec or roster.chunk_elements != chunk_elements:
+    if (roster.codec, roster.chunk_elements) != (rules.codec, rules.chunk_elements):
         raise MalformedError("roster with another codec or chunk plan than the manifest's")
-    if len(roster.members) > members_max:
-        raise MalformedError(f"roster of {len(roster.members)} members; at most {members_max}")
+    if len(roster.members) > rules.members_max:
+        number = len(roster.members)
+        raise MalformedError(f"roster of {number} members; at most {rules.members_max}")
     members: list[PeerId] = []
     readies: list[Ready] = []
     for envelope in roster.members:

@@ -1,15 +1,15 @@
 """One round as one peer sees it, from its first `Ready` to the commit.
 
-    gathering --roster--> in a ring (`attempt`) --quorum--> committed
+    gathering --roster--> in a ring (`followed_ring`) --quorum--> committed
         ^                  |        ^  |
         |                  |        +--+ a preferred roster for the same head replaces the ring
         +------------------+ out of the ring, and no member is left in it
 
 Rules
 -----
-- `gathering` and `roster` decide when a ring is organised, and `attempt` runs the ring that is
-  followed. This machine decides which ring that is, and holds what is true for one head only. Its
-  states are those of `states.ROUND`.
+- `gathering` and `roster` decide when a ring is organised, and `followed_ring` runs the ring that
+  this peer follows. This machine decides which ring that is, and holds what is true for one head
+  only. Its states are those of `states.ROUND`.
 - A roster may not name this peer. Then this peer waits for the commit of that ring as long as the
   ring is at work (`gathering`). The same holds for a roster that names it with a `Ready` of
   its life before a restart, whose work is gone. In that case it says that it is out of the ring.
@@ -23,8 +23,7 @@ Rules
   attempt. So no order of deaths and accusations leaves a peer waiting.
 
 Events are methods with the local clock in seconds, and each returns actions. The caller does the
-arithmetic (`Contribute`, `FinishAverage`, `Compute`) and answers with the ring's id. An answer for
-a ring that was replaced is dropped.
+arithmetic (`Contribute`, `FinishAverage`, `Compute`) and answers with an event of the ring.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ from collections.abc import Collection
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.accusations import FOLLOWS_ANOTHER, Doubts
-from gossamer.protocol.rounds.actions import Action, BeginRing, Unsettled
-from gossamer.protocol.rounds.attempt import Attempt
-from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Payload
+from gossamer.protocol.rounds.actions import Action, BeginRing, LinkBroken, RingEvent, Unsettled
+from gossamer.protocol.rounds.followed_ring import FollowedRing
 from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.measured_link import LinkMeasure
 from gossamer.protocol.rounds.ring import RingReduce
 from gossamer.protocol.rounds.ring_choice import Choice, Follow, Mend, Refuse
+from gossamer.protocol.rounds.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
@@ -115,98 +112,31 @@ class Round(RoundView):
             chosen = self._choose(now, self._choice.due(now, self._companions))
         if self.state == "gathering":
             return [*chosen, *self._organise(now)]
-        assert self._attempt is not None
-        return [*chosen, *self._after(now, self._attempt.tick(now))]
+        assert self._followed is not None
+        return [*chosen, *self._after(now, self._followed.tick(now))]
 
     # Events: the ring
 
-    def partial_sum_received(
-        self,
-        now: float,
-        ring_id: Digest,
-        chunk: int,
-        arrived: ArrivedSum,
-    ) -> list[Action]:
-        """A partial sum came. `SignedAverages` has checked its sender's signature."""
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        attempt.link_rate.received(now)
-        actions = attempt.reduce.partial_sum_received(chunk, arrived)
-        return self._after(now, attempt.progress(now, actions))
-
-    def average_received(
-        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, average: Average
-    ) -> list[Action]:
-        """An average came. `SignedAverages` has checked its finisher's signature."""
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        attempt.link_rate.received(now)
-        actions = attempt.reduce.average_received(sender, chunk, average)
-        return self._after(now, attempt.progress(now, actions))
-
-    def contributed(
-        self,
-        now: float,
-        ring_id: Digest,
-        chunk: int,
-        payload: Payload,
-        digest: Digest = NO_DIGEST,
-    ) -> list[Action]:
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        actions = attempt.reduce.contributed(chunk, payload, digest)
-        return self._after(now, attempt.progress(now, actions))
-
-    def rejected(self, now: float, ring_id: Digest, chunk: int, sender: PeerId) -> list[Action]:
-        """The payload to add to was malformed: its sender is accused."""
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        return self._after(now, attempt.rejected(now, chunk, sender))
-
-    def average_finished(
-        self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
-    ) -> list[Action]:
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        actions = attempt.reduce.average_finished(chunk, payload, digest)
-        return self._after(now, attempt.progress(now, actions))
-
-    def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> list[Action]:
-        """The link to a ring member failed: this peer accuses it."""
-        if (attempt := self._open(ring_id)) is None:
-            return []
-        return self._after(now, attempt.accuse(now, peer, reason))
-
-    def link_measured(
-        self, now: float, ring_id: Digest, peer: PeerId, measure: LinkMeasure
-    ) -> list[Action]:
-        """The totals of the link to a member."""
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        return self._after(now, attempt.link_measured(now, peer, measure))
-
-    def computed(
-        self, now: float, ring_id: Digest, generation: int, state_digest: Digest
-    ) -> list[Action]:
-        """The outer step was taken: vote for the header that follows."""
-        if (attempt := self._working(ring_id)) is None:
-            return []
-        return self._after(now, attempt.computed(now, generation, state_digest))
+    def ring_event(self, now: float, ring_id: Digest, event: RingEvent) -> list[Action]:
+        """Something happened in a ring. It does not count in a ring that was replaced."""
+        # Another member may need this peer's averages although it has committed.
+        followed = self._open(ring_id) if isinstance(event, LinkBroken) else self._working(ring_id)
+        return [] if followed is None else self._after(now, followed.event(now, event))
 
     def commit_received(self, commit: Commit) -> list[Action]:
         """A checked commit record arrived: it ends the round if it commits this peer's header."""
-        if self._attempt is None or self.state == "gathering":
+        if self._followed is None or self.state == "gathering":
             return []
-        return self._noting_commit(self._attempt.commit_received(commit))
+        return self._noting_commit(self._followed.commit_received(commit))
 
     def leave(self, now: float) -> list[Action]:
         """This peer goes to a head that another ring committed, and leaves its ring.
 
         The caller calls this before it drops the machine. Otherwise the others wait for this peer.
         """
-        if self.ring is None or (attempt := self._working(self.ring.ring_id)) is None:
+        if self.ring is None or (followed := self._working(self.ring.ring_id)) is None:
             return []
-        return self._after(now, attempt.accuse(now, self._me, "follows another head"))
+        return self._after(now, followed.accuse(now, self._me, "follows another head"))
 
     # The rules: gathering
 
@@ -220,9 +150,7 @@ class Round(RoundView):
             self.number,
             decision.attempt,
             self._gatherer.ready,
-            self._rules.payloads.name,
-            self._rules.chunk_elements,
-            self._rules.members_max,
+            self._rules.ring_rules,
             self._gatherer.standpoint,
         )
         if self._me not in {member.author for member in roster.members}:
@@ -237,11 +165,8 @@ class Round(RoundView):
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
         if signed.author != self._me and not self._choice.may_open(PeerId(signed.author)):
             return []
-        rules = self._rules
-        run_id, name = self._signer.run_id, rules.payloads.name
-        ring = open_roster(
-            signed, roster, run_id, self._verify, name, rules.chunk_elements, rules.members_max
-        )
+        run_id, rules = self._signer.run_id, self._rules.ring_rules
+        ring = open_roster(signed, roster, run_id, self._verify, rules)
         if ring.ring_id in self._void_rings:
             return []
         mine = self._gatherer.mine
@@ -249,11 +174,11 @@ class Round(RoundView):
         named = {(member.author, member.payload) for member in roster.members}
         if mine is None or (mine.author, mine.payload) not in named:
             return self._note_foreign(ring, "restarted")  # it would wait for work that is lost
-        attempt = self._attempt
-        if attempt is not None and self._phase == "following":
-            is_other = ring.ring_id != attempt.ring.ring_id
-            is_preferred = preference(ring) < preference(attempt.ring)
-            if not is_preferred and not (attempt.is_out and is_other):
+        followed = self._followed
+        if followed is not None and self._phase == "following":
+            is_other = ring.ring_id != followed.ring.ring_id
+            is_preferred = preference(ring) < preference(followed.ring)
+            if not is_preferred and not (followed.is_out and is_other):
                 return []
         if ring.organiser == self._me:
             return self._follow(now, ring)
@@ -288,7 +213,7 @@ class Round(RoundView):
 
     def _follow(self, now: float, ring: Ring) -> list[Action]:
         actions: list[Action] = []
-        old = self._attempt
+        old = self._followed
         if old is not None and self._phase == "following":
             self._void_rings.add(old.ring.ring_id)
             if not old.is_out:
@@ -297,14 +222,14 @@ class Round(RoundView):
         self._go("ring followed")
         self._choice.followed(now, ring.organiser)
         self._gatherer.followed()
-        attempt = self._attempt = self._new_attempt(now, ring)
-        actions += [BeginRing(ring), *attempt.reduce.start()]
+        followed = self._followed = self._new_ring(now, ring)
+        actions += [BeginRing(ring), *followed.reduce.start()]
         early, self._early = self._early, {}
         for signed, statement in early.values():
             actions += self._ring_statement(now, signed, statement)
         return actions
 
-    def _new_attempt(self, now: float, ring: Ring) -> Attempt:
+    def _new_ring(self, now: float, ring: Ring) -> FollowedRing:
         rules = self._rules
         link_rate = RingLinkRates(
             ring.members,
@@ -320,10 +245,9 @@ class Round(RoundView):
         reduce = RingReduce(
             ring.members, self._me, rules.num_chunks, ring.starters, signed.sign, signed.sign_sum
         )
-        doubts, suspects = Doubts(self._hints.doubted), self._hints.suspected
         waits = len(self._void_rings) < LEFT_RINGS_MAX
-        return Attempt(
-            self._signer, self._parent, ring, rules, reduce, link_rate, doubts, suspects, now,
+        return FollowedRing(
+            self._signer, self._parent, ring, rules, reduce, link_rate, self._hints, now,
             waits_if_left=waits,
         )  # fmt: skip
 
@@ -333,31 +257,31 @@ class Round(RoundView):
         """Other members of the ring may not have committed yet."""
         if not isinstance(statement, Accusation | Vote) or signed.author == self._me:
             return []
-        attempt = self._open(statement.ring_id)
-        return [] if attempt is None else attempt.statement(now, signed, statement)
+        followed = self._open(statement.ring_id)
+        return [] if followed is None else followed.statement(now, signed, statement)
 
     def _after(self, now: float, actions: list[Action]) -> list[Action]:
         """Gathers again if this peer is out of the ring and the ring will not commit."""
         self._noting_commit(actions)
-        attempt = self._attempt
-        if attempt is None or not attempt.is_out or self._phase != "following":
+        followed = self._followed
+        if followed is None or not followed.is_out or self._phase != "following":
             return actions
-        others = set(attempt.ring.members) - attempt.removed
-        if now < attempt.patience.stall_seconds:
+        others = set(followed.ring.members) - followed.removed
+        if now < followed.patience.stall_seconds:
             if others & self._gatherer.expected:
                 return actions
             # If its members appear again, their ring is at work.
-            self._gatherer.elsewhere.note_lost(attempt.ring, attempt.accusations)
+            self._gatherer.elsewhere.note_lost(followed.ring, followed.accusations)
         self._go("ring void")
         self._choice.gathers_again()
-        self._void_rings.add(attempt.ring.ring_id)
-        self._gatherer.begin_again(now, attempt.ring.roster.attempt, attempt.removed)
+        self._void_rings.add(followed.ring.ring_id)
+        self._gatherer.begin_again(now, followed.ring.roster.attempt, followed.removed)
         return [*actions, *self._organise(now)]
 
     def _noting_commit(self, actions: list[Action]) -> list[Action]:
         """The actions of the ring that is followed; one of them may be its commit."""
-        attempt = self._attempt
-        if self._phase == "following" and attempt is not None and attempt.state == "committed":
+        followed = self._followed
+        if self._phase == "following" and followed is not None and followed.state == "committed":
             self._go("ring committed")
         return actions
 
@@ -365,9 +289,9 @@ class Round(RoundView):
         self._phase = ROUND.after(self._phase, event)
 
     def _ring_statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
-        attempt = self._working(statement.ring_id)
-        if attempt is not None:
-            return self._after(now, attempt.statement(now, signed, statement))
+        followed = self._working(statement.ring_id)
+        if followed is not None:
+            return self._after(now, followed.statement(now, signed, statement))
         if isinstance(statement, Accusation):
             self._gatherer.elsewhere.note_accusation(
                 statement.ring_id, PeerId(signed.author), PeerId(statement.accused)

@@ -8,20 +8,21 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Signer
-from gossamer.protocol.rounds.attempt import Attempt
 from gossamer.protocol.rounds.commit import Parent
+from gossamer.protocol.rounds.followed_ring import FollowedRing
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, Payload, SumStep
 from gossamer.protocol.rounds.ring_choice import RingChoice
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
-from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
+from gossamer.protocol.rounds.states import ROUND, RingState, RoundPhase
 from gossamer.protocol.wire.envelopes import Sign, Verify
 from gossamer.protocol.wire.statements import RingStatement, Signed
 
-RoundState: TypeAlias = Literal["gathering"] | AttemptState
+RoundState: TypeAlias = Literal["gathering"] | RingState
 """The phase of the round, with the state of the followed ring in its place."""
 
 STRAGGLER_FRACTION = 0.7
@@ -74,7 +75,7 @@ class RoundView:
         )
         self.gathering_reason = "not ready"
         """Why this peer does, or does not, publish a roster: the newest decision's reason."""
-        self._attempt: Attempt | None = None
+        self._followed: FollowedRing | None = None
         """The ring that this peer follows, or followed last."""
         self._phase: RoundPhase = ROUND.initial
         self._void_rings: set[Digest] = set()
@@ -86,14 +87,14 @@ class RoundView:
         """The phase of the round, or the state of the followed ring."""
         if self._phase == "gathering":
             return "gathering"
-        assert self._attempt is not None
-        return self._attempt.state
+        assert self._followed is not None
+        return self._followed.state
 
     @property
     def is_over(self) -> bool:
         """Returns whether the round is committed here and no member needs anything from this
         peer."""
-        return self._attempt is not None and self._attempt.is_over
+        return self._followed is not None and self._followed.is_over
 
     @property
     def head(self) -> Digest:
@@ -103,7 +104,7 @@ class RoundView:
     @property
     def ring(self) -> Ring | None:
         """The ring that this peer follows, or followed last."""
-        return None if self._attempt is None else self._attempt.ring
+        return None if self._followed is None else self._followed.ring
 
     @property
     def signed_averages(self) -> SignedAverages:
@@ -121,10 +122,10 @@ class RoundView:
 
         Empty without a ring, and once the ring is committed here.
         """
-        attempt = self._attempt
-        if attempt is None or self.state in ("gathering", "committed"):
+        followed = self._followed
+        if followed is None or self.state in ("gathering", "committed"):
             return ()
-        return attempt.reduce.living
+        return followed.reduce.living
 
     @property
     def is_ready(self) -> bool:
@@ -138,37 +139,37 @@ class RoundView:
         The driver keeps a link to it as long as it is the successor, also when there is nothing to
         send. Otherwise the successor's death would not show.
         """
-        return None if self._attempt is None else self._attempt.successor
+        return None if self._followed is None else self._followed.successor
 
     @property
     def num_averages(self) -> int:
         """Chunks of the followed ring whose average is here; 0 without a ring."""
-        return 0 if self._attempt is None else self._attempt.reduce.num_averages
+        return 0 if self._followed is None else self._followed.reduce.num_averages
 
     @property
     def lost_seconds(self) -> float:
         """Time in which the ring that this peer follows stood still before members were put out."""
-        return 0.0 if self._attempt is None else self._attempt.patience.lost_seconds
+        return 0.0 if self._followed is None else self._followed.patience.lost_seconds
 
     @property
     def removed(self) -> frozenset[PeerId]:
         """Members that are out of the ring that this peer follows, or followed last."""
-        return frozenset() if self._attempt is None else self._attempt.removed
+        return frozenset() if self._followed is None else self._followed.removed
 
     @property
     def hints(self) -> RoundHints:
         """Returns the hints of this round for the next one."""
-        attempt = self._attempt
+        followed = self._followed
         replay_seconds = self._hints.replay_seconds
         if self._rules.payloads.are_steps:  # their averages come while the members train
             replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
-        elif attempt is not None and not attempt.removed:  # it would be the time of the fault
-            replay_seconds = attempt.reduced_seconds or replay_seconds
+        elif followed is not None and not followed.removed:  # it would be the time of the fault
+            replay_seconds = followed.reduced_seconds or replay_seconds
         return RoundHints(
-            frozenset() if attempt is None else attempt.link_rate.found_slow,
+            frozenset() if followed is None else followed.link_rate.found_slow,
             came_late=self.state != "committed",
             replay_seconds=replay_seconds,
-            in_vain=self._choice.in_vain(() if attempt is None else attempt.ring.members),
+            in_vain=self._choice.in_vain(() if followed is None else followed.ring.members),
             strangers_wait=self._gatherer.strangers_wait,
         )
 
@@ -195,43 +196,54 @@ class RoundView:
         head only if the head weighs more than these members. Otherwise the commit of a single peer
         would stop a ring of many members.
         """
-        attempt = self._attempt
-        if attempt is None or attempt.is_out or self.state == "gathering":
+        followed = self._followed
+        if followed is None or followed.is_out or self.state == "gathering":
             return {}
-        return attempt.attainable
+        weights, removed = followed.ring.weights, followed.removed
+        return {peer: tokens for peer, tokens in weights.items() if peer not in removed}
+
+    def has_to_check(self, mask: int, finisher: int | None) -> bool:
+        """Returns whether the content of a payload must be checked before it is taken. An average's
+        must be, and so must that of a partial sum that travels on without an addition here that
+        would find its faults. Sets always are: an addition does not look at the others' records,
+        and what is in an average is taken for good by the member that finishes it."""
+        if finisher is not None or not isinstance(self._rules.payloads, SumPayloads):
+            return True
+        assert self.ring is not None, "there is no ring yet"
+        return bool(mask >> self.ring.members.index(self._me) & 1)
 
     def average_of(self, ring_id: Digest, chunk: int) -> Payload | None:
         """The best average of a chunk so far; None: there is none, or the ring is not followed."""
-        attempt = self._attempt
-        if attempt is None or attempt.ring.ring_id != ring_id:
+        followed = self._followed
+        if followed is None or followed.ring.ring_id != ring_id:
             return None
-        return attempt.reduce.average_of(chunk)
+        return followed.reduce.average_of(chunk)
 
     def steps_of(self, chunk: int) -> tuple[SumStep, ...]:
         """What this peer did to the partial sums of a chunk of the ring that it follows, or
         followed last; see `RingReduce.steps_of`."""
-        return () if self._attempt is None else self._attempt.reduce.steps_of(chunk)
+        return () if self._followed is None else self._followed.reduce.steps_of(chunk)
 
     def inventory(self, ring_id: Digest) -> Inventory | None:
         """Returns what this peer holds of the ring's chunks; None if the ring is not followed."""
-        attempt = self._working(ring_id)
-        return None if attempt is None else attempt.reduce.inventory()
+        followed = self._working(ring_id)
+        return None if followed is None else followed.reduce.inventory()
 
     @property
     def _companions(self) -> tuple[PeerId, ...]:
         """The living members of the ring that this peer follows and is not out of."""
-        attempt = self._attempt
-        return () if attempt is None or attempt.is_out else self.members_at_work
+        followed = self._followed
+        return () if followed is None or followed.is_out else self.members_at_work
 
     # Which ring an event belongs to
 
-    def _open(self, ring_id: bytes) -> Attempt | None:
+    def _open(self, ring_id: bytes) -> FollowedRing | None:
         """The followed or committed ring if it has this id, else None."""
-        attempt = self._attempt
-        if attempt is None or attempt.ring.ring_id != ring_id:
+        followed = self._followed
+        if followed is None or followed.ring.ring_id != ring_id:
             return None
-        return None if self.state == "gathering" else attempt
+        return None if self.state == "gathering" else followed
 
-    def _working(self, ring_id: bytes) -> Attempt | None:
+    def _working(self, ring_id: bytes) -> FollowedRing | None:
         """The followed ring if it has this id and is not committed, else None."""
         return None if self.state == "committed" else self._open(ring_id)

@@ -6,7 +6,7 @@ happen: the machine raises and keeps its state. The diagrams of the documentatio
 the same tables. The pattern is that of h11 (`h11/_state.py`).
 
 Facts that do not decide which events are allowed are not states. Examples are whether a peer is out
-of the ring (`accusations`) and how fast a link is (`link_rates`).
+of the ring (`ring_members`) and how fast a link is (`link_rates`).
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ ROUND: Table[RoundPhase, RoundEvent] = Table(
 """One round as one peer sees it (`round.Round`)."""
 
 
-AttemptState = Literal["reducing", "computing", "voting", "committed"]
-AttemptEvent = Literal["averages complete", "step taken", "quorum", "commit received"]
+RingState = Literal["reducing", "computing", "voting", "committed"]
+RingTransition = Literal["averages complete", "step taken", "quorum", "commit received"]
 
-ATTEMPT: Table[AttemptState, AttemptEvent] = Table(
-    "attempt",
+RING: Table[RingState, RingTransition] = Table(
+    "followed ring",
     "reducing",
     {
         ("reducing", "averages complete"): "computing",
@@ -80,7 +80,7 @@ ATTEMPT: Table[AttemptState, AttemptEvent] = Table(
         ("voting", "commit received"): "committed",
     },
 )
-"""One ring that a peer follows (`attempt.Attempt`)."""
+"""One ring that a peer follows (`followed_ring.FollowedRing`)."""
 
 
 GatheringState = Literal["open", "yielding", "overruling", "awaiting commit"]
@@ -152,5 +152,5 @@ COMMIT: Table[CommitState, CommitEvent] = Table(
 )
 """The agreement on one header (`commit.Commitment`)."""
 
-TABLES = (ROUND, GATHERING, ATTEMPT, CHUNK, COMMIT)
+TABLES = (ROUND, GATHERING, RING, CHUNK, COMMIT)
 """Every table, in the order in which a round meets its machine."""

@@ -1,5 +1,5 @@
 """The way of a chunk's sum through a ring, from its average back to the member that began it, and
-the arithmetic of an auditor that goes it forward (`policy.sum_audits` has the rules)."""
+the arithmetic of an auditor that goes it forward (`policy.auditing.sum_audits` has the rules)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ Rules
   parent of the first header is the run id.
 - A header is *committed* when enough members of its ring signed votes for it (`quorum_reached`):
   more than half of the members that are not out of the ring, as the signers say.
-- Of several committed heads every peer chooses by the same rule (`policy.head_choice`), so a swarm
-  that was split joins again without a coordinator.
+- Of several committed heads every peer chooses by the same rule (`policy.heads.head_choice`), so a
+  swarm that was split joins again without a coordinator.
 - The tokens of a member count in proportion to the chunks whose average contains it. Its spans of
   data count if it is in at least half of the chunks.
 """
@@ -21,7 +21,7 @@ from itertools import pairwise
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.envelopes import decode_statement
@@ -29,7 +29,7 @@ from gossamer.protocol.wire.statement_checks import check_norm, check_spans
 from gossamer.protocol.wire.statements import Signed, Span, Vote
 
 
-class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChunkAverage(ArrayStruct, frozen=True):
     """One averaged chunk: the digest of its encoded bytes, and its contributors.
 
     Bit i of `contributors` stands for member i of the header.
@@ -47,7 +47,7 @@ class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return bool(self.mask() >> position & 1)
 
 
-class UpdateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class UpdateIndex(ArrayStruct, frozen=True):
     """The averaged pseudo-gradient of one round, chunk by chunk."""
 
     codec: str
@@ -55,10 +55,10 @@ class UpdateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def digest(self) -> Digest:
-        return digest_of(encode_update_index(self))
+        return digest_of(to_msgpack(self))
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Member(ArrayStruct, frozen=True):
     """A ring member, with the tokens that this round took of its work."""
 
     peer_id: str
@@ -67,7 +67,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The norm in its `Ready`."""
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Header(ArrayStruct, frozen=True):
     """The record of what one committed round did to the state. `digest` is the head after it."""
 
     version: int
@@ -86,7 +86,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def digest(self) -> Digest:
-        return digest_of(encode_header(self))
+        return digest_of(to_msgpack(self))
 
     @property
     def tokens(self) -> int:
@@ -94,7 +94,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return sum(member.tokens for member in self.members)
 
 
-class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Commit(ArrayStruct, frozen=True):
     """A header with the statements that prove it (`rounds.commit_proof`)."""
 
     header: bytes
@@ -104,7 +104,6 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The votes that make the header binding."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(Header)
 _update_decoder = msgspec.msgpack.Decoder(UpdateIndex)
 
@@ -112,14 +111,6 @@ _update_decoder = msgspec.msgpack.Decoder(UpdateIndex)
 def mask_bytes(mask: int, num_members: int) -> bytes:
     """A contributor mask as bytes, big-endian, of the length that the ring needs."""
     return mask.to_bytes((num_members + 7) // 8, "big")
-
-
-def encode_header(header: Header) -> bytes:
-    return _encoder.encode(header)
-
-
-def encode_update_index(index: UpdateIndex) -> bytes:
-    return _encoder.encode(index)
 
 
 def decode_update_index(
@@ -134,7 +125,7 @@ def decode_update_index(
         MalformedError: the bytes are not an update index.
     """
     index = decoded(_update_decoder, data, "an update index")
-    if encode_update_index(index) != data:
+    if to_msgpack(index) != data:
         raise MalformedError("update index that is not in canonical form")
     if len(index.averages) != num_chunks:
         raise MalformedError(f"update of {len(index.averages)} chunks; the run has {num_chunks}")
@@ -150,13 +141,10 @@ def decode_update_index(
 
 
 def decode_header(data: bytes) -> Header:
-    """A header whose values are checked.
-
-    Raises:
-        MalformedError: the bytes are not a header, or a value is out of range.
-    """
+    """A header whose values are checked. Raises MalformedError if the bytes are not a header, or a
+    value is out of range."""
     header = decoded(_header_decoder, data, "a header")
-    if encode_header(header) != data:
+    if to_msgpack(header) != data:
         raise MalformedError("header that is not in canonical form")
     digests = (
         header.run_id,

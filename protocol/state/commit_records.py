@@ -23,43 +23,32 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import DECODING_ERRORS, decoded
+from gossamer.protocol.decoding import DECODING_ERRORS, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
-from gossamer.protocol.state.chain import (
-    Commit,
-    Header,
-    Member,
-    decode_header,
-    encode_header,
-    mask_bytes,
-)
+from gossamer.protocol.state.chain import Commit, Header, Member, decode_header, mask_bytes
 from gossamer.protocol.wire.compact_commits import (
     CompactCommit,
     CompactHeader,
     CompactMember,
     CompactVote,
 )
-from gossamer.protocol.wire.envelopes import decode_statement, encode_statement, ring_id_of
+from gossamer.protocol.wire.envelopes import decode_statement, ring_id_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Span, Vote
 
 _WHOLE = b"\x93"
 """First byte of a whole record: an array of three. A compact one has more fields."""
 
-_encoder = msgspec.msgpack.Encoder()
+_SAID = CompactMember.__struct_fields__[2:]
+"""Fields that a member has from its `Ready`: all behind its key and signature."""
+
 _whole_decoder = msgspec.msgpack.Decoder(Commit)
 _compact_decoder = msgspec.msgpack.Decoder(CompactCommit)
 
 
 def encode_commit(commit: Commit) -> bytes:
     """A record in compact form; in whole form if the compact one would not give it back."""
-    compact = compacted(commit)
-    return encode_whole(commit) if compact is None else _encoder.encode(compact)
-
-
-def encode_whole(commit: Commit) -> bytes:
-    """A record in whole form."""
-    return _encoder.encode(commit)
+    return to_msgpack(compacted(commit) or commit)
 
 
 def decode_commit(data: bytes | bytearray) -> Commit:
@@ -74,7 +63,7 @@ def decode_commit(data: bytes | bytearray) -> Commit:
     if data[:1] == _WHOLE:
         return decoded(_whole_decoder, data, "a commit record")
     compact = decoded(_compact_decoder, data, "a commit record")
-    if _encoder.encode(compact) != data:
+    if to_msgpack(compact) != data:
         raise MalformedError("commit record that is not in canonical form")
     return _put_together(compact)
 
@@ -135,20 +124,8 @@ def _compact(commit: Commit) -> CompactCommit:
 
 
 def _compact_member(signed: Signed, ready: Ready) -> CompactMember:
-    return CompactMember(
-        public_key_of(PeerId(signed.author)),
-        signed.signature,
-        ready.incarnation,
-        ready.sequence,
-        ready.tokens,
-        ready.steps,
-        ready.loss,
-        ready.norm,
-        ready.spans,
-        ready.links,
-        ready.root,
-        ready.commitment,
-    )
+    said = [getattr(ready, name) for name in _SAID]
+    return CompactMember(public_key_of(PeerId(signed.author)), signed.signature, *said)
 
 
 def _compact_header(header: Header, readies: Sequence[Ready]) -> CompactHeader:
@@ -208,34 +185,22 @@ def _put_together(compact: CompactCommit) -> Commit:
         compact.parent,
         compact.attempt,
         tuple(
-            Signed(author, encode_statement(ready), member.signature)
+            Signed(author, to_msgpack(ready), member.signature)
             for author, ready, member in zip(authors, readies, compact.members, strict=True)
         ),
         compact.codec,
         compact.chunk_elements,
     )
-    envelope = Signed(authors[compact.organiser], encode_statement(roster), compact.signature)
+    envelope = Signed(authors[compact.organiser], to_msgpack(roster), compact.signature)
     ring_id = ring_id_of(envelope)
-    header = encode_header(_header(compact, ring_id, authors, readies))
+    header = to_msgpack(_header(compact, ring_id, authors, readies))
     num_bytes = len(header) + len(envelope.payload)
     return Commit(header, envelope, _votes(compact, header, ring_id, authors, num_bytes))
 
 
 def _ready_of(compact: CompactCommit, member: CompactMember) -> Ready:
-    return Ready(
-        member.incarnation,
-        member.sequence,
-        compact.round,
-        compact.parent,
-        member.tokens,
-        member.steps,
-        member.loss,
-        member.norm,
-        member.spans,
-        member.links,
-        member.root,
-        member.commitment,
-    )
+    said = {name: getattr(member, name) for name in _SAID}
+    return Ready(round=compact.round, head=compact.parent, **said)
 
 
 def _header(
@@ -285,7 +250,7 @@ def _votes(
     votes: list[Signed] = []
     for voter, vote in zip(voters, compact.votes, strict=True):
         removed = sorted(authors[place] for place in _places(vote.removed, len(authors)))
-        payload = encode_statement(Vote(ring_id, vote.sequence, head, tuple(removed)))
+        payload = to_msgpack(Vote(ring_id, vote.sequence, head, tuple(removed)))
         # A byte of a mask stands for eight peer ids: without this bound few bytes become many.
         num_bytes += len(payload)
         if num_bytes > limits.GOSSIP_BYTES_MAX:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -20,7 +20,7 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 FloatVector = npt.NDArray[np.float32]
 
 
-class StateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StateIndex(ArrayStruct, frozen=True):
     """Digests of the chunks of the parameters and of the momentum, in order."""
 
     parameters: tuple[bytes, ...]
@@ -28,23 +28,15 @@ class StateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     @property
     def digest(self) -> Digest:
-        return digest_of(encode_state_index(self))
+        return digest_of(to_msgpack(self))
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StateIndex)
 
 
-def encode_state_index(index: StateIndex) -> bytes:
-    return _encoder.encode(index)
-
-
 def decode_state_index(data: bytes, plan: ChunkPlan) -> StateIndex:
-    """The index of a state.
-
-    Raises:
-        MalformedError: the bytes are not the index of a state cut by `plan`.
-    """
+    """The index of a state. Raises MalformedError if the bytes are not the index of a state cut by
+    `plan`."""
     index = decoded(_decoder, data, "a state index")
     for digests in (index.parameters, index.momentum):
         if len(digests) != plan.num_chunks or any(len(d) != DIGEST_BYTES for d in digests):

@@ -22,21 +22,12 @@ from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector, float_bytes
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
-def encode_list(digests: tuple[Digest, ...]) -> bytes:
-    """The block that lists the blocks of the weights."""
-    return _encoder.encode(digests)
-
-
 def decode_list(data: bytes, model: ModelConfig) -> tuple[Digest, ...]:
-    """Digests of the blocks of the weights, in order.
-
-    Raises:
-        MalformedError: the bytes are not the list of the weights of this model.
-    """
+    """Digests of the blocks of the weights, in order. Raises MalformedError if the bytes are not
+    the list of the weights of this model."""
     digests = decoded(_decoder, data, "a list of weights")
     num_blocks = -(-model.frozen_bytes // limits.BLOCK_BYTES_MAX)
     if len(digests) != num_blocks or any(len(digest) != DIGEST_BYTES for digest in digests):

@@ -1,11 +1,10 @@
 """The outer momentum of a round, chosen by the round itself.
 
-The best constant momentum differs with H. From a cold start most runs end worse with a constant
-momentum than with plain averaging (measured: tests/benchmarks/losses.py, the arms of `tuning`).
-Averaging removes the parts on which the peers do not agree, so the average is shorter than the work
-of each peer: 0.6 to 0.75 of it in the measured rounds of 5 and 20 steps, with 4 peers. With the
-best constant for rounds of 5 steps an outer step was 1.0 to 1.3 times as long. So momentum is set
-in each round to the value with which the outer step
+The best constant momentum differs with H, and from a cold start most runs end worse with a constant
+than with plain averaging (measured: tests/benchmarks/losses.py, the arms of `tuning`). Averaging
+removes the parts on which the peers do not agree, so the average is shorter than the work of each
+peer; with the best constant for short rounds the outer step was as long as that work. So momentum
+is set in each round to the value with which the outer step
 
     parameters - parameters' = (1 + mu) * g + mu**2 * m        (`outer_step`, learning rate 1)
 
@@ -14,10 +13,10 @@ work, and m is the momentum vector before the step. Each member says the norm of
 median counts, so that one false norm changes little. In the first `PLAIN_SHARE` of the run's inner
 steps the outer step is plain averaging.
 
-The average of vectors is not longer than the longest of them, so an average far longer than its
-members' work is that of no honest ring: a member has sent something else than it trained, or its
-device computes nonsense. Such an average is cut to `LENGTH_MAX` times the median norm. So no round
-moves the parameters farther than its members' own work would, whatever one of them adds to a sum.
+The average of vectors is not longer than the longest of them. One that is far longer than its
+members' work is that of no honest ring, and is cut to `LENGTH_MAX` times the median norm. So no
+round moves the parameters farther than its members' own work would, whatever one of them adds to a
+sum.
 
 All peers get the same numbers: everything is a fixed sequence of IEEE 754 operations in float64.
 """

@@ -76,17 +76,12 @@ class SyncSet:
         """
         if not all(is_usable(vector[part]) for part in self.ranges):
             return False
-        self.add(vector, out)
-        return True
-
-    def add(self, vector: FloatVector, out: FloatVector) -> None:
-        """Adds the set's elements of a flat vector, (num_parameters,), to `out`,
-        (num_elements,)."""
         start = 0
         for part in self.ranges:
             stop = start + part.stop - part.start
             out[start:stop] += vector[part]
             start = stop
+        return True
 
 
 class SyncSets:

@@ -1,15 +1,11 @@
-"""The verdicts of auditors: on the work of a member (`policy.audits`), and on a sum of a ring
-(`policy.sum_audits`)."""
+"""The verdicts of auditors: on the work of a member (`policy.auditing.audits`), and on a sum of a
+ring (`policy.auditing.sum_audits`)."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-import msgspec
-
-from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+from gossamer.protocol.decoding import ArrayStruct
 
 SEQUENCES = 16
 """Sequences of the declared data that an audit measures, and as many of held-out data."""
@@ -18,9 +14,7 @@ GAIN_MAX = 1e9
 """Nats a token. What is not finite, or beyond that, is said to be minus or plus this."""
 
 
-class Verdict(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="verdict"
-):
+class Verdict(ArrayStruct, frozen=True, tag="verdict"):
     """The author has audited the work of the member that the head of a round picked, and found it
     good or poor. There is one of each auditor and head; it has some 60 bytes."""
 
@@ -36,20 +30,9 @@ class Verdict(
     """Likewise on held-out data. It is for people."""
 
 
-def check_verdict(verdict: Verdict) -> None:
-    """Raises MalformedError for values out of range."""
-    if not 0 < verdict.round <= limits.ROUNDS_MAX or len(verdict.head) != DIGEST_BYTES:
-        raise MalformedError("verdict on no round")
-    for gain in (verdict.gain_declared, verdict.gain_other):
-        if not -GAIN_MAX <= gain <= GAIN_MAX:  # NaN fails too
-            raise MalformedError("verdict with a gain out of range")
-
-
-class SumVerdict(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="sum verdict"
-):
+class SumVerdict(ArrayStruct, frozen=True, tag="sum verdict"):
     """The author added up the chunk that its secret picked, and found a member at fault
-    (`policy.sum_audits`). There is one of each author and head at most."""
+    (`policy.auditing.sum_audits`). There is one of each author and head at most."""
 
     round: int
     """The round whose sum was audited."""
@@ -67,29 +50,10 @@ class SumVerdict(
 AnyVerdict: TypeAlias = Verdict | SumVerdict
 
 
-class AuditSecret(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="audit secret"
-):
+class AuditSecret(ArrayStruct, frozen=True, tag="audit secret"):
     """A member makes its secret of a `Ready` from its signature under this. Neither is ever
     sent."""
 
     incarnation: int
     """As in the `Ready`."""
     sequence: int
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_secret(secret: AuditSecret) -> bytes:
-    """The bytes that a member signs for a secret."""
-    return _encoder.encode(secret)
-
-
-def check_sum_verdict(verdict: SumVerdict) -> None:
-    """Raises MalformedError for values out of range."""
-    if not 0 < verdict.round <= limits.ROUNDS_MAX or len(verdict.head) != DIGEST_BYTES:
-        raise MalformedError("verdict on no round")
-    if len(verdict.secret) != DIGEST_BYTES:
-        raise MalformedError(f"verdict with a secret of {len(verdict.secret)} bytes")
-    public_key_of(PeerId(verdict.member))

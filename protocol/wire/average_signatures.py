@@ -2,8 +2,8 @@
 on, or under its own parts of a shared step (`rounds.ring`).
 
 The bytes that are signed are those of a statement, so those of two averages can be a proof
-(`policy.equivocation`). They are not sent: each receiver makes them from what it knows, and only
-the signature travels with the chunk.
+(`policy.conduct.equivocation`). They are not sent: each receiver makes them from what it knows, and
+only the signature travels with the chunk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.wire.envelopes import Verify, check_signature
@@ -20,10 +20,8 @@ from gossamer.protocol.wire.statements import Signed
 _MASK_BYTES_MAX = (limits.RING_MEMBERS_MAX + 7) // 8
 
 
-class FinishedAverage(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="average"
-):
-    """The author finished this average of a ring. It finishes each chunk of a ring once."""
+class _OfChunk(ArrayStruct, frozen=True):
+    """A chunk of a ring, with the work of some members in it."""
 
     incarnation: int
     """As in the author's `Ready` in the ring."""
@@ -33,25 +31,18 @@ class FinishedAverage(
     contributors: bytes
     """Mask of the ring positions that are in it, big-endian, as long as the ring needs."""
     digest: bytes
-    """Digest of the encoded average."""
+    """Digest of the encoded chunk."""
 
 
-class PassedSum(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="sum"
-):
-    """The author passed on this partial sum of a ring. The fields are as in `FinishedAverage`."""
-
-    incarnation: int
-    sequence: int
-    ring_id: bytes
-    chunk: int
-    contributors: bytes
-    digest: bytes
+class FinishedAverage(_OfChunk, frozen=True, tag="average"):
+    """The author finished this average of a ring. It finishes each chunk of a ring once."""
 
 
-class SignedStep(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="step"
-):
+class PassedSum(_OfChunk, frozen=True, tag="sum"):
+    """The author passed on this partial sum of a ring."""
+
+
+class SignedStep(ArrayStruct, frozen=True, tag="step"):
     """The author gave these parts to all chunks of a shared step of a ring."""
 
     incarnation: int
@@ -63,21 +54,14 @@ class SignedStep(
     """Root over the parts (`codecs.record_tree`)."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FinishedAverage | SignedStep] = msgspec.msgpack.Decoder(
     FinishedAverage | SignedStep
 )
 _BEGINNINGS = (
-    _encoder.encode(FinishedAverage(0, 0, b"", 0, b"", b""))[: 1 + 1 + len("average")],
-    _encoder.encode(SignedStep(0, 0, b"", 0, b""))[: 1 + 1 + len("step")],
+    to_msgpack(FinishedAverage(0, 0, b"", 0, b"", b""))[: 1 + 1 + len("average")],
+    to_msgpack(SignedStep(0, 0, b"", 0, b""))[: 1 + 1 + len("step")],
 )
 """Header of the array, and the name as a string."""
-
-
-def encode_finished(finished: FinishedAverage | PassedSum | SignedStep) -> bytes:
-    """The bytes that a member signs: the finisher of an average, the sender of a partial sum, or
-    the author of parts."""
-    return _encoder.encode(finished)
 
 
 def check_finished(
@@ -88,7 +72,7 @@ def check_finished(
     verify: Verify,
 ) -> None:
     """Raises ForgedError if the author did not sign this average, sum or step for this run."""
-    signed = Signed(author, encode_finished(finished), signature)
+    signed = Signed(author, to_msgpack(finished), signature)
     check_signature(signed, run_id, verify)
 
 
@@ -98,11 +82,8 @@ def is_of_ring(payload: bytes) -> bool:
 
 
 def decode_of_ring(payload: bytes) -> FinishedAverage | SignedStep:
-    """The average or the step that an envelope of a proof names.
-
-    Raises:
-        MalformedError: it names neither.
-    """
+    """The average or the step that an envelope of a proof names. Raises MalformedError if it names
+    neither."""
     signed = decoded(_decoder, payload, "an average or a step")
     if isinstance(signed, FinishedAverage):
         number, digest = signed.chunk, signed.digest
@@ -115,7 +96,7 @@ def decode_of_ring(payload: bytes) -> FinishedAverage | SignedStep:
         and 0 <= signed.incarnation <= limits.INCARNATION_MAX
         and 0 <= signed.sequence <= limits.SEQUENCE_MAX
         and 0 <= number < limits.CHUNKS_MAX
-        and encode_finished(signed) == payload
+        and to_msgpack(signed) == payload
     ):
         raise MalformedError("an average or a step with values out of range")
     return signed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
@@ -18,50 +18,41 @@ BLOCKS_PROTOCOL = "/gossamer/blocks/1"
 BLOCK_MESSAGE_BYTES_MAX = 64
 
 
-class BlockRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class BlockRequest(ArrayStruct, frozen=True):
     """The fetching side asks for the block with this digest."""
 
     digest: bytes
 
 
-class BlockReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class BlockReply(ArrayStruct, frozen=True):
     """The block follows as payload (`found`), or the sender does not have it."""
 
     digest: bytes
     found: bool
 
 
-_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(BlockRequest)
 _reply_decoder = msgspec.msgpack.Decoder(BlockReply)
 
 
 def encode_request(digest: Digest) -> bytes:
     """A `BlockRequest`'s bytes."""
-    return _encoder.encode(BlockRequest(digest))
+    return to_msgpack(BlockRequest(digest))
 
 
 def decode_request(message: bytes | bytearray) -> Digest:
-    """The digest that is asked for.
-
-    Raises:
-        MalformedError: anything but a `BlockRequest`.
-    """
+    """The digest that is asked for. Raises MalformedError for anything but a `BlockRequest`."""
     request = decoded(_request_decoder, message, "a block request")
     return _digest(request.digest)
 
 
 def encode_reply(digest: Digest, *, found: bool) -> bytes:
     """A `BlockReply`'s bytes."""
-    return _encoder.encode(BlockReply(digest, found))
+    return to_msgpack(BlockReply(digest, found))
 
 
 def decode_reply(message: bytes | bytearray) -> tuple[Digest, bool]:
-    """Returns (digest, found).
-
-    Raises:
-        MalformedError: anything but a `BlockReply`.
-    """
+    """Returns (digest, found). Raises MalformedError for anything but a `BlockReply`."""
     reply = decoded(_reply_decoder, message, "a block reply")
     return _digest(reply.digest), reply.found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
@@ -21,34 +21,19 @@ CHAIN_REQUEST_BYTES_MAX = 64
 """Bound on a request: a digest, a number, and a few bytes of msgpack."""
 
 
-class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChainRequest(ArrayStruct, frozen=True):
     """A question for the commit records between a round and a head."""
 
     head: bytes
     after_round: int
 
 
-_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(ChainRequest)
 _reply_decoder = msgspec.msgpack.Decoder(list[bytes])
 
 
-def encode_chain_request(request: ChainRequest) -> bytes:
-    """The msgpack of a request."""
-    return _encoder.encode(request)
-
-
-def encode_chain_reply(records: list[bytes]) -> bytes:
-    """The msgpack of a reply: encoded commit records."""
-    return _encoder.encode(records)
-
-
 def decode_chain_request(message: bytes | bytearray) -> ChainRequest:
-    """A request.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """A request. Raises MalformedError for anything else."""
     request = decoded(_request_decoder, message, "a chain request")
     if len(request.head) != DIGEST_BYTES:
         raise MalformedError("chain request for something that is no head")
@@ -56,11 +41,8 @@ def decode_chain_request(message: bytes | bytearray) -> ChainRequest:
 
 
 def decode_chain_reply(message: bytes | bytearray) -> list[bytes]:
-    """Encoded commit records, not yet decoded.
-
-    Raises:
-        MalformedError: anything else, or too many records.
-    """
+    """Encoded commit records, not yet decoded. Raises MalformedError for anything else, or too many
+    records."""
     records = decoded(_reply_decoder, message, "commit records")
     if len(records) > limits.HEADERS_PER_REPLY_MAX:
         raise MalformedError(f"{len(records)} commit records in one reply")

@@ -1,4 +1,4 @@
-"""The messages of a stream of ``/gossamer/chain-checkpoint/1`` (`policy.chain_checkpoint`).
+"""The messages of a stream of ``/gossamer/chain-checkpoint/1`` (`policy.heads.chain_checkpoint`).
 
 request: ["path", after round]            reply: signed checkpoints of the serving peer's path after
                                           this round, oldest first, as many as fit
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
@@ -30,39 +30,33 @@ PATH_BYTES_MAX = limits.FRAME_MESSAGE_BYTES_MAX // 2
 """Signed checkpoints in one reply: 30 of 64 members. One alone is always below a frame."""
 
 
-class CheckpointSignature(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CheckpointSignature(ArrayStruct, frozen=True):
     """The signature of one member under a checkpoint."""
 
     author: str
     signature: bytes
 
 
-class SignedCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SignedCheckpoint(ArrayStruct, frozen=True):
     """An encoded checkpoint with the signatures under it."""
 
     checkpoint: bytes
     signatures: tuple[CheckpointSignature, ...]
 
 
-class PathRequest(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="path"
-):
+class PathRequest(ArrayStruct, frozen=True, tag="path"):
     """A question for the checkpoints after a round."""
 
     after_round: int
 
 
-class SignaturesRequest(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="signatures"
-):
+class SignaturesRequest(ArrayStruct, frozen=True, tag="signatures"):
     """A question for the signatures under a checkpoint."""
 
     digest: bytes
 
 
-class SummaryRequest(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="summary"
-):
+class SummaryRequest(ArrayStruct, frozen=True, tag="summary"):
     """A question for the summary with a digest."""
 
     digest: bytes
@@ -70,7 +64,6 @@ class SummaryRequest(
 
 CheckpointRequest: TypeAlias = PathRequest | SignaturesRequest | SummaryRequest
 
-_encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[CheckpointRequest] = msgspec.msgpack.Decoder(
     PathRequest | SignaturesRequest | SummaryRequest
 )
@@ -79,17 +72,8 @@ _signatures_decoder = msgspec.msgpack.Decoder(list[CheckpointSignature])
 _summary_decoder = msgspec.msgpack.Decoder(bytes)
 
 
-def encode_checkpoint_request(request: CheckpointRequest) -> bytes:
-    """The msgpack of a request."""
-    return _encoder.encode(request)
-
-
 def decode_checkpoint_request(message: bytes | bytearray) -> CheckpointRequest:
-    """A request.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """A request. Raises MalformedError for anything else."""
     request = decoded(_request_decoder, message, "a request for chain checkpoints")
     if not isinstance(request, PathRequest) and len(request.digest) != DIGEST_BYTES:
         raise MalformedError("request for a chain checkpoint by something that is no digest")
@@ -101,29 +85,21 @@ def encode_path(path: list[SignedCheckpoint]) -> bytes:
     fitting: list[SignedCheckpoint] = []
     num_bytes = 0
     for each in path:
-        num_bytes += len(_encoder.encode(each))
+        num_bytes += len(to_msgpack(each))
         if fitting and num_bytes > PATH_BYTES_MAX:
             break
         fitting.append(each)
-    return _encoder.encode(fitting)
+    return to_msgpack(fitting)
 
 
 def encode_signatures(signatures: list[CheckpointSignature]) -> bytes:
     """The msgpack of signatures."""
-    return _encoder.encode(signatures[: limits.MEMBERS_MAX])
-
-
-def encode_summary_reply(summary: bytes) -> bytes:
-    """The msgpack of an encoded summary."""
-    return _encoder.encode(summary)
+    return to_msgpack(signatures[: limits.MEMBERS_MAX])
 
 
 def decode_path(message: bytes | bytearray) -> list[SignedCheckpoint]:
-    """Signed checkpoints that are not checked.
-
-    Raises:
-        MalformedError: anything else, or too many.
-    """
+    """Signed checkpoints that are not checked. Raises MalformedError for anything else, or too
+    many."""
     path = decoded(_path_decoder, message, "chain checkpoints")
     if len(path) > PATH_MAX:
         raise MalformedError(f"{len(path)} chain checkpoints in one reply")
@@ -131,11 +107,7 @@ def decode_path(message: bytes | bytearray) -> list[SignedCheckpoint]:
 
 
 def decode_signatures(message: bytes | bytearray) -> list[CheckpointSignature]:
-    """Signatures that are not checked.
-
-    Raises:
-        MalformedError: anything else, or too many.
-    """
+    """Signatures that are not checked. Raises MalformedError for anything else, or too many."""
     signatures = decoded(_signatures_decoder, message, "signatures of a chain checkpoint")
     if len(signatures) > limits.MEMBERS_MAX:
         raise MalformedError(f"{len(signatures)} signatures in one reply")
@@ -143,9 +115,5 @@ def decode_signatures(message: bytes | bytearray) -> list[CheckpointSignature]:
 
 
 def decode_summary_reply(message: bytes | bytearray) -> bytes:
-    """An encoded summary.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """An encoded summary. Raises MalformedError for anything else."""
     return decoded(_summary_decoder, message, "a summary of a chain")

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from gossamer.protocol.decoding import ArrayStruct
 from gossamer.protocol.wire.statements import Span
 
 
-class CompactMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CompactMember(ArrayStruct, frozen=True):
     """A member's `Ready`, without the round and the head that are the same for all."""
 
     key: bytes
@@ -28,7 +27,7 @@ class CompactMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     commitment: bytes
 
 
-class CompactHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CompactHeader(ArrayStruct, frozen=True):
     """The part of a header that its ring's roster does not say."""
 
     version: int
@@ -47,7 +46,7 @@ class CompactHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     that it lacks."""
 
 
-class CompactVote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CompactVote(ArrayStruct, frozen=True):
     """A vote for the record's header."""
 
     sequence: int
@@ -56,7 +55,7 @@ class CompactVote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     signature: bytes
 
 
-class CompactCommit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CompactCommit(ArrayStruct, frozen=True):
     """A commit record in compact form. Bit i of its masks, which are big-endian, stands for member
     i of the ring."""
 

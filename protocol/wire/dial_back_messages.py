@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.errors import MalformedError
 
 DIAL_BACK_PROTOCOL = "/gossamer/dial-back/1"
@@ -24,17 +24,13 @@ PORTS_MAX = 4
 PORT_MAX = 65_535
 
 
-class DialBack(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="dial back"
-):
+class DialBack(ArrayStruct, frozen=True, tag="dial back"):
     """The asker wants to be dialled at these TCP ports."""
 
     ports: tuple[int, ...]
 
 
-class Dialled(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="dialled"
-):
+class Dialled(ArrayStruct, frozen=True, tag="dialled"):
     """The asker answered at this port; 0: at none."""
 
     port: int
@@ -42,21 +38,11 @@ class Dialled(
 
 DialBackMessage = DialBack | Dialled
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[DialBackMessage] = msgspec.msgpack.Decoder(DialBackMessage)
 
 
-def encode_dial_back(message: DialBackMessage) -> bytes:
-    """The msgpack of one message."""
-    return _encoder.encode(message)
-
-
 def decode_dial_back(data: bytes | bytearray) -> DialBackMessage:
-    """One message, after its values were checked.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """One message, after its values were checked. Raises MalformedError for anything else."""
     message = decoded(_decoder, data, "a message of a dial-back")
     match message:
         case DialBack():

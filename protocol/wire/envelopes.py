@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import decoded, to_msgpack
 from gossamer.protocol.errors import ForgedError, OversizedError
 from gossamer.protocol.ids import SIGNATURE_BYTES, Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
@@ -40,7 +40,6 @@ Sign: TypeAlias = Callable[[bytes], bytes]
 _SIGNATURE_CONTEXT = b"gossamer statement 1:"
 
 
-_encoder = msgspec.msgpack.Encoder()
 _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
     Announce
     | Ready
@@ -64,17 +63,8 @@ def signing_bytes(run_id: Digest, payload: bytes) -> bytes:
 
 def seal(statement: Statement, author: PeerId, run_id: Digest, sign: Sign) -> Signed:
     """Puts a statement into a signed envelope."""
-    payload = encode_statement(statement)
+    payload = to_msgpack(statement)
     return Signed(author, payload, sign(signing_bytes(run_id, payload)))
-
-
-def encode_statement(statement: Statement) -> bytes:
-    """The bytes that the author of a statement signs."""
-    return _encoder.encode(statement)
-
-
-def encode_signed(signed: Signed) -> bytes:
-    return _encoder.encode(signed)
 
 
 def decode_signed(data: bytes | bytearray | memoryview) -> Signed:

@@ -1,8 +1,8 @@
 """Votes by which the members of an invite-only run put out a branch, and their messages.
 
 A vote says that its voter wants a member, or all that came in by an invitation, out. It names a
-*head*, the committed round at whose end standing is counted (`protocol.policy.expulsions`). Votes
-that hold put the target out as a revocation by its sponsor does.
+*head*, the committed round at whose end standing is counted (`protocol.policy.members.expulsions`).
+Votes that hold put the target out as a revocation by its sponsor does.
 
 ``/gossamer/expulsions/1``, between members, is the exchange of `piece_messages`. Its pieces are the
 votes and the targets that are out (`expulsion_digest`). Its page is an `ExpulsionPage`: the votes
@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Digest, digest_of
 
@@ -46,7 +46,7 @@ EXPULSIONS_BYTES_MAX = (VOTES_MAX + 2 * EXPELLED_MAX) * limits.MEMBERS_MAX * VOT
 """Of all that a node holds, in a file."""
 
 
-class ExpulsionVote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ExpulsionVote(ArrayStruct, frozen=True):
     """One member wants another one, or all that came in by an invitation, out for good."""
 
     voter: bytes
@@ -60,20 +60,20 @@ class ExpulsionVote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     def signing_bytes(self, run_id: Digest) -> bytes:
         """Returns the bytes that the voter signs."""
         fields = (self.voter, self.target, self.round, self.head)
-        return b"gossamer expulsion vote 1:" + run_id + _encoder.encode(fields)
+        return b"gossamer expulsion vote 1:" + run_id + to_msgpack(fields)
 
     @property
     def digest(self) -> Digest:
-        return digest_of(_encoder.encode(self))
+        return digest_of(to_msgpack(self))
 
 
-class ExpulsionPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ExpulsionPage(ArrayStruct, frozen=True):
     """Votes of one or more members, in any order."""
 
     votes: tuple[ExpulsionVote, ...]
 
 
-class SavedExpulsions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SavedExpulsions(ArrayStruct, frozen=True):
     """The votes that a node holds, for its own disk."""
 
     votes: tuple[ExpulsionVote, ...]
@@ -81,19 +81,8 @@ class SavedExpulsions(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
     """For each target that is out, the first votes that put it out, and the newest ones that do."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _page_decoder = msgspec.msgpack.Decoder(ExpulsionPage)
 _saved_decoder = msgspec.msgpack.Decoder(SavedExpulsions)
-
-
-def encode_page(page: ExpulsionPage) -> bytes:
-    """The canonical bytes of a page."""
-    return _encoder.encode(page)
-
-
-def encode_saved(saved: SavedExpulsions) -> bytes:
-    """The canonical bytes of a file."""
-    return _encoder.encode(saved)
 
 
 def expulsion_digest(run_id: Digest, target: bytes) -> Digest:
@@ -102,15 +91,12 @@ def expulsion_digest(run_id: Digest, target: bytes) -> Digest:
 
 
 def decode_expulsion_page(data: bytes | bytearray) -> ExpulsionPage:
-    """A page whose values are in range; no signature is checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """A page whose values are in range; no signature is checked. Raises MalformedError or
+    OversizedError for anything else."""
     if len(data) > limits.FRAME_MESSAGE_BYTES_MAX:
         raise OversizedError(f"a page of votes of {len(data)} bytes")
     page = decoded(_page_decoder, data, "a page of votes")
-    if _encoder.encode(page) != data:
+    if to_msgpack(page) != data:
         raise MalformedError("a page of votes that is not in canonical form")
     for vote in page.votes:
         check_vote(vote)
@@ -118,11 +104,8 @@ def decode_expulsion_page(data: bytes | bytearray) -> ExpulsionPage:
 
 
 def decode_saved(data: bytes) -> SavedExpulsions:
-    """A file whose values are in range; no signature is checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """A file whose values are in range; no signature is checked. Raises MalformedError or
+    OversizedError for anything else."""
     if len(data) > EXPULSIONS_BYTES_MAX:
         raise OversizedError(f"votes of {len(data)} bytes")
     saved = decoded(_saved_decoder, data, "a file of votes")

@@ -14,21 +14,20 @@ from collections.abc import Mapping
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded, to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.wire.envelopes import encode_statement
 from gossamer.protocol.wire.statements import TAG_BYTES, Roster, Signed
 
 
-class OwnEnvelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class OwnEnvelope(ArrayStruct, frozen=True):
     """An envelope whose author is that of the message."""
 
     payload: bytes
     signature: bytes
 
 
-class CompactRoster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CompactRoster(ArrayStruct, frozen=True):
     """A roster that the author of the message signed, with tags in the place of its members'
     `Ready`."""
 
@@ -42,14 +41,13 @@ class CompactRoster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """`TAG_BYTES` for each member, in ring order."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _own_decoder = msgspec.msgpack.Decoder(OwnEnvelope)
 _compact_decoder = msgspec.msgpack.Decoder(CompactRoster)
 
 
 def encode_own(signed: Signed) -> bytes:
     """An envelope of the author of the message."""
-    return _encoder.encode(OwnEnvelope(signed.payload, signed.signature))
+    return to_msgpack(OwnEnvelope(signed.payload, signed.signature))
 
 
 def decode_own(author: PeerId, data: bytes) -> Signed:
@@ -67,7 +65,7 @@ def decode_own(author: PeerId, data: bytes) -> Signed:
 
 def encode_compact(signed: Signed, roster: Roster) -> bytes:
     """A sealed roster as a message."""
-    return _encoder.encode(
+    return to_msgpack(
         CompactRoster(
             signed.signature,
             roster.round,
@@ -81,11 +79,8 @@ def encode_compact(signed: Signed, roster: Roster) -> bytes:
 
 
 def decode_compact(data: bytes) -> CompactRoster:
-    """A message whose number of members is checked, and nothing else.
-
-    Raises:
-        MalformedError: it is no compact roster, or one of too many members.
-    """
+    """A message whose number of members is checked, and nothing else. Raises MalformedError if it
+    is no compact roster, or one of too many members."""
     compact = decoded(_compact_decoder, data, "a compact roster")
     num_members, rest = divmod(len(compact.tags), TAG_BYTES)
     if rest or not 1 <= num_members <= limits.RING_MEMBERS_MAX:
@@ -116,4 +111,4 @@ def put_together(
         compact.codec,
         compact.chunk_elements,
     )
-    return Signed(author, encode_statement(roster), compact.signature)
+    return Signed(author, to_msgpack(roster), compact.signature)

@@ -2,7 +2,7 @@
 
 A *sponsor* signs a `Certificate` for a one-time key. The secret of that key signs the id of the
 *newcomer*. A *witness*, any member that the newcomer reaches, checks both and signs the `Entry`.
-All entries and revocations that a member knows are its *roll* (`protocol.policy.roll`).
+All entries and revocations that a member knows are its *roll* (`protocol.policy.members.roll`).
 
 ``/gossamer/admit/1``, the only protocol that a stranger is served:
 
@@ -18,11 +18,12 @@ the piece, so that a piece of one run says nothing in another.
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import DECODING_ERRORS, ArrayStruct, to_msgpack
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Digest, digest_of
 
@@ -59,7 +60,7 @@ ROLL_BYTES_MAX = PIECES_MAX * 400
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-class Certificate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Certificate(ArrayStruct, frozen=True):
     """A sponsor's permission for holders of a one-time secret to become members."""
 
     sponsor: bytes
@@ -76,10 +77,10 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     def signing_bytes(self, run_id: Digest) -> bytes:
         """Returns the bytes that the sponsor signs."""
         fields = (self.sponsor, self.key, self.slots, self.expires_unix_seconds, self.depth)
-        return b"gossamer certificate 1:" + run_id + _encoder.encode(fields)
+        return b"gossamer certificate 1:" + run_id + to_msgpack(fields)
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Entry(ArrayStruct, frozen=True):
     """A newcomer came in by a certificate."""
 
     certificate: Certificate
@@ -96,14 +97,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def signing_bytes(self, run_id: Digest) -> bytes:
         """Returns the bytes that the witness signs."""
         fields = (self.certificate, self.newcomer, self.proof, self.witness, self.unix_seconds)
-        return b"gossamer entry 1:" + run_id + _encoder.encode(fields)
+        return b"gossamer entry 1:" + run_id + to_msgpack(fields)
 
     @property
     def digest(self) -> Digest:
-        return digest_of(_encoder.encode(self))
+        return digest_of(to_msgpack(self))
 
 
-class Revocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Revocation(ArrayStruct, frozen=True):
     """A root, or somebody above the target in its chain, puts it out for good."""
 
     revoker: bytes
@@ -113,14 +114,14 @@ class Revocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     def signing_bytes(self, run_id: Digest) -> bytes:
         """Returns the bytes that the revoker signs."""
-        return b"gossamer revocation 1:" + run_id + _encoder.encode((self.revoker, self.target))
+        return b"gossamer revocation 1:" + run_id + to_msgpack((self.revoker, self.target))
 
     @property
     def digest(self) -> Digest:
-        return digest_of(_encoder.encode(self))
+        return digest_of(to_msgpack(self))
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="claim"):
+class Claim(ArrayStruct, frozen=True, tag="claim"):
     """The caller's proof that it may come in, or that it is in already."""
 
     entries: tuple[Entry, ...]
@@ -131,9 +132,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """The one-time key's signature over the caller; empty without a certificate."""
 
 
-class Welcomed(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="welcomed"
-):
+class Welcomed(ArrayStruct, frozen=True, tag="welcomed"):
     """The answer to a claim."""
 
     is_admitted: bool
@@ -145,7 +144,7 @@ class Welcomed(
     """Those that lead to the peer that answers."""
 
 
-class RollPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class RollPage(ArrayStruct, frozen=True):
     """Pieces of a roll."""
 
     entries: tuple[Entry, ...]
@@ -155,7 +154,7 @@ class RollPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return bool(self.entries or self.revocations)
 
 
-class Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Invitation(ArrayStruct, frozen=True):
     """Everything but address, run and head that an invitation's text holds."""
 
     secret: bytes
@@ -174,27 +173,15 @@ INVITATION_BYTES_MAX = (
     DEPTH_MAX * 360 + 512 + INVITATION_ADDRESSES_MAX * (limits.ADDRESS_CHARACTERS_MAX + 8)
 )
 
-Message: TypeAlias = Certificate | Entry | Revocation | Claim | Welcomed | RollPage | Invitation
-
-_encoder = msgspec.msgpack.Encoder()
-
 
 def proof_bytes(run_id: Digest, newcomer: bytes) -> bytes:
     """Returns the bytes that the one-time key signs to let a newcomer in."""
     return b"gossamer newcomer 1:" + run_id + newcomer
 
 
-def encode(message: Message) -> bytes:
-    """The canonical bytes of a message."""
-    return _encoder.encode(message)
-
-
 def decode_claim(data: bytes | bytearray) -> Claim:
-    """A claim whose values are in range; no signature is checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """A claim whose values are in range; no signature is checked. Raises MalformedError or
+    OversizedError for anything else."""
     claim = _decode(data, Claim, CLAIM_BYTES_MAX)
     _check_entries(claim.entries, PROOF_ENTRIES_MAX)
     if claim.certificate is not None:
@@ -206,11 +193,8 @@ def decode_claim(data: bytes | bytearray) -> Claim:
 
 
 def decode_welcomed(data: bytes | bytearray) -> Welcomed:
-    """An answer whose values are in range; no signature is checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """An answer whose values are in range; no signature is checked. Raises MalformedError or
+    OversizedError for anything else."""
     welcomed = _decode(data, Welcomed, 2 * CLAIM_BYTES_MAX + 4 * PROBLEM_CHARACTERS_MAX)
     if len(welcomed.problem) > PROBLEM_CHARACTERS_MAX:
         raise OversizedError(f"a reason of {len(welcomed.problem)} characters")
@@ -222,11 +206,8 @@ def decode_welcomed(data: bytes | bytearray) -> Welcomed:
 def decode_page(
     data: bytes | bytearray, bytes_max: int = limits.FRAME_MESSAGE_BYTES_MAX
 ) -> RollPage:
-    """A page whose values are in range; no signature is checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """A page whose values are in range; no signature is checked. Raises MalformedError or
+    OversizedError for anything else."""
     page = _decode(data, RollPage, bytes_max)
     for entry in page.entries:
         check_entry(entry)
@@ -236,22 +217,16 @@ def decode_page(
 
 
 def decode_revocation(data: bytes | bytearray) -> Revocation:
-    """A revocation whose values are in range; its signature is not checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """A revocation whose values are in range; its signature is not checked. Raises MalformedError
+    or OversizedError for anything else."""
     revocation = _decode(data, Revocation, limits.KIB)
     check_revocation(revocation)
     return revocation
 
 
 def decode_invitation(data: bytes) -> Invitation:
-    """An invitation whose values are in range; no signature is checked.
-
-    Raises:
-        MalformedError, OversizedError: anything else.
-    """
+    """An invitation whose values are in range; no signature is checked. Raises MalformedError or
+    OversizedError for anything else."""
     invitation = _decode(data, Invitation, INVITATION_BYTES_MAX)
     _check_length("secret", invitation.secret, PUBLIC_KEY_BYTES)
     check_certificate(invitation.certificate)
@@ -313,8 +288,8 @@ def _decode(data: bytes | bytearray, kind: type[_Struct], bytes_max: int) -> _St
         raise OversizedError(f"the {name} has {len(data)} bytes; at most {bytes_max}")
     try:
         message = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         raise MalformedError(f"it is no {name}: {error}") from error
-    if _encoder.encode(message) != data:
+    if to_msgpack(message) != data:
         raise MalformedError(f"the {name} is not in canonical form")
     return message

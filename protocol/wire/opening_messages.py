@@ -1,5 +1,5 @@
 """The messages of a stream of ``/gossamer/opening/1``, on which an auditor has a member open a
-chunk (`policy.sum_audits`).
+chunk (`policy.auditing.sum_audits`).
 
     auditor -> ["open", head, secret, with the part]
     member  -> ["opened", steps, path]     with the part, which is the payload: fp32, little-endian,
@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, SIGNATURE_BYTES
 
@@ -30,7 +30,7 @@ OPENING_MESSAGE_BYTES_MAX = 8 * limits.KIB
 bytes."""
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="open"):
+class Open(ArrayStruct, frozen=True, tag="open"):
     """The sender asks for the chunk that its secret picked."""
 
     head: bytes
@@ -40,7 +40,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Whether it wants the member's part of the chunk as well."""
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Step(ArrayStruct, frozen=True):
     """The change that the author made to a partial sum that it used."""
 
     sender: int | None
@@ -52,9 +52,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     result: bytes
 
 
-class Opened(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="opened"
-):
+class Opened(ArrayStruct, frozen=True, tag="opened"):
     """What the member did to the sums of the chunk, the newest last, and with its part the path to
     its root."""
 
@@ -62,20 +60,12 @@ class Opened(
     path: bytes
 
 
-class Closed(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="closed"
-):
+class Closed(ArrayStruct, frozen=True, tag="closed"):
     """The member has nothing to open."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _question = msgspec.msgpack.Decoder(Open)
 _answer: msgspec.msgpack.Decoder[Opened | Closed] = msgspec.msgpack.Decoder(Opened | Closed)
-
-
-def encode_opening_message(message: Open | Opened | Closed) -> bytes:
-    """The msgpack of one message."""
-    return _encoder.encode(message)
 
 
 def decode_question(message: bytes | bytearray) -> Open:

@@ -17,11 +17,8 @@ from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
 
 def decode_digests(data: bytes | bytearray, pieces_max: int) -> list[Digest]:
-    """The digests in a payload.
-
-    Raises:
-        MalformedError: it does not have whole digests, or more than `pieces_max`.
-    """
+    """The digests in a payload. Raises MalformedError if it does not have whole digests, or more
+    than `pieces_max`."""
     if len(data) % DIGEST_BYTES or len(data) > pieces_max * DIGEST_BYTES:
         raise MalformedError(f"digests in {len(data)} bytes; at most {pieces_max} whole ones")
     return [Digest(bytes(data[at : at + DIGEST_BYTES])) for at in range(0, len(data), DIGEST_BYTES)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, public_key_of
 
@@ -32,17 +32,13 @@ PIECE_BYTES_MAX = 64 * limits.KIB
 """Payload of one frame: a relay holds one piece of each direction of a circuit in memory."""
 
 
-class RelayRequest(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="relay"
-):
+class RelayRequest(ArrayStruct, frozen=True, tag="relay"):
     """The caller asks the relay for a circuit to this peer."""
 
     target: str
 
 
-class Relayed(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="relayed"
-):
+class Relayed(ArrayStruct, frozen=True, tag="relayed"):
     """This peer wants to be connected with you. The relay says so: the handshake proves it."""
 
     caller: str
@@ -50,9 +46,7 @@ class Relayed(
     """Whether the relay introduces only."""
 
 
-class RelayAnswer(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="answer"
-):
+class RelayAnswer(ArrayStruct, frozen=True, tag="answer"):
     """The answer that says whether the circuit stands."""
 
     problem: str = ""
@@ -63,21 +57,11 @@ class RelayAnswer(
 
 RelayMessage = RelayRequest | Relayed | RelayAnswer
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RelayMessage] = msgspec.msgpack.Decoder(RelayMessage)
 
 
-def encode_relay_message(message: RelayMessage) -> bytes:
-    """The msgpack of one message."""
-    return _encoder.encode(message)
-
-
 def decode_relay_message(data: bytes | bytearray) -> RelayMessage:
-    """One message, after its values were checked.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """One message, after its values were checked. Raises MalformedError for anything else."""
     message = decoded(_decoder, data, "a relay message")
     match message:
         case RelayRequest():

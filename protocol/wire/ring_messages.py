@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.wire.statements import Signed
 
 RING_PROTOCOL = "/gossamer/ring/3"
@@ -25,15 +25,13 @@ RING_MESSAGE_BYTES_MAX = 256
 bytes, and some numbers."""
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
+class Hello(ArrayStruct, frozen=True, tag="hello"):
     """The ring that the sender follows."""
 
     roster: Signed
 
 
-class ChunkMessage(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="token"
-):
+class ChunkMessage(ArrayStruct, frozen=True, tag="token"):
     """The head of one chunk's payload."""
 
     chunk: int
@@ -46,13 +44,11 @@ class ChunkMessage(
     with `trust = "open"`, and under the partial sums of sets."""
 
 
-class HeldChunks(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="held"
-):
+class HeldChunks(ArrayStruct, frozen=True, tag="held"):
     """The head of the receiver's inventory, which is the payload."""
 
 
-class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ack"):
+class Ack(ArrayStruct, frozen=True, tag="ack"):
     """A receipt."""
 
     received: int
@@ -61,31 +57,17 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """Bytes of the next chunk's payload that were received."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _to_receiver: msgspec.msgpack.Decoder[Hello | ChunkMessage] = msgspec.msgpack.Decoder(
     Hello | ChunkMessage
 )
 _to_sender: msgspec.msgpack.Decoder[HeldChunks | Ack] = msgspec.msgpack.Decoder(HeldChunks | Ack)
 
 
-def encode_ring_message(message: Hello | ChunkMessage | HeldChunks | Ack) -> bytes:
-    """The msgpack of one message."""
-    return _encoder.encode(message)
-
-
 def decode_to_receiver(message: bytes | bytearray) -> Hello | ChunkMessage:
-    """A message of the sender.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """A message of the sender. Raises MalformedError for anything else."""
     return decoded(_to_receiver, message, "a ring message")
 
 
 def decode_to_sender(message: bytes | bytearray) -> HeldChunks | Ack:
-    """A message of the receiver.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """A message of the receiver. Raises MalformedError for anything else."""
     return decoded(_to_sender, message, "an answer of a ring member")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.protocol.decoding import decoded
+from gossamer.protocol.decoding import ArrayStruct, decoded
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import SignedManifest
 
@@ -29,9 +29,7 @@ ADMIT_REPLY_BYTES_MAX = 64
 """A name and a truth value have 11 bytes; later versions may say a little more."""
 
 
-class Admitted(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="admitted"
-):
+class Admitted(ArrayStruct, frozen=True, tag="admitted"):
     """Whether the run admits the peer that asks. The answer says nothing else about the run."""
 
     is_admitted: bool
@@ -41,29 +39,12 @@ _decoder = msgspec.msgpack.Decoder(SignedManifest)
 _admitted_decoder = msgspec.msgpack.Decoder(Admitted)
 
 
-def encode_signed_manifest(signed: SignedManifest) -> bytes:
-    """The msgpack of a reply."""
-    return msgspec.msgpack.encode(signed)
-
-
 def decode_signed_manifest(data: bytes | bytearray) -> SignedManifest:
-    """A reply, whose manifest and signature are not yet checked.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """A reply, whose manifest and signature are not yet checked. Raises MalformedError for anything
+    else."""
     return decoded(_decoder, data, "a manifest")
 
 
-def encode_admitted(admitted: Admitted) -> bytes:
-    """The msgpack of a reply."""
-    return msgspec.msgpack.encode(admitted)
-
-
 def decode_admitted(data: bytes | bytearray) -> Admitted:
-    """A reply of ``/gossamer/admit/1``.
-
-    Raises:
-        MalformedError: anything else.
-    """
+    """A reply of ``/gossamer/admit/1``. Raises MalformedError for anything else."""
     return decoded(_admitted_decoder, data, "an answer about admission")

@@ -7,12 +7,7 @@ from collections.abc import Iterable
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
-from gossamer.protocol.wire.audit_messages import (
-    SumVerdict,
-    Verdict,
-    check_sum_verdict,
-    check_verdict,
-)
+from gossamer.protocol.wire.audit_messages import GAIN_MAX, AnyVerdict, SumVerdict, Verdict
 from gossamer.protocol.wire.statements import (
     Accusation,
     Announce,
@@ -147,9 +142,18 @@ def check_statement(statement: Statement) -> None:
             _require(first.author == second.author, "proof about two peers")
             _require(first.payload < second.payload, "proof without a contradiction")
         case Verdict():
-            check_verdict(statement)
+            _check_round_of_verdict(statement)
+            for gain in (statement.gain_declared, statement.gain_other):
+                _require(-GAIN_MAX <= gain <= GAIN_MAX, "gain out of range")  # NaN fails both
         case SumVerdict():
-            check_sum_verdict(statement)
+            _check_round_of_verdict(statement)
+            _check_digest(statement.secret, "secret")
+            public_key_of(PeerId(statement.member))
+
+
+def _check_round_of_verdict(verdict: AnyVerdict) -> None:
+    _require(0 < verdict.round <= limits.ROUNDS_MAX, "verdict on no round")
+    _check_digest(verdict.head, "head")
 
 
 def _check_version(statement: Announce | Ready) -> None:

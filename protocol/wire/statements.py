@@ -14,8 +14,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-import msgspec
-
+from gossamer.protocol.decoding import ArrayStruct
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 
@@ -28,7 +27,7 @@ names the `Ready` in a roster. Two of a thousand honest statements have the same
 of 10^-13. Making one statement with the tag of another author's takes 2^64 attempts."""
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Span(ArrayStruct, frozen=True):
     """Tokens `start` to `stop` of one partition of the data, counted over all epochs.
 
     Token t of epoch e of a partition with n tokens has position e * n + t.
@@ -39,7 +38,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     stop: int
 
 
-class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Capacity(ArrayStruct, frozen=True):
     """The capabilities of a machine, as it states them itself."""
 
     device: str
@@ -56,9 +55,7 @@ Reach: TypeAlias = Literal["open", "crossable", "strict", "unknown"]
 once; it cannot be dialled; or too few peers have seen its address."""
 
 
-class Announce(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="announce"
-):
+class Announce(ArrayStruct, frozen=True, tag="announce"):
     """The author is alive, and says its place in the run. The statement is repeated every few
     seconds; silence means that the author is gone."""
 
@@ -87,7 +84,7 @@ class Announce(
     """The team that its owner wants to be shown; empty for none. Anybody may name any team."""
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
+class Ready(ArrayStruct, frozen=True, tag="ready"):
     """The author's pseudo-gradient for the round after `head` is done."""
 
     incarnation: int
@@ -111,16 +108,14 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     (`ring_order.encode_links`). Empty: it is connected well to all that it knows."""
     root: bytes = b""
     """Root over the author's records, chunk by chunk (`record_tree`), in a run with
-    `trust = "open"`, or over its work in others (`policy.sum_audits`); empty where members train
-    inside the ring."""
+    `trust = "open"`, or over its work in others (`policy.auditing.sum_audits`); empty where members
+    train inside the ring."""
     commitment: bytes = b""
     """Commitment to the author's secret of this `Ready`, which says whether it audits the round's
-    sums, in a run with `trust = "members"` (`policy.sum_audits`); empty in others."""
+    sums, in a run with `trust = "members"` (`policy.auditing.sum_audits`); empty in others."""
 
 
-class Roster(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="roster"
-):
+class Roster(ArrayStruct, frozen=True, tag="roster"):
     """The ring of one attempt: its members' signed `Ready`, in ring order."""
 
     round: int
@@ -131,9 +126,7 @@ class Roster(
     chunk_elements: int
 
 
-class Accusation(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="suspect"
-):
+class Accusation(ArrayStruct, frozen=True, tag="suspect"):
     """The author accuses a member of a ring: the member does not keep up, and is out of the ring
     for good."""
 
@@ -142,7 +135,7 @@ class Accusation(
     reason: str
 
 
-class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="vote"):
+class Vote(ArrayStruct, frozen=True, tag="vote"):
     """The author computed this header from the ring's averages, and holds `removed` to be out of
     the ring."""
 
@@ -152,9 +145,7 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     removed: tuple[str, ...]
 
 
-class LinkRate(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"
-):
+class LinkRate(ArrayStruct, frozen=True, tag="pace"):
     """The rate at which the author's successor in this ring takes bytes, while there is something
     to send, and the rate at which the author's predecessor has delivered.
 
@@ -172,9 +163,7 @@ RingStatement: TypeAlias = Accusation | Vote | LinkRate
 """Statements of a member about its ring."""
 
 
-class Rollback(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="rollback"
-):
+class Rollback(ArrayStruct, frozen=True, tag="rollback"):
     """The founder takes a round back, and all rounds that follow it: the run goes on from the head
     before. Only the founder can say so, and it holds for the rest of the run."""
 
@@ -186,9 +175,7 @@ class Rollback(
     """Number of the round that led to `parent`; 0: the run begins anew."""
 
 
-class Extension(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="extend"
-):
+class Extension(ArrayStruct, frozen=True, tag="extend"):
     """The founder names another end of a run whose schedule counts tokens, or begins its cool-down
     (`protocol.state.run_end`). Only the founder can say so; the highest number holds."""
 
@@ -200,9 +187,7 @@ class Extension(
     """Of these the last ones, in which the learning rate falls."""
 
 
-class MoreData(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="data"
-):
+class MoreData(ArrayStruct, frozen=True, tag="data"):
     """The founder has added parts to the data of the run (`protocol.data_parts`). Only the founder
     can say so; the highest number holds."""
 
@@ -217,11 +202,9 @@ class MoreData(
     once it has added all."""
 
 
-class Equivocation(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="proof"
-):
+class Equivocation(ArrayStruct, frozen=True, tag="proof"):
     """A proof, which anybody can carry, that a peer has signed two different `Ready` with one
-    number (`policy.equivocation`)."""
+    number (`policy.conduct.equivocation`)."""
 
     first: Signed
     second: Signed
@@ -242,7 +225,7 @@ Statement: TypeAlias = (
 )
 
 
-class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+class Signed(ArrayStruct, frozen=True, dict=True):
     """An envelope: the author, the statement's bytes, and the signature."""
 
     author: str

@@ -21,11 +21,12 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
-from gossamer.protocol.wire.envelopes import encode_signed, seal
+from gossamer.protocol.wire.envelopes import seal
 from tests.benchmarks import half_handshakes as handshakes
 from tests.benchmarks._attacked_swarm import (
     LOOPBACK,
@@ -232,7 +233,7 @@ async def _say_addresses(rogue: Rogue, victim: PeerId, addresses: Sequence[str])
         stranger = rogue.strangers[number]
         said = rogue.announce(like, phase="training", addresses=own)
         signed = seal(said, stranger.peer_id, rogue.run_id, stranger.sign)
-        await rogue.publish(rogue.topics()[0], b"\x00" + encode_signed(signed))
+        await rogue.publish(rogue.topics()[0], b"\x00" + to_msgpack(signed))
 
 
 def lone_records(folder: Path, local: LocalSwarm) -> str:

@@ -17,12 +17,13 @@ from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import ProtocolRefused, Stream, TransportError
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest
-from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, encode_signed_manifest
+from gossamer.protocol.wire.run_messages import RUN_PROTOCOL
 from tests.benchmarks._attacked_swarm import (
     LOOPBACK,
     Swarm,
@@ -91,7 +92,7 @@ def too_large(folder: Path, local: LocalSwarm) -> str:
 
     async def serve(stream: Stream) -> None:
         await receive_frame(stream)
-        await send_frame(stream, b"", encode_signed_manifest(signed))
+        await send_frame(stream, b"", to_msgpack(signed))
         await stream.close()
 
     async def main() -> tuple[int | None, float, int]:

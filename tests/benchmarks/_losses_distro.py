@@ -15,13 +15,13 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shared_rate_at, shared_step, step_codec
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
-from gossamer.trainer.ipc.messages import SharedSteps
+from gossamer.trainer.ipc.messages import SharedSteps, TrainerConfig
 from gossamer.trainer.presets.modes import SMALL_DISTRO
-from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._losses_arms import Arm
 from tests.benchmarks._losses_diloco import Progress, Setting
 from tests.benchmarks._losses_workers import Peer
 from tests.benchmarks._parity_training import Curve, Text
+from tests.support.local_rounds import begin
 
 
 class SharedPeer(Peer):
@@ -52,7 +52,7 @@ class SharedPeer(Peer):
         if self._shared.in_round:
             self._shared.finish()
         self.update = None
-        self._shared.begin(1, first, steps, math.inf)
+        begin(self._shared, 1, first, steps, math.inf)
 
     def train(self) -> bool:
         """Takes a gradient where all are, and offers; False if there is no more text."""

@@ -13,10 +13,10 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.ipc.messages import Finished, Ranges, Start
+from gossamer.trainer.ipc.messages import Finished, Ranges, Start, TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
-from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._parity_training import Text
+from tests.support.local_rounds import begin
 
 
 def place_at(inner: InnerConfig, first: int) -> SchedulePlace | None:
@@ -40,11 +40,11 @@ class Peer:
 
     def deal(self, shards: Sequence[int]) -> None:
         """Queues whole shards."""
-        self._text.push_shards(self.trainer, shards)
+        self._text.push_shards(self.trainer.push, shards)
 
     def deal_spans(self, spans: Sequence[Span]) -> None:
         """Queues what a member of a real swarm trained on, in absolute positions."""
-        self._text.push_spans(self.trainer, spans)
+        self._text.push_spans(self.trainer.push, spans)
 
 
 class Worker(Peer):
@@ -85,7 +85,9 @@ class Worker(Peer):
     ) -> None:
         """A peer that is new has nothing of its own to go on from."""
         start = start if self.has_begun else "base"
-        self.trainer.begin(number, first, steps, math.inf, start, new, place_at(self._inner, first))
+        begin(
+            self.trainer, number, first, steps, math.inf, start, new, place_at(self._inner, first)
+        )
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -95,5 +97,5 @@ class Worker(Peer):
         """Ends the round; its work is added to `pending`."""
         self.has_begun = True
         finished = self.trainer.finish()
-        self._sync_set.add(self._update, self.pending)
+        self._sync_set.add_work(self._update, self.pending)
         return finished

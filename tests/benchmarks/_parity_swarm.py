@@ -13,8 +13,8 @@ from gossamer.node.base.settings import DEFAULT_CACHE_BYTES
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import Header

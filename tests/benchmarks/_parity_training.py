@@ -28,7 +28,7 @@ from gossamer.trainer.model import decoder_on
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import DataQueue
-from gossamer.trainer.text.shard_folder import Reader, ShardFolder, put_into
+from gossamer.trainer.text.shard_folder import Push, ShardFolder, put_into
 from gossamer.trainer.text.tokenizers.tokens import load_tokenizer
 from gossamer.trainer.train import Swarm, Worker
 
@@ -71,10 +71,10 @@ class Text(ShardFolder):
     def queue(self, model: ModelConfig, worker: int, num_workers: int) -> DataQueue:
         """The sequences of one worker, in order."""
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
-        self.push_shards(queue, range(worker, len(self.index.shards), num_workers))
+        self.push_shards(queue.push, range(worker, len(self.index.shards), num_workers))
         return queue
 
-    def push_spans(self, reader: Reader, spans: Iterable[Span]) -> None:
+    def push_spans(self, push: Push, spans: Iterable[Span]) -> None:
         """Queues what a swarm consumed, as the headers of its chain list it.
 
         A position counts on over the epochs of its partition. The run's partitions hold one shard
@@ -84,12 +84,12 @@ class Text(ShardFolder):
             shard = self.index.shards[span.partition]
             start = span.start % shard.num_tokens
             path = self.path_of(shard.digest)
-            reader.push(span.partition, path, start, start + span.stop - span.start)
+            push(span.partition, path, start, start + span.stop - span.start)
 
     def queue_of(self, model: ModelConfig, spans: Sequence[Span]) -> DataQueue:
         """The sequences in these spans, in their order."""
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
-        self.push_spans(queue, spans)
+        self.push_spans(queue.push, spans)
         return queue
 
 
@@ -193,7 +193,7 @@ def local_rounds(
     swarm = Swarm(run, "diloco", seed)
     workers = [Worker(run, text.token_bytes, "cpu") for _ in range(num_workers)]
     for worker, each in enumerate(workers):
-        text.push_shards(each.queue, range(worker, len(text.index.shards), num_workers))
+        text.push_shards(each.queue.push, range(worker, len(text.index.shards), num_workers))
     total_steps = run.inner.total_steps
     num_rounds = rounds_of(run.outer, total_steps)
     every, next_point = max(1, total_steps // points), 0

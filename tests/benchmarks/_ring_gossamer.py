@@ -21,7 +21,7 @@ from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.rounds.decisions import LINGER_SECONDS
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
@@ -31,7 +31,7 @@ from gossamer.protocol.codecs.step_payloads import DISTRO, SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Removed
+from gossamer.protocol.rounds.actions import Observation, Removed
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -290,10 +290,12 @@ class Peer(OpenListener, HonestRound):
         """See `RoundHost`."""
         await _reach(peer)
 
-    def removed(self, removed: Removed) -> None:
-        """See `RoundHost`."""
-        self._removed[self._ranks[removed.peer]] = removed.reason
-        if removed.peer == self._me:
+    def observed(self, observation: Observation) -> None:
+        """See `Observer`."""
+        if not isinstance(observation, Removed):
+            return
+        self._removed[self._ranks[observation.peer]] = observation.reason
+        if observation.peer == self._me:
             self._is_out.set()
 
     @property

@@ -13,9 +13,9 @@ from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.protocol.state.sign_agreement import SignAgreement
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
-from gossamer.trainer.ipc.messages import SharedSteps
+from gossamer.trainer.ipc.messages import SharedSteps, TrainerConfig
 from gossamer.trainer.presets.preset import Preset
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 
 
 def dense(update: SignUpdate, codec: SignCodec) -> Float32Array:
@@ -62,7 +62,7 @@ class SharedSwarm:
     def begin(self, members: Sequence[int], num_steps: int) -> None:
         """Begins a round that has all steps."""
         for member in members:
-            self.trainers[member].begin(1, 0, num_steps, math.inf)
+            begin(self.trainers[member], 1, 0, num_steps, math.inf)
 
     def offers(self, members: Sequence[int]) -> dict[int, SignUpdate]:
         """What each member has for the next step."""

@@ -25,7 +25,7 @@ from gossamer.node.network.over_libp2p.yamux.stream import (
     WINDOW_UPDATE,
 )
 from gossamer.node.network.transport import Transport, TransportError
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL
 from gossamer.protocol.wire.run_messages import RUN_PROTOCOL

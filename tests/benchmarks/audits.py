@@ -21,10 +21,10 @@ work of the member is measured, and what liars would send instead, in this round
     ALIE      the others' mean less one standard deviation
     bias      -0.5 times the others' mean
 
-The rules are those of `protocol/policy/audits.py`. Gains are nats a token: loss before less loss
-after, of a quarter of the update on the state before the round, and of the whole one from where the
-training began if the state came late. "Without the start" leaves out the second, and "before" is
-the rule of decision 95.
+The rules are those of `protocol/policy/auditing/audits.py`. Gains are nats a token: loss before
+less loss after, of a quarter of the update on the state before the round, and of the whole one from
+where the training began if the state came late. "Without the start" leaves out the second, and
+"before" is the rule of decision 95.
 
 With `--words` there soon is little to learn: a very small model and text of ten words. `--small` is
 that model on the default corpus, and with `--epochs` each peer has 40 batches of it, again and
@@ -53,7 +53,7 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.manifest import InnerOptimizer
-from gossamer.protocol.policy.audits import (
+from gossamer.protocol.policy.auditing.audits import (
     AUDITORS,
     HELDOUT_SHARE,
     SCALE,
@@ -156,7 +156,7 @@ class Trial:
         for number, (worker, queue) in enumerate(zip(self._workers, self._queues, strict=True)):
             worker.queue = queue
             near = range(number * n // peers, (number + 1) * n // peers)
-            text.push_shards(queue, near if options.topics else range(number, n, peers))
+            text.push_shards(queue.push, near if options.topics else range(number, n, peers))
         self._draw = np.random.default_rng(seed)
         self._is_early = options.early
         heldout = text.heldout(run.model.vocabulary) if options.heldout else ()

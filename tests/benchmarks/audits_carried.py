@@ -10,8 +10,8 @@ round and two in every third one, and hand their work of all rounds in with the 
 in. They go on from their local parameters, or with `--fresh` from the newest state as soon as there
 is one. All audits are of members that missed rounds.
 
-By `protocol/policy/audits.py` half of the average's gain is enough of members that missed one
-round, and a tenth of those that missed two. "Once" leaves out the look at where the work began.
+By `protocol/policy/auditing/audits.py` half of the average's gain is enough of members that missed
+one round, and a tenth of those that missed two. "Once" leaves out the look at where the work began.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.table import Table
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.robust_average import robust_weights
-from gossamer.protocol.policy.audits import (
+from gossamer.protocol.policy.auditing.audits import (
     AUDITORS,
     CARRIED_SHARE,
     MISSED_MAX,

@@ -52,7 +52,7 @@ def measure(
             decoder = decoder_on(memory, model)
             moments = moment_format_on(device, model, preset.inner, choice)
             optimizer = optimizer_for(decoder, preset.inner, device.coarse_dtype, moments)
-            gradients = Gradients(decoder, device, model.context, passes, lambda: None)
+            gradients = Gradients(decoder, device, passes, lambda: None)
             first = min(num_sequences, 2 * passes.present.sequences)
             gradients.take(sequences_of(model, first))
             optimizer.step(1e-3)

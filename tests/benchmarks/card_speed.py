@@ -40,13 +40,14 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.inner_step.gradients import Gradients
 from gossamer.trainer.inner_step.muon import optimizer_for
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.device import Device, choose_device
 from gossamer.trainer.resources.passes import Passes
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 
 GB = 1000**3
 
@@ -157,7 +158,7 @@ def measure_speed(preset: Preset, device: Device, options: argparse.Namespace) -
     num_sequences = options.step or preset.inner.sequences_per_step
     passes = Passes(device, model, num_sequences, options.sequences)
     compiler = Compiler(decoder, device, model, "on")
-    gradients = Gradients(decoder, device, model.context, passes, lambda: None, None, compiler)
+    gradients = Gradients(decoder, device, passes, lambda: None, None, compiler)
     random = np.random.default_rng(1)
     shape = (num_sequences, model.context + 1)
     sequences = random.integers(0, model.vocabulary, shape)
@@ -264,7 +265,7 @@ def measure_handover(preset: Preset, device: Device, folder: Path) -> None:
     everything = ((0, model.num_parameters),)
     for number in range(3):
         trainer.push(number, str(shard), 0, len(tokens))
-        begun = timed(lambda number=number: trainer.begin(number + 1, 0, 2, 1e9))  # type: ignore[misc]
+        begun = timed(lambda number=number: begin(trainer, number + 1, 0, 2, 1e9))  # type: ignore[misc]
         trainer.step()
         renewed = timed(lambda: trainer.rebase(everything))
         ended = timed(trainer.finish)

@@ -42,9 +42,10 @@ from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, Manifest
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 
 MANIFEST = """\
 preset = "{preset}"
@@ -247,8 +248,8 @@ def train_alone(
         for _ in range(done):  # what the rounds before have read
             trainer._queue.take(sequences)
         started = time.monotonic()
-        trainer.begin(number, done, count, 1e9)
-        while not trainer.is_round_over:
+        begin(trainer, number, done, count, 1e9)
+        while not trainer.round.is_over:
             step = trainer.step()
             assert step is not None, "the text is too short for so many steps"
             loss = step.loss

@@ -30,7 +30,7 @@ import psutil
 from gossamer.node.app.client import give_order
 from gossamer.node.base.pausing import UserPause
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.storage.pause_file import write_pause
+from gossamer.node.storage.owner_orders import write_pause
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import MANIFEST, OPTIONS
 

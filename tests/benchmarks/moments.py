@@ -48,7 +48,7 @@ def _write_nearest(self: moments._Bf16, span: Span, values: Tensor, turn: int) -
 def loss_of(run: Preset, name: str, seed: int, text: ShardFolder) -> float:
     """Held-out loss in nats at the end."""
     worker = Worker(run, text.token_bytes, "cpu", FORMATS[name])
-    text.push_shards(worker.queue, range(len(text.index.shards)))
+    text.push_shards(worker.queue.push, range(len(text.index.shards)))
     parameters = Swarm(run, "diloco", seed).parameters
     if name == "again":
         parameters *= np.float32(1 + 1e-6)

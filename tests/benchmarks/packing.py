@@ -59,7 +59,7 @@ def works_of(
         swarm = Swarm(run, "diloco", 1)
         workers = [Worker(run, text.token_bytes) for _ in range(NUM_PEERS)]
         for number, worker in enumerate(workers):
-            text.push_shards(worker.queue, range(number, len(text.index.shards), NUM_PEERS))
+            text.push_shards(worker.queue.push, range(number, len(text.index.shards), NUM_PEERS))
         for number in range(1, options.rounds + 1):
             swarm.round(number, workers)
         first, steps = run.outer.first_inner_step_of(number + 1), run.outer.inner_steps

@@ -58,13 +58,13 @@ from rich.table import Table
 
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import OuterStep, Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.device import choose_device
 from gossamer.trainer.text.data import Tokens
-from gossamer.trainer.trainer_config import TrainerConfig
 from tests.benchmarks._losses_arms import Arm, arm_of
 from tests.benchmarks._losses_diloco import Setting
 from tests.benchmarks._losses_distro import train_distro
@@ -77,6 +77,7 @@ from tests.benchmarks._parity_training import (
     rounds_of,
     synchronous,
 )
+from tests.support.local_rounds import begin
 
 DEFAULT_PRESETS = ("1m", "5m", "10m", "40m")
 DEFAULT_MINUTES = 12.0
@@ -194,9 +195,9 @@ def one_round(preset: Preset, text: Text) -> tuple[int, float, int]:
     for number, shard in enumerate(text.index.shards):
         trainer.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
     trainer.genesis()
-    trainer.begin(1, 0, MEASURED_STEPS_MAX, MEASURED_SECONDS)
+    begin(trainer, 1, 0, MEASURED_STEPS_MAX, MEASURED_SECONDS)
     seconds: list[float] = []
-    while len(seconds) < MEASURED_STEPS_MIN or not trainer.is_round_over:
+    while len(seconds) < MEASURED_STEPS_MIN or not trainer.round.is_over:
         started = time.process_time()
         step = trainer.step()
         assert step is not None, "the corpus is too small for a step"

@@ -165,7 +165,7 @@ class Trial:
         self._steps = UNEVEN if options.uneven else EVEN
         self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(8)]
         for number, worker in enumerate(self._workers):
-            text.push_shards(worker.queue, shards_of(text, number, options.topics))
+            text.push_shards(worker.queue.push, shards_of(text, number, options.topics))
         self._heldout = list(text.heldout(run.model.vocabulary))
         self._draw = np.random.default_rng(seed)
         decoder = Decoder(run.model)
@@ -241,7 +241,7 @@ class SharedTrial:
     ) -> None:
         self._swarm = SharedSwarm(run, text.token_bytes, 8, seed)
         for number, trainer in enumerate(self._swarm.trainers):
-            text.push_shards(trainer, shards_of(text, number, options.topics))
+            text.push_shards(trainer.push, shards_of(text, number, options.topics))
         self._reader = Worker(run, text.token_bytes, "cpu")
         self._heldout = list(text.heldout(run.model.vocabulary))
         self._draw = np.random.default_rng(seed)

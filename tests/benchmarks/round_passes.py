@@ -31,9 +31,9 @@ from gossamer.node.base import threads
 from gossamer.node.modes.pending_work import Contributions, FinishedSum
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.next_state import NextState, StateVectors
-from gossamer.node.storage.state_blocks import write_state
-from gossamer.node.storage.work import Work
+from gossamer.node.storage.state.next_state import NextState
+from gossamer.node.storage.state.state_blocks import StateVectors, write_state
+from gossamer.node.storage.work.own_work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.inner_products import norm_of
@@ -111,7 +111,7 @@ def turn(manifest: Manifest, root: Path) -> tuple[Costs, bytes]:
         lambda: work.committed_by(HEADS[1], HEADS[0], RING, 1, every, counts_spans=True),
     )
     index = index_of(parameters, momentum, plan)
-    measured("checkpoint", lambda: write_state(store, plan, parameters, momentum, index, Ledger()))
+    measured("checkpoint", lambda: write_state(store, plan, present, Ledger()))
     return costs, index.digest + digest_of(pending.view(np.uint8).data)
 
 

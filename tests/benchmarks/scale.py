@@ -55,7 +55,7 @@ from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.state.commit_records import compacted
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from gossamer.trainer.ipc.messages import Configure
+from gossamer.trainer.ipc.messages import Configure, TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.ranks.spread import Spread
 from gossamer.trainer.ranks.starting import start_others
 from gossamer.trainer.resources.device import Device, choose_devices
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 
 TOKEN_BYTES = 4
 WARM_UP_STEPS = 5
@@ -54,9 +54,9 @@ def seconds_of_step(trainer: LocalTrainer, shard: str, num_steps: int) -> float:
     length = trainer._config.model.context + 1
     num_tokens = (num_steps + 1) * trainer._config.inner.sequences_per_step * length
     trainer.push(0, shard, 0, num_tokens)
-    trainer.begin(1, 0, num_steps, 1e9)
+    begin(trainer, 1, 0, num_steps, 1e9)
     times = []
-    while not trainer.is_round_over:
+    while not trainer.round.is_over:
         step = trainer.step()
         assert step is not None
         times.append(step.seconds)

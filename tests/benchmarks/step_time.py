@@ -102,7 +102,7 @@ def loss_of(seed: int, *, has_bf16: bool, folder: Path) -> float:
         assert workers[0]._device.precision == ("bf16" if has_bf16 else "fp32")
         swarm = Swarm(run, "diloco", seed)
         for number, worker in enumerate(workers):
-            text.push_shards(worker.queue, range(number, len(text.index.shards), len(workers)))
+            text.push_shards(worker.queue.push, range(number, len(text.index.shards), len(workers)))
         for number in range(1, outer.round_of_inner_step(inner.total_steps) + 1):
             swarm.round(number, workers)
     with patch.object(device_module, "cpu_has_bf16", lambda: False):

@@ -22,9 +22,10 @@ import msgspec
 import numpy as np
 import zstandard
 
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets.table import PRESETS
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 
 PASS_TOKENS = 4096
 """Of the largest pass on a CPU."""
@@ -59,8 +60,8 @@ def measure(name: str, num_steps: int) -> None:
         trainer = LocalTrainer(config, base, work)
         trainer.genesis()
         trainer.push(0, str(shard), 0, num_tokens)
-        trainer.begin(1, 0, num_steps, float("inf"))
-        while not trainer.is_round_over:
+        begin(trainer, 1, 0, num_steps, float("inf"))
+        while not trainer.round.is_over:
             assert trainer.step() is not None
         trainer.finish()
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from gossamer.node.app.credit_view import CreditView
-from gossamer.node.app.http import serve_http
+from gossamer.node.app.http import build_app, serve_http
 from gossamer.node.base.owner_limits import SCHEDULE
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples, Sample
@@ -205,10 +205,11 @@ def address(node: Node) -> Iterator[str]:
 
             async def start(task_status: Any) -> None:
                 registry = Metrics().registry
-                await serve_http(
-                    "127.0.0.1:0", node.status, registry, node, TOKEN,
-                    credit=CountedCredit(), samples=lambda: SAMPLES, task_status=task_status,
+                app = build_app(
+                    node.status, registry, node, TOKEN,
+                    credit=CountedCredit(), samples=lambda: SAMPLES,
                 )  # fmt: skip
+                await serve_http("127.0.0.1:0", app, task_status=task_status)
 
             found.append(await nursery.start(start))
             is_up.set()

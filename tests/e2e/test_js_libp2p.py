@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
-from gossamer.node.peers.gossip import TOPIC_RUN_BYTES
+from gossamer.node.peers.statements.gossip import TOPIC_RUN_BYTES
 from tests.support.daemons import (
     PATIENCE_SECONDS,
     in_rounds_of,

@@ -161,7 +161,7 @@ class Offences:
 
     def __init__(self) -> None:
         self.noted: list[tuple[PeerId, str]] = []
-        self.branches: object = None
+        self.roll: object = None
 
     def is_banned(self, peer: PeerId) -> bool:
         """Nobody is banned here."""

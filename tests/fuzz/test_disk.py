@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
-from gossamer.protocol.state.chain import encode_header
-from gossamer.protocol.state.commit_records import encode_commit, encode_whole
+from gossamer.protocol.state.commit_records import encode_commit
 from tests.support.builders import commit_of, header, manifest, peer, peers, ring_of
 from tests.support.mutations import anything
 from tests.support.node_world import SUMS_TOP_K, World, simulate, start
 
-HEADER = encode_header(header(peers(3)))
+HEADER = to_msgpack(header(peers(3)))
 COMMIT = commit_of(ring_of(peers(3)), sorted(peers(2)))
-RECORDS = [encode_commit(COMMIT), encode_whole(COMMIT)]
+RECORDS = [encode_commit(COMMIT), to_msgpack(COMMIT)]
 KNOWN = msgspec.msgpack.encode([(peer(0), ("/ip4/192.0.2.1/tcp/4001",)), (peer(1), ())])
 MANIFEST = msgspec.msgpack.encode(
     SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64))

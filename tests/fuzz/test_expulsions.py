@@ -15,14 +15,15 @@ from structlog.testing import capture_logs
 
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import StreamClosed
-from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
-from gossamer.node.peers.introductions import claim_of
-from gossamer.node.storage.expulsion_file import ExpulsionFile
+from gossamer.node.peers.members.expulsion_keeper import ExpulsionKeeper
+from gossamer.node.peers.members.introductions import claim_of
+from gossamer.node.storage.admission_files import ExpulsionFile
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.roll import Roll
-from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.policy.members.expulsions import Expulsions
+from gossamer.protocol.policy.members.roll import Roll
+from gossamer.protocol.policy.members.roll_order import peer_of
 from gossamer.protocol.wire.expulsion_messages import (
     EXPULSION_PIECES_MAX,
     EXPULSION_PROTOCOL,
@@ -30,8 +31,6 @@ from gossamer.protocol.wire.expulsion_messages import (
     ExpulsionPage,
     decode_expulsion_page,
     decode_saved,
-    encode_page,
-    encode_saved,
 )
 from gossamer.protocol.wire.invitation_messages import Invitation, RollPage
 from gossamer.protocol.wire.piece_messages import decode_digests
@@ -81,8 +80,8 @@ def _held() -> Expulsions:
 
 
 HELD = _held()
-PAGE = encode_page(HELD.pieces(HELD.digests()))
-SAVED = encode_saved(HELD.saved())
+PAGE = to_msgpack(HELD.pieces(HELD.digests()))
+SAVED = to_msgpack(HELD.saved())
 DIGESTS = b"".join(HELD.digests())
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "page": (decode_expulsion_page, PAGE),
@@ -174,7 +173,7 @@ def test_an_operator_is_told_of_a_vote_once_a_target(tmp_path: Path) -> None:
         for _ in range(2):
             for vote in votes:
                 assert vote is not None
-                made._heard(peer_of(vote.voter), encode_page(ExpulsionPage((vote,))))
+                made._heard(peer_of(vote.voter), to_msgpack(ExpulsionPage((vote,))))
     told = [(each["voter"], each["target"]) for each in logs if "votes to put" in each["event"]]
     assert told == [(ROGUE.peer_id, peer_of(key)), (ROGUE.peer_id, ROGUE.peer_id)]
 

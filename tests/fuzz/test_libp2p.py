@@ -16,11 +16,11 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.transport import StreamClosed
 from gossamer.protocol.errors import RemoteProtocolError
 from tests.fuzz.scripted import ROGUE, ScriptedStream
 from tests.support.mutations import anything
+from tests.support.quiet_yamux import NoSocket, quiet_connection
 
 HEADER = struct.Struct("!BBHII")
 
@@ -42,8 +42,8 @@ def test_yamux_frames(pieces: list[bytes]) -> None:
     """Frames may come in any pieces: the connection ends, or its streams keep their bounds."""
 
     async def feed() -> None:
-        session: Any = SimpleNamespace(is_initiator=False)
-        connection = YamuxConnection(session, ID.from_base58(ROGUE.peer_id))
+        session: Any = SimpleNamespace(is_initiator=False, socket=NoSocket())
+        connection = quiet_connection(session, ID.from_base58(ROGUE.peer_id))
         try:
             for piece in pieces:
                 connection._cutter.feed(memoryview(piece))

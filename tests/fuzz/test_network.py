@@ -23,46 +23,47 @@ from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import ConnectError, StreamClosed
-from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, NoAnswerError
-from gossamer.node.peers.chain_records import BehindError, ChainRecords
-from gossamer.node.peers.fetching import FetchLimits
-from gossamer.node.peers.gossip import Gossip
-from gossamer.node.peers.run_exchange import (
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.uploads import Uploads
+from gossamer.node.peers.chain.chain_checkpoints import ChainCheckpoints, NoAnswerError
+from gossamer.node.peers.chain.chain_records import BehindError, ChainRecords
+from gossamer.node.peers.members.run_exchange import (
     JoinError,
     request_manifest,
     serve_admission,
     serve_manifest,
 )
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL, decode_statement_store
-from gossamer.node.rounds.effects import LinkTarget
-from gossamer.node.rounds.ring_chunks import RingChunks
+from gossamer.node.peers.statements.gossip import Gossip
+from gossamer.node.peers.statements.store_comparison import (
+    STATEMENTS_PROTOCOL,
+    decode_statement_store,
+)
+from gossamer.node.rounds.dispatcher import LinkTarget
+from gossamer.node.rounds.ring_chunks import CommittedRing, Receiver, RingChunks, serve_ring
 from gossamer.node.rounds.ring_link import LinkFailed, RingLink
-from gossamer.node.rounds.ring_service import CommittedRing, Receiver, serve_ring
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol.codecs.payloads import payloads_named
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
-from gossamer.protocol.policy.chain_checkpoint import (
+from gossamer.protocol.policy.heads.chain_checkpoint import (
     ChainCheckpoint,
     Stake,
     decode_checkpoint,
-    encode_checkpoint,
 )
-from gossamer.protocol.policy.chain_summary import (
+from gossamer.protocol.policy.heads.chain_summary import (
     ChainSummary,
     CreditRow,
     decode_summary,
-    encode_summary,
 )
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.commit_records import encode_commit, encode_whole
+from gossamer.protocol.state.commit_records import encode_commit
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
 from gossamer.protocol.wire.chain_messages import (
     CHAIN_PROTOCOL,
@@ -82,7 +83,7 @@ from gossamer.protocol.wire.checkpoint_messages import (
     decode_signatures,
     decode_summary_reply,
 )
-from gossamer.protocol.wire.envelopes import encode_signed, seal
+from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
@@ -132,17 +133,15 @@ COMMIT = commit_of(RING, sorted(RING.members), header_of(RING, run_id=RUN_ID))
 
 STATEMENTS = [signed(one) for one in (announce(), ready(), vote(HEAD), ring_of(peers(3)).roster)]
 STATEMENT_STORE = encode(STATEMENTS)
-RECORDS = encode([encode_commit(COMMIT), encode_whole(COMMIT)])
+RECORDS = encode([encode_commit(COMMIT), to_msgpack(COMMIT)])
 _RUN = encode_manifest(manifest(founder=ROGUE.peer_id))
 MANIFEST = encode(
     SignedManifest(manifest=_RUN, signature=ROGUE.sign(signing_bytes(digest_of(_RUN))))
 )
 
-SUMMARY = encode_summary(
-    ChainSummary(256, (CreditRow(ROGUE.peer_id, 10, 3, 1, 256),), 0, bytes(HEAD))
-)
+SUMMARY = to_msgpack(ChainSummary(256, (CreditRow(ROGUE.peer_id, 10, 3, 1, 256),), 0, bytes(HEAD)))
 SIGNED_CHECKPOINT = SignedCheckpoint(
-    encode_checkpoint(
+    to_msgpack(
         ChainCheckpoint(1, RUN_ID, 256, HEAD, 10, (Stake(ROGUE.peer_id, 10),), digest_of(SUMMARY))
     ),
     (CheckpointSignature(ROGUE.peer_id, bytes(64)),),
@@ -229,7 +228,6 @@ class Node:
             self.transport,
             BlockStore(folder / "blocks", 2**20),
             self.offences.note,
-            FetchLimits(passes=1),
         )
         self.store = self.blocks._store
         self.records = ChainRecords(
@@ -238,13 +236,14 @@ class Node:
             run_in_thread=_no_thread,  # type: ignore[arg-type]
             open_commit=_open_commit,
             on_offence=self.offences.note,
+            uploads=Uploads(),
         )
         self.checkpoints = ChainCheckpoints(
             manifest(), self.transport, folder / "chain", DiskHealth(), None, lambda _: None,
-            self.offences.note,
+            self.offences.note, Uploads(),
         )  # fmt: skip
         serve_admission(self.transport, lambda _peer: True)
-        serve_manifest(self.transport, SignedManifest(manifest=b"", signature=b""))
+        serve_manifest(self.transport, SignedManifest(manifest=b"", signature=b""), Uploads())
 
 
 QUESTIONS: dict[str, list[tuple[bytes, bytes]]] = {
@@ -295,7 +294,7 @@ async def _ask_path(node: Node) -> None:
 
 
 async def _fetch(node: Node) -> None:
-    await node.blocks.fetch([digest_of(BLOCK)], lambda: [ROGUE.peer_id])
+    await node.blocks.fetch([digest_of(BLOCK)], lambda: [ROGUE.peer_id], passes=1)
     # Only what is right is taken.
     assert node.store.get(digest_of(BLOCK)) == BLOCK
 
@@ -396,11 +395,11 @@ def test_the_rings_sender(data: st.DataObject) -> None:
 
 
 GOSSIP = [
-    *(b"\x00" + encode_signed(one) for one in STATEMENTS),
+    *(b"\x00" + to_msgpack(one) for one in STATEMENTS),
     b"\x03" + encode_own(STATEMENTS[0]),
     b"\x02" + encode_compact(ROSTER, RING.roster),
     b"\x01" + encode_commit(COMMIT),
-    b"\x01" + encode_whole(COMMIT),
+    b"\x01" + to_msgpack(COMMIT),
 ]
 
 
@@ -427,7 +426,7 @@ def test_what_is_not_damaged_is_taken(tmp_path: Path) -> None:
         await _fetch(node)
         for message in GOSSIP[:-1]:
             node.gossip._received(ROGUE.peer_id, message)
-        assert len(node.gossip.statement_store) == len(STATEMENTS)
+        assert len(node.gossip.statement_store.tags()) == len(STATEMENTS)
         node.transport.answer = frame(RECORDS)
         with pytest.raises(MalformedError, match="does not begin at the run"):
             await _learn(node)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 from msgspec.structs import replace
 
-from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
+from gossamer.protocol.accounting.ledger import Ledger, claim_rank
 from gossamer.protocol.accounting.partitions import partition_shards
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
@@ -30,56 +30,40 @@ from gossamer.protocol.codecs.robust_average import robust_average, robust_weigh
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, place_bytes
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import Manifest, encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.model_config import ImportedShape, RopeScaling
-from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, Stake, encode_checkpoint
-from gossamer.protocol.policy.chain_checkpoint import signing_bytes as checkpoint_signing_bytes
-from gossamer.protocol.policy.chain_summary import ChainSummary, CreditRow, encode_summary
-from gossamer.protocol.policy.roll import Roll
-from gossamer.protocol.policy.sum_audits import (
+from gossamer.protocol.policy.auditing.sum_audits import (
     AuditSecrets,
     audited_chunk,
     commitment_to,
     is_auditor,
 )
+from gossamer.protocol.policy.heads.chain_checkpoint import (
+    ChainCheckpoint,
+    Stake,
+)
+from gossamer.protocol.policy.heads.chain_checkpoint import (
+    signing_bytes as checkpoint_signing_bytes,
+)
+from gossamer.protocol.policy.heads.chain_summary import ChainSummary, CreditRow
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
 from gossamer.protocol.rounds.roster import make_roster, open_roster
-from gossamer.protocol.state.chain import (
-    ChunkAverage,
-    Commit,
-    UpdateIndex,
-    encode_header,
-    encode_update_index,
-    mask_bytes,
-)
+from gossamer.protocol.state.chain import ChunkAverage, Commit, UpdateIndex, mask_bytes
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.commit_records import encode_commit, encode_whole
-from gossamer.protocol.state.digest import encode_state_index, index_of
+from gossamer.protocol.state.commit_records import encode_commit
+from gossamer.protocol.state.digest import index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
-from gossamer.protocol.wire.audit_messages import (
-    AuditSecret,
-    SumVerdict,
-    Verdict,
-    encode_secret,
-)
-from gossamer.protocol.wire.average_signatures import (
-    FinishedAverage,
-    PassedSum,
-    SignedStep,
-    encode_finished,
-)
-from gossamer.protocol.wire.envelopes import encode_signed, ring_id_of, seal, signing_bytes
-from gossamer.protocol.wire.expulsion_messages import (
-    ExpulsionPage,
-    ExpulsionVote,
-    encode_page,
-    expulsion_digest,
-)
+from gossamer.protocol.wire.audit_messages import AuditSecret, SumVerdict, Verdict
+from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum, SignedStep
+from gossamer.protocol.wire.envelopes import ring_id_of, seal, signing_bytes
+from gossamer.protocol.wire.expulsion_messages import ExpulsionPage, ExpulsionVote, expulsion_digest
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.invitation_messages import (
@@ -89,16 +73,10 @@ from gossamer.protocol.wire.invitation_messages import (
     Revocation,
     RollPage,
     Welcomed,
-    encode,
     proof_bytes,
 )
-from gossamer.protocol.wire.opening_messages import (
-    Open,
-    Opened,
-    Step,
-    encode_opening_message,
-)
-from gossamer.protocol.wire.ring_messages import ChunkMessage, encode_ring_message
+from gossamer.protocol.wire.opening_messages import Open, Opened, Step
+from gossamer.protocol.wire.ring_messages import ChunkMessage
 from gossamer.protocol.wire.statements import (
     Accusation,
     Equivocation,
@@ -112,6 +90,7 @@ from gossamer.protocol.wire.statements import (
 from tests.support.builders import (
     HEAD,
     RING_ID,
+    RING_RULES,
     RUN_ID,
     announce,
     header_of,
@@ -174,17 +153,17 @@ def invitation_vector() -> dict[str, str]:
     return {
         "one_time_seed": one_time.private_bytes_raw().hex(),
         "certificate_signed_bytes": certificate.signing_bytes(RUN_ID).hex(),
-        "certificate": encode(certificate).hex(),
+        "certificate": to_msgpack(certificate).hex(),
         "proof_signed_bytes": proof_bytes(RUN_ID, newcomer).hex(),
-        "entry": encode(entry).hex(),
+        "entry": to_msgpack(entry).hex(),
         "entry_digest": entry.digest.hex(),
-        "revocation": encode(revocation).hex(),
-        "claim": encode(Claim((), certificate, proof)).hex(),
-        "welcomed": encode(Welcomed(True, "", (entry,), ())).hex(),
-        "page": encode(roll.page()).hex(),
+        "revocation": to_msgpack(revocation).hex(),
+        "claim": to_msgpack(Claim((), certificate, proof)).hex(),
+        "welcomed": to_msgpack(Welcomed(True, "", (entry,), ())).hex(),
+        "page": to_msgpack(roll.page()).hex(),
         "roll_digest": roll.digest().hex(),
         "vote_signed_bytes": unsigned_vote.signing_bytes(RUN_ID).hex(),
-        "vote_page": encode_page(ExpulsionPage((vote,))).hex(),
+        "vote_page": to_msgpack(ExpulsionPage((vote,))).hex(),
         "vote_digest": vote.digest.hex(),
         "expelled_digest": expulsion_digest(RUN_ID, newcomer).hex(),
     }
@@ -196,7 +175,7 @@ def statement_vector(statement: Statement) -> dict[str, str]:
         "payload": signed.payload.hex(),
         "signed_bytes": signing_bytes(RUN_ID, signed.payload).hex(),
         "signature": signed.signature.hex(),
-        "envelope": encode_signed(signed).hex(),
+        "envelope": to_msgpack(signed).hex(),
         "digest": signed.digest.hex(),
     }
 
@@ -207,15 +186,15 @@ def finished_average_vector() -> dict[str, str]:
     both: list[Signed] = []
     for content in (b"an average", b"another average"):
         finished = FinishedAverage(3, 8, RING_ID, 2, mask_bytes(0b111, 3), digest_of(content))
-        payload = encode_finished(finished)
+        payload = to_msgpack(finished)
         both.append(Signed(PEERS[1], payload, KEYS[1].sign(signing_bytes(RUN_ID, payload))))
     message = ChunkMessage(2, mask_bytes(0b111, 3), 1, both[0].signature)
     first, second = sorted(both, key=lambda each: each.payload)
     return {
         "payload": both[0].payload.hex(),
         "signature": both[0].signature.hex(),
-        "message": encode_ring_message(message).hex(),
-        "proof": encode_signed(sealed(2, Equivocation(first, second))).hex(),
+        "message": to_msgpack(message).hex(),
+        "proof": to_msgpack(sealed(2, Equivocation(first, second))).hex(),
     }
 
 
@@ -223,15 +202,15 @@ def passed_sum_vector() -> dict[str, str]:
     """The second key passes on chunk 2 of that ring, with the parts of the first two members; and
     how the third one opens the chunk."""
     contributors, digest = mask_bytes(0b011, 3), digest_of(b"a sum")
-    payload = encode_finished(PassedSum(3, 8, RING_ID, 2, contributors, digest))
+    payload = to_msgpack(PassedSum(3, 8, RING_ID, 2, contributors, digest))
     signature = KEYS[1].sign(signing_bytes(RUN_ID, payload))
     step = Step(1, contributors, digest, signature, digest_of(b"a sum of all"))
     return {
         "payload": payload.hex(),
         "signature": signature.hex(),
-        "message": encode_ring_message(ChunkMessage(2, contributors, None, signature)).hex(),
-        "question": encode_opening_message(Open(HEAD, SECRET, with_part=False)).hex(),
-        "answer": encode_opening_message(Opened((step,), b"")).hex(),
+        "message": to_msgpack(ChunkMessage(2, contributors, None, signature)).hex(),
+        "question": to_msgpack(Open(HEAD, SECRET, with_part=False)).hex(),
+        "answer": to_msgpack(Opened((step,), b"")).hex(),
     }
 
 
@@ -239,7 +218,7 @@ def audit_secret_vector() -> dict[str, Any]:
     """The second key's secret of its `Ready` in that ring, and what it says after some heads, in a
     round of three members and ten chunks."""
     heads = [digest_of(number.to_bytes(4, "big")) for number in range(4)]
-    payload = encode_secret(AuditSecret(3, 8))
+    payload = to_msgpack(AuditSecret(3, 8))
     return {
         "signed_bytes": signing_bytes(RUN_ID, payload).hex(),
         "secret": SECRET.hex(),
@@ -258,7 +237,7 @@ def audit_secret_vector() -> dict[str, Any]:
 def signed_step_vector() -> dict[str, Any]:
     """The second key signs its parts of step 5 of that ring, in three chunks."""
     tree = RecordTree([leaf_of(number, part) for number, part in enumerate(STEP_PARTS)], 2)
-    payload = encode_finished(SignedStep(3, 8, RING_ID, 5, tree.root))
+    payload = to_msgpack(SignedStep(3, 8, RING_ID, 5, tree.root))
     signature = KEYS[1].sign(signing_bytes(RUN_ID, payload))
     return {
         "parts": [part.decode() for part in STEP_PARTS],
@@ -335,8 +314,8 @@ def checkpoint_vector() -> dict[str, str]:
     checkpoint = ChainCheckpoint(1, RUN_ID, 256, HEAD, 800, stakes, summary.digest)
     signature = KEYS[0].sign(checkpoint_signing_bytes(RUN_ID, checkpoint.digest))
     return {
-        "summary": encode_summary(summary).hex(),
-        "checkpoint": encode_checkpoint(checkpoint).hex(),
+        "summary": to_msgpack(summary).hex(),
+        "checkpoint": to_msgpack(checkpoint).hex(),
         "digest": checkpoint.digest.hex(),
         "signature of key 0": signature.hex(),
     }
@@ -347,11 +326,11 @@ def vectors() -> dict[str, Any]:
     readies: dict[PeerId, Signed] = {
         peer: sealed(index, ready()) for index, peer in enumerate(PEERS)
     }
-    roster = make_roster(HEAD, 5, 0, readies, "fp32", 1024)
+    roster = make_roster(HEAD, 5, 0, readies, RING_RULES)
     organiser = PEERS.index(PeerId(roster.members[0].author))
     envelope = sealed(organiser, roster)
-    ring = open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
-    header_bytes = encode_header(header_of(ring, tokens_total=100_000))
+    ring = open_roster(envelope, roster, RUN_ID, verify, RING_RULES)
+    header_bytes = to_msgpack(header_of(ring, tokens_total=100_000))
     say = vote(digest_of(header_bytes), ring_id=ring.ring_id)
     votes = tuple(sealed(index, say) for index in range(2))
     by_author = tuple(sorted(votes, key=lambda one: one.author))
@@ -436,26 +415,26 @@ def vectors() -> dict[str, Any]:
             "attempt": 0,
             "ranks": {peer: rank(HEAD, 0, peer).hex() for peer in PEERS},
             "order": rank_order(HEAD, 0, PEERS),
-            "envelope": encode_signed(envelope).hex(),
+            "envelope": to_msgpack(envelope).hex(),
             "ring_id": ring_id_of(envelope).hex(),
             "own": encode_own(envelope).hex(),
             "compact": encode_compact(envelope, roster).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
-        "commit": encode_whole(Commit(header_bytes, envelope, votes)).hex(),
+        "commit": to_msgpack(Commit(header_bytes, envelope, votes)).hex(),
         "compact commit": encode_commit(Commit(header_bytes, envelope, by_author)).hex(),
-        "update": {"bytes": encode_update_index(update).hex(), "digest": update.digest.hex()},
+        "update": {"bytes": to_msgpack(update).hex(), "digest": update.digest.hex()},
         "inventory": {
             "num_members": 3,
             "bytes": encode_inventory(
                 Inventory((Held(), Held(copy_mask=0b011), Held(0b001, (0b111, HEAD)))), 3
             ).hex(),
         },
-        "ledger": {"bytes": encode_ledger(ledger).hex(), "digest": ledger.digest.hex()},
+        "ledger": {"bytes": to_msgpack(ledger).hex(), "digest": ledger.digest.hex()},
         "state": {
             "parameters": values.astype("<f4").tobytes().hex(),
             "chunk_elements": 4,
-            "bytes": encode_state_index(state).hex(),
+            "bytes": to_msgpack(state).hex(),
             "digest": state.digest.hex(),
         },
         "manifest": {

@@ -6,16 +6,11 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.data_parts import (
-    DataPart,
-    PartList,
-    decode_part,
-    decode_parts,
-    encode_parts,
-)
+from gossamer.protocol.data_parts import DataPart, PartList, decode_part, decode_parts
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 
 DIGEST = digest_of(b"a part")
 
@@ -33,7 +28,7 @@ def parts(*sizes: int) -> PartList:
 
 
 def test_a_list_comes_back_and_knows_what_it_continues() -> None:
-    assert decode_parts(encode_parts(parts(3, 4))) == parts(3, 4)
+    assert decode_parts(to_msgpack(parts(3, 4))) == parts(3, 4)
     assert parts(3, 4).continues(parts(3))
     assert parts(3, 4).continues(PartList(parts=()))
     assert parts(3, 4).continues(parts(3, 4))
@@ -56,18 +51,18 @@ def test_a_list_comes_back_and_knows_what_it_continues() -> None:
 )
 def test_a_list_out_of_range_is_refused(bad: PartList) -> None:
     with pytest.raises((MalformedError, OversizedError)):
-        decode_parts(encode_parts(bad))
+        decode_parts(to_msgpack(bad))
 
 
 def test_a_part_has_what_the_list_says_and_holds_nothing_out() -> None:
     index = ShardIndex(shards=shards(3), heldout=())
-    assert decode_part(encode_index(index), DataPart(DIGEST, 3, 300)) == index
+    assert decode_part(to_msgpack(index), DataPart(DIGEST, 3, 300)) == index
     for wrong in (DataPart(DIGEST, 2, 300), DataPart(DIGEST, 3, 301)):
         with pytest.raises(MalformedError):
-            decode_part(encode_index(index), wrong)
+            decode_part(to_msgpack(index), wrong)
     with_heldout = ShardIndex(shards=shards(3), heldout=shards(1))
     with pytest.raises(MalformedError):
-        decode_part(encode_index(with_heldout), DataPart(DIGEST, 3, 300))
+        decode_part(to_msgpack(with_heldout), DataPart(DIGEST, 3, 300))
 
 
 def test_data_grow_and_a_shard_keeps_its_numbers() -> None:

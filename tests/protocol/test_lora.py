@@ -8,13 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.lora import TARGETS, LoraConfig
 from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
 from gossamer.protocol.manifest_checks import problems_of
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.state.frozen_weights import blocks_of, decode_list, encode_list, values_of
+from gossamer.protocol.state.frozen_weights import blocks_of, decode_list, values_of
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from tests.support.builders import manifest
@@ -128,10 +129,10 @@ def test_frozen_weights_come_back_from_their_blocks(
     np.testing.assert_array_equal(exact, again)
 
     digests = tuple(map(digest_of, blocks))
-    assert decode_list(encode_list(digests), model) == digests
+    assert decode_list(to_msgpack(digests), model) == digests
     for wrong in (
-        encode_list(digests[:-1]),
-        encode_list((*digests, digests[0])),
+        to_msgpack(digests[:-1]),
+        to_msgpack((*digests, digests[0])),
         msgspec.msgpack.encode([digest[:31] for digest in digests]),
         b"\xc1",
     ):

@@ -8,13 +8,15 @@ from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
 from gossamer.protocol.manifest_checks import problems_of, require_valid
 from gossamer.protocol.model_config import ImportedShape, RopeScaling
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index
 from gossamer.protocol.state.run_end import RunEnd
+from gossamer.protocol.sync_modes import SyncMode
 from tests.support.builders import manifest, peer, peers
 
 
@@ -148,6 +150,20 @@ def test_every_mistake_is_said_with_its_key(path: str, value: object) -> None:
     assert any(path.split(".")[-1] in problem for problem in problems)
     with pytest.raises(ManifestError):
         require_valid(wrong)
+    with pytest.raises(MalformedError):
+        decode_manifest(encode_manifest(wrong))
+
+
+@pytest.mark.parametrize("sync", ["diloco", "sparse", "distro"])
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    "key", ["num_layers", "width", "num_heads", "num_kv_heads", "hidden_width"]
+)
+def test_a_shape_that_nothing_can_be_computed_of_is_a_mistake_in_each_mode(
+    sync: SyncMode, value: int, key: str
+) -> None:
+    wrong = replace(changed(f"model.{key}", value), sync=sync)
+    assert any(f"model.{key} is {value}" in problem for problem in problems_of(wrong))
     with pytest.raises(MalformedError):
         decode_manifest(encode_manifest(wrong))
 
@@ -364,7 +380,7 @@ def test_the_number_of_parameters() -> None:
 def test_a_shard_index_is_checked() -> None:
     good = ShardInfo(digest_of(b"shard"), 1000, 500)
     index = ShardIndex(shards=(good,), heldout=(good,))
-    assert decode_index(encode_index(index)) == index
+    assert decode_index(to_msgpack(index)) == index
     for wrong in (
         ShardInfo(b"", 1000, 500),
         ShardInfo(good.digest, 0, 500),
@@ -372,6 +388,6 @@ def test_a_shard_index_is_checked() -> None:
         ShardInfo(good.digest, 1000, limits.BLOCK_BYTES_MAX + 1),
     ):
         with pytest.raises(MalformedError):
-            decode_index(encode_index(ShardIndex(shards=(wrong,), heldout=())))
+            decode_index(to_msgpack(ShardIndex(shards=(wrong,), heldout=())))
     with pytest.raises(OversizedError):
-        decode_index(encode_index(ShardIndex(shards=(good,) * limits.SHARDS_MAX, heldout=(good,))))
+        decode_index(to_msgpack(ShardIndex(shards=(good,) * limits.SHARDS_MAX, heldout=(good,))))

@@ -25,8 +25,8 @@ from gossamer.protocol.manifest import (
     decode_manifest,
 )
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.policy.equivocation import open_equivocation
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.conduct.equivocation import open_equivocation
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
 from gossamer.protocol.state.commit_records import decode_commit
@@ -81,7 +81,7 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     envelope = decode_signed(bytes.fromhex(committed["roster"]["envelope"]))
     roster = open_signed(envelope, run_id, verify)
     assert isinstance(roster, Roster)
-    ring = open_roster(envelope, roster, run_id, verify, "fp32", 1024)
+    ring = open_roster(envelope, roster, run_id, verify, RING_RULES)
     assert ring.ring_id.hex() == committed["roster"]["ring_id"]
     assert list(ring.members) == committed["roster"]["order"]
     compact = decode_compact(bytes.fromhex(committed["roster"]["compact"]))

@@ -13,8 +13,9 @@ from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.state.chain import Commit, Member, encode_header
+from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.commit_records import encode_commit
 from gossamer.protocol.wire.envelopes import open_signed
@@ -140,7 +141,7 @@ async def member_that_commits_alone(rogue: Rogue, victims: list[PeerId]) -> None
         peers = [PeerId(each.author) for each in roster.members]
         header = replace(next_header(rogue, head, peers, signed, 1), members=tuple(members))
         others = [peer for peer in peers if peer != rogue.me]
-        record = Commit(encode_header(header), signed, (vote_for(rogue, header, others),))
+        record = Commit(to_msgpack(header), signed, (vote_for(rogue, header, others),))
         await rogue.publish(rogue.topics()[1], b"\x01" + encode_commit(record))
         await rogue.gossip(claim_of(rogue, head, header))
 

@@ -16,8 +16,9 @@ from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.transport import TransportError
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.wire.envelopes import encode_signed, seal
+from gossamer.protocol.wire.envelopes import seal
 from tests.rogue.rogue import Rogue
 
 HOLD_SECONDS = 4.0
@@ -151,7 +152,7 @@ async def flood_of_strangers(rogue: Rogue, victims: list[PeerId]) -> None:
         stranger = rogue.strangers[number % len(rogue.strangers)]
         announce = rogue.announce(head, sequence=number)
         signed = seal(announce, stranger.peer_id, rogue.run_id, stranger.sign)
-        message = _message(rogue, b"\x00" + encode_signed(signed), author=stranger, count=number)
+        message = _message(rogue, b"\x00" + to_msgpack(signed), author=stranger, count=number)
         bodies.append(_prefixed(rpc_pb2.RPC(publish=[message]).SerializeToString()))
     async with trio.open_nursery() as nursery:
         for victim in victims:

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
-from gossamer.protocol.rounds.roster import make_roster
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.rounds.roster import RingRules, make_roster
+from gossamer.protocol.state.chain import Commit, Header, Member
 from gossamer.protocol.state.commit_records import encode_commit
 from gossamer.protocol.wire.envelopes import decode_statement, ring_id_of, seal, signing_bytes
 from gossamer.protocol.wire.statements import (
@@ -104,7 +105,7 @@ async def heads_without_votes(rogue: Rogue, victims: list[PeerId]) -> None:
     head = await rogue.head(victims[0])
     mine = roster_of(rogue, head)
     theirs = next_header(rogue, head, victims)
-    vote = Vote(theirs.ring_id, 1, digest_of(encode_header(theirs)), ())
+    vote = Vote(theirs.ring_id, 1, digest_of(to_msgpack(theirs)), ())
     forged = tuple(Signed(victim, encode(vote), bytes(64)) for victim in victims)
     alone = next_header(rogue, head, [rogue.me], mine)
     too_much = next_header(rogue, head, [rogue.me], mine, limits.TOKENS_MAX)
@@ -119,7 +120,7 @@ async def heads_without_votes(rogue: Rogue, victims: list[PeerId]) -> None:
         (too_much, (vote_for(rogue, too_much),)),
         (with_them, (vote_for(rogue, with_them, victims),)),
     ):
-        record = encode_commit(Commit(encode_header(header), mine, votes))
+        record = encode_commit(Commit(to_msgpack(header), mine, votes))
         await rogue.publish(rogue.topics()[1], b"\x01" + record)
 
 
@@ -136,7 +137,7 @@ async def heads_of_invented_members(rogue: Rogue, victims: list[PeerId]) -> None
         roster = roster_of(rogue, head, [*rogue.strangers, rogue.identity], tokens)
         header = next_header(rogue, head, members_in(roster), roster, tokens)
         votes = (vote_for(rogue, header, invented),)
-        record = encode_commit(Commit(encode_header(header), roster, votes))
+        record = encode_commit(Commit(to_msgpack(header), roster, votes))
         await rogue.publish(rogue.topics()[1], b"\x01" + record)
         await rogue.gossip(claim_of(rogue, head, header))
         await trio.sleep(1.0)
@@ -159,15 +160,14 @@ def roster_of(
     """A roster that the rogue organises on a head: of itself, or of these members."""
     assert rogue.manifest is not None
     outer = rogue.manifest.outer
+    rules = RingRules(outer.codec, outer.chunk_elements, limits.RING_MEMBERS_MAX)
     work = rogue.ready(head, tokens=tokens, norm=1.0)
     readies = {
         each.peer_id: seal(work, each.peer_id, rogue.run_id, each.sign)
         for each in members or [rogue.identity]
     }
     number = head.round + 1
-    return rogue.sealed(
-        make_roster(head.head, number, 0, readies, outer.codec, outer.chunk_elements)
-    )
+    return rogue.sealed(make_roster(head.head, number, 0, readies, rules))
 
 
 def members_in(roster: Signed) -> list[PeerId]:
@@ -203,7 +203,7 @@ def lone_record(rogue: Rogue, head: Announce, tokens: int) -> tuple[Header, byte
     """A round after a head of which the rogue is the only member, with its proof."""
     roster = roster_of(rogue, head, tokens=tokens)
     header = next_header(rogue, head, [rogue.me], roster, tokens)
-    commit = Commit(encode_header(header), roster, (vote_for(rogue, header),))
+    commit = Commit(to_msgpack(header), roster, (vote_for(rogue, header),))
     return header, encode_commit(commit)
 
 
@@ -222,7 +222,7 @@ def chain_of_its_own(rogue: Rogue, like: Announce, num_rounds: int) -> tuple[Hea
 
 
 def vote_for(rogue: Rogue, header: Header, removed: Sequence[PeerId] = ()) -> Signed:
-    digest = digest_of(encode_header(header))
+    digest = digest_of(to_msgpack(header))
     return rogue.sealed(Vote(header.ring_id, 1, digest, tuple(sorted(removed))))
 
 

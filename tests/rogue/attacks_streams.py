@@ -9,7 +9,7 @@ from contextlib import suppress
 import trio
 
 from gossamer.node.network.transport import Stream, TransportError
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest

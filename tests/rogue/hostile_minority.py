@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from unittest.mock import patch
 
 import msgspec
@@ -22,7 +22,7 @@ import trio
 from gossamer.node.base.settings import Settings
 from gossamer.node.modes.sync_mode import Promise
 from gossamer.node.rounds.opening import OpenRound
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.codecs import chunk_values
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.ids import Digest, PeerId
@@ -97,9 +97,9 @@ class Honest(NumbersTrainer):
         self._name = Path(optimizer_path).parent.parent.name
         self._target = common_target(optimizer_path, self.base.size)
 
-    async def train(self, round_number: int, *arguments: Any, **others: Any) -> messages.Finished:
-        self._number = round_number
-        return await super().train(round_number, *arguments, **others)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        self._number = begin.round
+        return await super().train(begin)
 
     async def collect(self) -> bool:
         is_usable = await super().collect()
@@ -128,8 +128,8 @@ class Hostile(Honest):
         heard = own[np.newaxis] if others is None else others
         return np.asarray(attack(own, heard, self._draw), np.float32)
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        finished = await super().train(*arguments, **others)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        finished = await super().train(begin)
         if self._shares or not finished.tokens:
             return finished
         return msgspec.structs.replace(finished, tokens=self._claim)

@@ -20,21 +20,19 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, Transport, TransportError
-from gossamer.node.peers.gossip import topics_of
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL, decode_statement_store
+from gossamer.node.peers.statements.gossip import topics_of
+from gossamer.node.peers.statements.store_comparison import (
+    STATEMENTS_PROTOCOL,
+    decode_statement_store,
+)
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.policy.gossip_quota import ASKER_RATE
-from gossamer.protocol.policy.sum_audits import has_roots, has_sum_audits
-from gossamer.protocol.policy.throttle import Throttle
-from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum, encode_finished
-from gossamer.protocol.wire.envelopes import (
-    encode_signed,
-    open_signed,
-    ring_id_of,
-    seal,
-    signing_bytes,
-)
+from gossamer.protocol.policy.auditing.sum_audits import has_roots, has_sum_audits
+from gossamer.protocol.policy.conduct.gossip_quota import ASKER_RATE
+from gossamer.protocol.policy.conduct.throttle import Throttle
+from gossamer.protocol.wire.average_signatures import FinishedAverage, PassedSum
+from gossamer.protocol.wire.envelopes import open_signed, ring_id_of, seal, signing_bytes
 from gossamer.protocol.wire.framing import PREFIX_BYTES, encode_prefix
 from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, decode_signed_manifest
 from gossamer.protocol.wire.statements import (
@@ -195,14 +193,14 @@ class Rogue:
         assert isinstance(ready, Ready)
         number = ready.incarnation, ready.sequence
         signed = kind(*number, ring_id_of(roster), chunk, contributors, digest)
-        return self.identity.sign(signing_bytes(self.run_id, encode_finished(signed)))
+        return self.identity.sign(signing_bytes(self.run_id, to_msgpack(signed)))
 
     async def gossip(self, statement: Statement | Signed) -> None:
         signed = statement if isinstance(statement, Signed) else self.sealed(statement)
         self._said.append(signed)
         members, rounds = self.topics()
         topic = members if isinstance(statement, Announce) else rounds
-        await self.publish(topic, b"\x00" + encode_signed(signed))
+        await self.publish(topic, b"\x00" + to_msgpack(signed))
 
     async def publish(self, topic: str, data: bytes) -> None:
         await self.transport.publish(topic, data)

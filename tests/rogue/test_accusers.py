@@ -13,12 +13,17 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.network.spreading import PASSING_PEERS_MAX
-from gossamer.node.peers.gossip import Gossip, topics_of
+from gossamer.node.peers.statements.gossip import Gossip, topics_of
 from gossamer.node.rounds import opening
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.accusations import REPEATED
-from gossamer.protocol.rounds.actions import Action, Compute
-from gossamer.protocol.rounds.inventory import Average, Payload
+from gossamer.protocol.rounds.actions import (
+    Action,
+    AverageArrived,
+    AverageFinished,
+    Compute,
+    RingEvent,
+)
+from gossamer.protocol.rounds.ring_members import REPEATED
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.gossip_messages import encode_own
 from gossamer.protocol.wire.statements import Accusation
@@ -69,7 +74,7 @@ def to_one_before_it_is_out(world: World, gossip: Gossip, accusation: Accusation
     itself = gossip._seal(Accusation(accusation.ring_id, me, "stalled"))
     transport = world.network.get(me)
     assert transport is not None
-    _, topic = topics_of(world.nodes[ACCUSER].run_id)
+    _, topic = topics_of(world.nodes[ACCUSER].inputs.manifest.run_id)
     for peer, connection in sorted(transport.connections.items()):
         for each in [*said, itself] if peer == first else [itself]:
             message, number = b"\x03" + encode_own(each), world.network.next_number()
@@ -216,17 +221,10 @@ class KeepsFromVoting(Round):
     """Those that do so together."""
     say: Callable[[PeerId, Accusation], None]
 
-    def average_received(
-        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, average: Average
-    ) -> list[Action]:
-        return self._accusing(super().average_received(now, ring_id, sender, chunk, average))
-
-    def average_finished(
-        self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
-    ) -> list[Action]:
-        return self._accusing(super().average_finished(now, ring_id, chunk, payload, digest))
-
-    def _accusing(self, actions: list[Action]) -> list[Action]:
+    def ring_event(self, now: float, ring_id: Digest, event: RingEvent) -> list[Action]:
+        actions = super().ring_event(now, ring_id, event)
+        if not isinstance(event, AverageArrived | AverageFinished):
+            return actions
         if self.ring is None or not any(isinstance(action, Compute) for action in actions):
             return actions
         others = [peer for peer in self.ring.members if peer not in self.accusers]

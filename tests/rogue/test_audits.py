@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,9 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.rounds import participant
+from gossamer.node.rounds.auditing import Auditing
+from gossamer.node.rounds.auditor import Auditor
+from gossamer.node.rounds.participant import Participant
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.wire.audit_messages import Verdict
@@ -53,8 +55,8 @@ class AtTheEnd(Honest):
 class Noise(Honest):
     """Sends random numbers, as long as the work that it says it has done."""
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        finished = await super().train(*arguments, **others)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        finished = await super().train(begin)
         noise = initial_weights(2_000 + finished.round, self.base.size)  # not those of the start
         self._work = noise * np.float32(np.linalg.norm(self._work) / np.linalg.norm(noise))
         return finished
@@ -63,15 +65,15 @@ class Noise(Honest):
 class NoiseOnNoData(Noise):
     """The same, and says nothing of the data behind it."""
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        return replace(await super().train(*arguments, **others), spans=())
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        return replace(await super().train(begin), spans=())
 
 
 class NoiseOnLostData(Noise):
     """The same, and names data that nobody has: another shard in each round."""
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        finished = await super().train(*arguments, **others)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        finished = await super().train(begin)
         lost = (NUM_SHARDS - finished.round, 0, finished.tokens)
         return replace(finished, spans=(lost,) if finished.tokens else ())
 
@@ -79,9 +81,9 @@ class NoiseOnLostData(Noise):
 class InEveryOtherRound(Honest):
     """Comes too late for each second round, and hands the work of two rounds in with the next."""
 
-    async def train(self, round_number: int, *others: Any, **named: Any) -> messages.Finished:
-        self.step_seconds = 20 * STEP_SECONDS if round_number % 2 else STEP_SECONDS
-        return await super().train(round_number, *others, **named)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        self.step_seconds = 20 * STEP_SECONDS if begin.round % 2 else STEP_SECONDS
+        return await super().train(begin)
 
 
 class NoiseInEveryOtherRound(InEveryOtherRound, Noise):
@@ -91,8 +93,8 @@ class NoiseInEveryOtherRound(InEveryOtherRound, Noise):
 class SilentOnData(Honest):
     """Works, and says nothing of the data behind it."""
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        return replace(await super().train(*arguments, **others), spans=())
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        return replace(await super().train(begin), spans=())
 
 
 @pytest.fixture(autouse=True)
@@ -135,22 +137,27 @@ def lived(
     return world
 
 
+def auditing_of(participant: Participant) -> Auditing:
+    """What a node hears of audits."""
+    assert isinstance(participant.audits, Auditor)
+    return participant.audits.auditing
+
+
 def verdicts_on(world: World, name: str) -> tuple[int, int]:
     """Verdicts on a member's work, good and poor, that another one has heard."""
-    auditing = world.participant("a" if name != "a" else "b").auditing
-    assert auditing is not None
-    return auditing.count_of(world.identity(name).peer_id)
+    participant = world.participant("a" if name != "a" else "b")
+    return participant.audits.count_of(world.identity(name).peer_id)
 
 
 def found_poor(world: World, name: str) -> float:
     """Findings that a member has heard of."""
-    registry = world.nodes[name].metrics.registry
+    registry = world.nodes[name].first.metrics.registry
     return registry.get_sample_value("gossamer_poor_work_total") or 0.0
 
 
 def audits_of(world: World, name: str, verdict: str) -> float:
     """Audits of others that a member made, and that came to this."""
-    registry = world.nodes[name].metrics.registry
+    registry = world.nodes[name].first.metrics.registry
     return registry.get_sample_value("gossamer_audits_total", {"verdict": verdict}) or 0.0
 
 
@@ -171,7 +178,7 @@ def test_nobody_is_judged_where_the_round_changes_nothing(tmp_path: Path) -> Non
 
 def times_out(world: World, name: str) -> float:
     """How often a member let another one sit out because of its work."""
-    registry = world.nodes[name].metrics.registry
+    registry = world.nodes[name].first.metrics.registry
     return registry.get_sample_value("gossamer_poor_members_total") or 0.0
 
 
@@ -192,8 +199,7 @@ def test_a_member_that_sends_random_numbers_is_found_and_sits_out_and_the_others
     assert all(when_found[name][1] == verdicts_on(world, name)[1] == 0 for name in "abcd")
     assert times_out(world, "e") == 0, "the others' work is good"
     for name in "abcd":
-        auditing = world.participant(name).auditing
-        assert auditing is not None
+        auditing = auditing_of(world.participant(name))
         poor = auditing._swarm.admission.poor_work
         others = [world.identity(other).peer_id for other in "abcd" if other != name]
         assert not any(poor.sits_out(number, each) for each in others for number in range(200))
@@ -288,8 +294,7 @@ def test_honest_work_of_which_no_data_is_named_is_found_good(tmp_path: Path) -> 
 
 
 def lying(world: World, name: str = "e") -> None:
-    auditing = world.participant(name).auditing
-    assert auditing is not None
+    auditing = auditing_of(world.participant(name))
     say = auditing.say
 
     def lie(audit: object, verdict: Verdict) -> None:
@@ -319,8 +324,7 @@ def test_three_liars_of_eight_find_honest_members_and_let_none_sit_out(tmp_path:
 
 def test_a_lying_auditor_finds_nobody_and_is_soon_not_believed(tmp_path: Path) -> None:
     def is_ignored(world: World) -> bool:
-        auditing = world.participant("a").auditing
-        assert auditing is not None
+        auditing = auditing_of(world.participant("a"))
         return not auditing._verdicts.counts(world.identity("e").peer_id, world.round("a"))
 
     world = lived(tmp_path, corrupt=lying, is_over=is_ignored)

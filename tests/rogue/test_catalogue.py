@@ -27,7 +27,7 @@ SPARSE_ATTACKS = (claims.member_that_packs_wrong, claims.member_that_sends_wrong
 
 
 def count(world: World, name: str, metric: str, reason: str) -> float:
-    registry = world.nodes[name].metrics.registry
+    registry = world.nodes[name].first.metrics.registry
     return registry.get_sample_value(f"gossamer_{metric}_total", {"reason": reason}) or 0.0
 
 

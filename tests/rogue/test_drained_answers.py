@@ -11,19 +11,12 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers.uploads import PAGE_BYTES, TURN_BYTES_MIN
+from gossamer.node.peers.blocks.uploads import PAGE_BYTES, TURN_BYTES_MIN
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
-from gossamer.protocol.wire.chain_messages import (
-    CHAIN_PROTOCOL,
-    ChainRequest,
-    encode_chain_request,
-)
-from gossamer.protocol.wire.checkpoint_messages import (
-    CHECKPOINT_PROTOCOL,
-    PathRequest,
-    encode_checkpoint_request,
-)
+from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest
+from gossamer.protocol.wire.checkpoint_messages import CHECKPOINT_PROTOCOL, PathRequest
 from gossamer.protocol.wire.run_messages import RUN_PROTOCOL
 from tests.rogue.rogue import Rogue
 from tests.support.measured import measured
@@ -46,9 +39,9 @@ QUESTIONS: dict[str, tuple[str, int]] = {
 
 async def question_of(rogue: Rogue, victim: PeerId, protocol: str) -> bytes:
     if protocol == CHAIN_PROTOCOL:
-        return encode_chain_request(ChainRequest((await rogue.head(victim)).head, 0))
+        return to_msgpack(ChainRequest((await rogue.head(victim)).head, 0))
     if protocol == CHECKPOINT_PROTOCOL:
-        return encode_checkpoint_request(PathRequest(0))
+        return to_msgpack(PathRequest(0))
     return encode_request(Digest(bytes(DIGEST_BYTES))) if protocol == BLOCKS_PROTOCOL else b""
 
 

@@ -11,7 +11,7 @@ import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers.equivocations import Equivocations
+from gossamer.node.peers.statements.equivocations import Equivocations
 from gossamer.protocol.ids import PeerId, digest_of
 from tests.rogue.attacks_gossip import false_proofs, two_contributions_under_one_number
 from tests.rogue.catalogue import Attack
@@ -71,7 +71,7 @@ def test_without_the_proof_the_others_see_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above would notice if they saw both contributions."""
-    monkeypatch.setattr(Equivocations, "_found", lambda _self, _proof: None)
+    monkeypatch.setattr(Equivocations, "found", lambda _self, _proof: None)
     _, banned = attacked(tmp_path, two_contributions_under_one_number)
     assert banned == {name: set() for name in NAMES}
 

@@ -17,24 +17,18 @@ from msgspec.structs import replace
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, TransportError
-from gossamer.node.peers.fetching import INLINE_BYTES_MAX
+from gossamer.node.peers.blocks.fetching import INLINE_BYTES_MAX
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
-from gossamer.protocol.accounting.ledger import Ledger, encode_ledger
+from gossamer.protocol.accounting.ledger import Ledger
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.state.chain import (
-    ChunkAverage,
-    Commit,
-    Header,
-    UpdateIndex,
-    encode_header,
-    encode_update_index,
-)
+from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.commit_records import encode_commit
-from gossamer.protocol.state.digest import StateIndex, chunk_bytes, encode_state_index, index_of
+from gossamer.protocol.state.digest import StateIndex, chunk_bytes, index_of
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
 from tests.rogue.attacks_gossip import claim_of, next_header, roster_of, vote_for
@@ -66,10 +60,10 @@ class FatChain:
         )
         changes = {
             "state": {
-                "state_digest": self._add(encode_state_index(index)),
-                "ledger_digest": self._add(encode_ledger(Ledger())),
+                "state_digest": self._add(to_msgpack(index)),
+                "ledger_digest": self._add(to_msgpack(Ledger())),
             },
-            "averages": {"update_digest": self._add(encode_update_index(update))},
+            "averages": {"update_digest": self._add(to_msgpack(update))},
         }[kind]
         assert rogue.manifest is not None
         tokens = WorkBounds(rogue.manifest).tokens_max
@@ -80,7 +74,7 @@ class FatChain:
             roster = roster_of(rogue, at, tokens=tokens)
             header = replace(next_header(rogue, at, [rogue.me], roster, tokens), **changes)
             vote = vote_for(rogue, header)
-            self.records.append(encode_commit(Commit(encode_header(header), roster, (vote,))))
+            self.records.append(encode_commit(Commit(to_msgpack(header), roster, (vote,))))
             at = claim_of(rogue, at, header)
         self.last: Header = header
 
@@ -95,7 +89,7 @@ class FatChain:
         for vector in (weights, momentum):
             for chunk in range(self._plan.num_chunks):
                 self._add(bytes(chunk_bytes(vector, self._plan, chunk)))
-        self._add(encode_state_index(index_of(weights, momentum, self._plan)))
+        self._add(to_msgpack(index_of(weights, momentum, self._plan)))
 
     async def prove(self, stream: Stream) -> None:
         message, _ = await receive_frame(stream)

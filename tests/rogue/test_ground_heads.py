@@ -15,12 +15,12 @@ import trio
 
 from gossamer.node.modes.pending_work import Contributions
 from gossamer.node.modes.sync_mode import Contribution
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import decode_manifest
-from gossamer.protocol.policy.sum_audits import AuditSecrets, commitment_to, is_auditor
+from gossamer.protocol.policy.auditing.sum_audits import AuditSecrets, commitment_to, is_auditor
 from gossamer.protocol.rounds.commit import members_of, propose
 from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.rounds.roster import Ring

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.rounds.gathering import WAITS_MAX
-from gossamer.protocol.rounds.strangers_wait import SHARE
+from gossamer.protocol.rounds.roster import STRANGERS_SHARE
 from gossamer.protocol.state.chain import credits_of
-from gossamer.trainer.ipc.messages import Finished
+from gossamer.trainer.ipc.messages import Begin, Finished
 from tests.rogue.attacks_claims import (
     RINGS_SECONDS,
     identities_that_list_each_other,
@@ -27,7 +26,6 @@ from tests.support.node_world import (
     NumbersTrainer,
     SlowTrainer,
     World,
-    headers_of,
     newest_header,
     simulate,
     start,
@@ -92,9 +90,10 @@ async def only_announce(
             for number in range(num_idle)
         ]
         likes = [await rogue.head(victims[0]) for rogue, victims in idle]
+        committed = world.participant("a").context.committed
         with trio.move_on_after(seconds):
             while True:
-                at = headers_of(world, "a")[-1 - behind]
+                at = committed.chain.header(world.path("a")[-1 - behind])
                 for (rogue, _), like in zip(idle, likes, strict=True):
                     said = rogue.announce(like, phase="training", head=at.digest, round=at.round)
                     await rogue.gossip(said)
@@ -132,8 +131,8 @@ class SlowAtFirst(NumbersTrainer):
 
     step_seconds = 2 * World.gather_seconds
 
-    async def train(self, *args: Any, **kwargs: Any) -> Finished:
-        finished = await super().train(*args, **kwargs)
+    async def train(self, begin: Begin) -> Finished:
+        finished = await super().train(begin)
         self.step_seconds = NumbersTrainer.step_seconds
         return finished
 
@@ -147,7 +146,7 @@ def test_a_newcomer_gets_in_beside_strangers_that_only_say_they_train(
     names = "ab"
     world = World(tmp_path, seed=3)
     newcomer = world.identity("c").peer_id
-    wait_seconds = World.gather_seconds / SHARE
+    wait_seconds = World.gather_seconds / STRANGERS_SHARE
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, names)

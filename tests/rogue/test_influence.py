@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -67,8 +66,8 @@ class HugeOnce(NumbersTrainer):
 class Liar(NumbersTrainer):
     """It flips the sign of its work, and says that it trained ten times as much as it did."""
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        finished = await super().train(*arguments, **others)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        finished = await super().train(begin)
         self._work = -self._work
         return msgspec.structs.replace(finished, tokens=CLAIM * finished.tokens)
 

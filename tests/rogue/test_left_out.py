@@ -45,9 +45,7 @@ class InTurn(Round):
             self.number,
             attempt,
             {peer: ready[peer] for peer in members},
-            rules.payloads.name,
-            rules.chunk_elements,
-            rules.members_max,
+            rules.ring_rules,
         )
         if self._me not in {member.author for member in roster.members}:
             return []

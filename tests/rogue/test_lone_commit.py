@@ -11,12 +11,13 @@ import pytest
 import trio
 
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers.gossip import topics_of
+from gossamer.node.peers.statements.gossip import topics_of
 from gossamer.node.rounds import opening
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.rounds.actions import Action
+from gossamer.protocol.rounds.actions import Action, Computed, RingEvent
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.state.chain import Commit, encode_header
+from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.commit_records import encode_commit
 from gossamer.protocol.wire.statements import Vote
 from tests.rogue.attacks_averages import member_that_commits_alone
@@ -63,16 +64,16 @@ class ShowsFirst(Round):
 
     show: Callable[[bytes], None]
 
-    def computed(
-        self, now: float, ring_id: Digest, generation: int, state_digest: Digest
-    ) -> list[Action]:
-        actions = super().computed(now, ring_id, generation, state_digest)
-        attempt = self._attempt
-        if attempt is not None and attempt._proposal is not None:
-            header = encode_header(attempt._proposal.header)
-            others = tuple(sorted({*attempt.ring.members} - {self._me}))
+    def ring_event(self, now: float, ring_id: Digest, event: RingEvent) -> list[Action]:
+        actions = super().ring_event(now, ring_id, event)
+        followed = self._followed
+        if not isinstance(event, Computed) or followed is None:
+            return actions
+        if followed._proposal is not None:
+            header = to_msgpack(followed._proposal.header)
+            others = tuple(sorted({*followed.ring.members} - {self._me}))
             alone = self._signer.seal(Vote(ring_id, 2**20, digest_of(header), others)).signed
-            type(self).show(encode_commit(Commit(header, attempt.ring.envelope, (alone,))))
+            type(self).show(encode_commit(Commit(header, followed.ring.envelope, (alone,))))
         return actions
 
 
@@ -87,7 +88,7 @@ def test_a_member_that_shows_each_round_first_does_not_choose_who_signed_it(
         await start(world, nursery, names)
         await world.reach(2, *names)
         me = world.identity(liar).peer_id
-        topic = topics_of(world.nodes[liar].run_id)[1]
+        topic = topics_of(world.nodes[liar].inputs.manifest.run_id)[1]
 
         def show(record: bytes) -> None:
             transport = world.network.get(me)

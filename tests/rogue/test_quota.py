@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from gossamer.node.heads import side_records
+from gossamer.node.heads.side_records import RecordLimits
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.policy.record_quota import RecordLimits
 from gossamer.protocol.policy.statement_store import STRANGER_BYTES_MAX
 from tests.rogue.attacks_claims import long_chains, rounds_of_the_future
 from tests.rogue.rogue import Rogue

@@ -191,7 +191,7 @@ def audits_of(world: World, names: str) -> dict[str, float]:
     """How often the nodes came to each verdict."""
     audits = {"good": 0.0, "poor": 0.0, "undecided": 0.0}
     for name in names:
-        registry = world.nodes[name].metrics.registry
+        registry = world.nodes[name].first.metrics.registry
         for verdict in audits:
             value = registry.get_sample_value("gossamer_audits_total", {"verdict": verdict})
             audits[verdict] += value or 0.0

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from gossamer.node.network.transport import ProtocolRefused
-from gossamer.node.peers.run_exchange import NotAdmittedError, request_manifest
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.members.run_exchange import NotAdmittedError, request_manifest
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
@@ -20,12 +21,7 @@ from gossamer.protocol.wire.expulsion_messages import EXPULSION_PROTOCOL
 from gossamer.protocol.wire.invitation_messages import ROLL_PROTOCOL
 from gossamer.protocol.wire.relay_messages import RELAY_PROTOCOL
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.run_messages import (
-    RUN_PROTOCOL,
-    Admitted,
-    decode_admitted,
-    encode_admitted,
-)
+from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, Admitted, decode_admitted
 from tests.rogue.rogue import Rogue, encode, frame
 from tests.support.measured import measured
 from tests.support.node_world import World, simulate
@@ -94,5 +90,5 @@ def test_a_node_that_its_run_does_not_admit_says_so_before_it_trains(tmp_path: P
 
 
 def test_an_answer_about_admission_is_small_and_says_nothing_else() -> None:
-    assert encode_admitted(Admitted(False)) == msgspec.msgpack.encode(["admitted", False])
-    assert decode_admitted(encode_admitted(Admitted(True))) == Admitted(True)
+    assert to_msgpack(Admitted(False)) == msgspec.msgpack.encode(["admitted", False])
+    assert decode_admitted(to_msgpack(Admitted(True))) == Admitted(True)

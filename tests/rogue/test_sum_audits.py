@@ -26,11 +26,12 @@ from gossamer.node.network.frames import asked, receive_frame
 from gossamer.node.network.transport import Stream
 from gossamer.node.rounds.opened_chunks import OPENING_SECONDS, KeptRound
 from gossamer.node.rounds.sum_auditing import SumAuditing
-from gossamer.node.storage import kept_parts
+from gossamer.node.storage.work import kept_parts
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.sum_audits import is_auditor
+from gossamer.protocol.policy.auditing.sum_audits import is_auditor
 from gossamer.protocol.rounds.actions import RingAction, Send
 from gossamer.protocol.rounds.inventory import Average, worth
 from gossamer.protocol.rounds.ring import RingReduce
@@ -44,7 +45,6 @@ from gossamer.protocol.wire.opening_messages import (
     Open,
     Opened,
     decode_answer,
-    encode_opening_message,
 )
 from tests.rogue.test_catalogue import count
 from tests.support.measured import measured
@@ -191,8 +191,8 @@ def open_nothing(world: World) -> None:
     async def kept_for(head: Digest) -> None:
         return None
 
-    sums = world.participant(LIAR)._sums
-    assert sums is not None
+    sums = world.participant(LIAR).audits
+    assert isinstance(sums, SumAuditing)
     sums.opened_chunks._kept_for = kept_for  # type: ignore[method-assign]
 
 
@@ -202,8 +202,8 @@ async def liar_among_slow(world: World, nursery: trio.Nursery) -> SumAuditing:
     for name in "bcd":
         await nursery.start(world.run, name, ["a"], SlowTrainer)
     await world.reach(2, *HONEST)
-    sums = world.participant(LIAR)._sums
-    assert sums is not None
+    sums = world.participant(LIAR).audits
+    assert isinstance(sums, SumAuditing)
     return sums
 
 
@@ -312,7 +312,7 @@ def test_a_chunk_is_opened_for_its_auditors_alone(tmp_path: Path) -> None:
     async def ask(asker: str, member: str, head: Digest, secret: bytes) -> Opened | Closed:
         transport = world.participant(asker).context.transport
         peer = world.identity(member).peer_id
-        question = encode_opening_message(Open(head, secret, with_part=True))
+        question = to_msgpack(Open(head, secret, with_part=True))
         async with asked(transport, peer, OPENING_PROTOCOL, question) as stream:
             message, part = await receive_frame(stream)
         answer = decode_answer(message)
@@ -355,7 +355,7 @@ def test_honest_members_add_up_and_blame_nobody(tmp_path: Path) -> None:
     simulate(world, story)
     audits = {"good": 0.0, "poor": 0.0, "undecided": 0.0}
     for name in HONEST:
-        registry = world.nodes[name].metrics.registry
+        registry = world.nodes[name].first.metrics.registry
         for verdict in audits:
             value = registry.get_sample_value("gossamer_audits_total", {"verdict": verdict})
             audits[verdict] += value or 0.0
@@ -372,7 +372,7 @@ def test_nodes_whose_disks_take_nothing_open_their_newest_round(
     def full(_file: object, _parts: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(kept_parts._PartsFile, "write", full)
+    monkeypatch.setattr(kept_parts.KeptParts, "_write", full)
     world = World(tmp_path, seed=29)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -381,11 +381,11 @@ def test_nodes_whose_disks_take_nothing_open_their_newest_round(
 
     simulate(world, story)
     for name in HONEST:
-        sums = world.participant(name)._sums
-        assert sums is not None
+        sums = world.participant(name).audits
+        assert isinstance(sums, SumAuditing)
         assert len(sums.opened_chunks._kept) == 1
         assert not verdicts_of(world, name)
-    registries = [world.nodes[name].metrics.registry for name in HONEST]
+    registries = [world.nodes[name].first.metrics.registry for name in HONEST]
     good = [
         each.get_sample_value("gossamer_audits_total", {"verdict": "good"}) for each in registries
     ]

@@ -8,10 +8,11 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from gossamer.node.peers.expulsion_keeper import ExpulsionKeeper
+from gossamer.node.peers.members.expulsion_keeper import ExpulsionKeeper
 from gossamer.node.runs.inviting import InviteOnlyRun
 from gossamer.node.runs.voting import VotingDesk
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.wire.expulsion_messages import (
@@ -19,9 +20,7 @@ from gossamer.protocol.wire.expulsion_messages import (
     VOTES_MAX,
     ExpulsionPage,
     ExpulsionVote,
-    encode_page,
 )
-from gossamer.protocol.wire.invitation_messages import encode
 from tests.support.builders import members_of
 from tests.support.node_world import FIRST_UNIX_SECONDS, NumbersTrainer, World, simulate
 
@@ -35,7 +34,7 @@ def run_of(world: World, name: str) -> InviteOnlyRun:
 
 
 def keeper_of(world: World, name: str) -> ExpulsionKeeper:
-    found = world.nodes[name].entrance.votes
+    found = world.nodes[name].first.entrance.votes
     assert found is not None
     return found
 
@@ -45,7 +44,7 @@ def vote(world: World, voter: str, target: PeerId, round_number: int) -> Expulsi
     identity, key = world.identity(voter), public_key_of(target)
     head = world.path("a")[round_number - 1]
     blank = ExpulsionVote(public_key_of(identity.peer_id), key, round_number, head, b"")
-    signed = identity.sign(blank.signing_bytes(world.nodes["a"].run_id))
+    signed = identity.sign(blank.signing_bytes(world.nodes["a"].inputs.manifest.run_id))
     return replace(blank, signature=signed)
 
 
@@ -53,8 +52,8 @@ async def say(world: World, name: str, *votes: ExpulsionVote) -> None:
     """A member publishes votes, whoever signed them."""
     transport = world.network.get(world.identity(name).peer_id)
     assert transport is not None
-    topic = f"gossamer/{world.nodes['a'].run_id.hex()}/expulsions"
-    await transport.publish(topic, encode_page(ExpulsionPage(votes)))
+    topic = f"gossamer/{world.nodes['a'].inputs.manifest.run_id.hex()}/expulsions"
+    await transport.publish(topic, to_msgpack(ExpulsionPage(votes)))
     await trio.sleep(0.2)
 
 
@@ -67,11 +66,11 @@ def test_a_third_of_the_members_puts_nobody_out(tmp_path: Path) -> None:
         await world.reach(1, "a")
         for name in MEMBERS[1:]:
             invitation = run_of(world, "a").invite(1, FIRST_UNIX_SECONDS + 86_400, None, ())
-            await nursery.start(world.run, name, ["a"], NumbersTrainer, encode(invitation))
+            await nursery.start(world.run, name, ["a"], NumbersTrainer, to_msgpack(invitation))
         ids = {name: world.identity(name).peer_id for name in MEMBERS}
 
         def knows_all(name: str) -> bool:
-            roll = world.nodes[name].entrance.roll if name in world.nodes else None
+            roll = world.nodes[name].first.entrance.roll if name in world.nodes else None
             return roll is not None and members_of(roll) == frozenset(ids.values())
 
         await world.until(lambda: all(map(knows_all, MEMBERS)))

@@ -15,14 +15,14 @@ from gossamer.node.rounds.dispatcher import RoundDispatcher
 from gossamer.protocol.accounting.work_account import WorkAccount
 from gossamer.protocol.accounting.work_records import Settlement
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.rounds.actions import RingAction
-from gossamer.protocol.rounds.inventory import ArrivedSum, Average, Payload
+from gossamer.protocol.rounds.actions import Contributed, RingAction, RingEvent
+from gossamer.protocol.rounds.inventory import ArrivedSum, Average
 from gossamer.protocol.rounds.ring import RingReduce
 
 _partial_sum_received = RingReduce.partial_sum_received
 _advance = RingReduce._advance
 _committed_by = WorkAccount.committed_by
-_contributed = RoundDispatcher.contributed
+_ring_event = RoundDispatcher.ring_event
 
 
 def _double_count(self: RingReduce, chunk: int, arrived: ArrivedSum) -> list[RingAction]:
@@ -61,10 +61,11 @@ def _residual_twice(self: WorkAccount, *args: object, **kwargs: object) -> Settl
 
 
 def _answer_for_another_ring(
-    self: RoundDispatcher, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
+    self: RoundDispatcher, now: float, ring_id: Digest, event: RingEvent
 ) -> None:
     """A sum for a ring that was replaced meanwhile is taken for one of the present ring."""
-    _contributed(self, now, self.ring_id or ring_id, chunk, payload, digest)
+    is_sum = isinstance(event, Contributed)
+    _ring_event(self, now, self.ring_id or ring_id if is_sum else ring_id, event)
 
 
 BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
@@ -73,7 +74,7 @@ BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "a finisher that ignores a dead starter": (RingReduce, "_advance", _dead_starter),
     "a merge that depends on message order": (Average, "is_better_than", _first_come),
     "a residual applied twice": (WorkAccount, "committed_by", _residual_twice),
-    "an answer for another ring": (RoundDispatcher, "contributed", _answer_for_another_ring),
+    "an answer for another ring": (RoundDispatcher, "ring_event", _answer_for_another_ring),
 }
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import zstandard
 
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.data_parts import DataPart, PartList, encode_parts
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.data_parts import DataPart, PartList
+from gossamer.protocol.decoding import to_msgpack
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import MoreData
 from tests.support.node_world import SHARD_TOKENS, World
@@ -32,11 +33,11 @@ def add_part(world: World, founder: str) -> bool:
         tokens = np.full(SHARD_TOKENS, value, dtype="<u2")
         block = zstandard.ZstdCompressor().compress(tokens.tobytes())
         shards.append(ShardInfo(store.put(block), SHARD_TOKENS, len(block)))
-    index = encode_index(ShardIndex(shards=tuple(shards), heldout=()))
+    index = to_msgpack(ShardIndex(shards=tuple(shards), heldout=()))
     part = DataPart(store.put(index), PART_SHARDS, PART_SHARDS * SHARD_TOKENS)
     listed = PartList(parts=(*before, part))
     tokens_added = listed.num_tokens
-    digest = store.put(encode_parts(listed))
+    digest = store.put(to_msgpack(listed))
     statement = MoreData(len(listed.parts), digest, tokens_added, tokens_added)
     run_id = context.manifest.run_id
     context.added_data.heard(seal(statement, identity.peer_id, run_id, identity.sign), statement)

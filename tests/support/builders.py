@@ -8,15 +8,15 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import DataConfig, InnerConfig, Manifest, OuterConfig, RoundConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.policy.roll import Roll
-from gossamer.protocol.policy.roll_order import peer_of
-from gossamer.protocol.rounds.commit_proof import RingRules
-from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.wire.average_signatures import FinishedAverage, SignedStep, encode_finished
+from gossamer.protocol.policy.members.roll import Roll
+from gossamer.protocol.policy.members.roll_order import peer_of
+from gossamer.protocol.rounds.roster import Ring, RingRules, make_roster, open_roster
+from gossamer.protocol.state.chain import Commit, Header, Member
+from gossamer.protocol.wire.average_signatures import FinishedAverage, SignedStep
 from gossamer.protocol.wire.envelopes import Sign, seal, signing_bytes
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -109,7 +109,7 @@ def sealed_average(
     author: PeerId, finished: FinishedAverage | SignedStep, run_id: Digest = RUN_ID
 ) -> Signed:
     """An envelope of a proof, with an average or a step that its author signed."""
-    payload = encode_finished(finished)
+    payload = to_msgpack(finished)
     return Signed(author, payload, sign_as(author)(signing_bytes(run_id, payload)))
 
 
@@ -154,10 +154,10 @@ def ring_of(
         )
         for member in members
     }
-    roster = make_roster(HEAD, 5, attempt, readies, "fp32", 1024)
+    roster = make_roster(HEAD, 5, attempt, readies, RING_RULES)
     organiser = PeerId(roster.members[0].author)
     envelope = sealed(organiser, roster)
-    return open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
+    return open_roster(envelope, roster, RUN_ID, verify, RING_RULES)
 
 
 def header(signers: Iterable[PeerId], **changes: object) -> Header:
@@ -200,7 +200,7 @@ def commit_of(
     removed: Iterable[str] = (),
 ) -> Commit:
     """The record of a header of a ring with the votes of some peers, who call others removed."""
-    content = encode_header(header_of(ring) if header is None else header)
+    content = to_msgpack(header_of(ring) if header is None else header)
     say = vote(digest_of(content), removed=removed, ring_id=ring.ring_id)
     return Commit(content, ring.envelope, tuple(sealed(signer, say) for signer in signers))
 

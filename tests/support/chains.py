@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, SignedManifest, encode_manifest, signing_bytes
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.state.chain import Commit, Header, Member
 from gossamer.protocol.wire.envelopes import seal
 from tests.support.builders import ready
 from tests.support.committed_rounds import IDENTITY, small_manifest
@@ -57,7 +58,7 @@ def commit_rounds(
             bytes(32),
             (),
         )
-        head = chain.add(Commit(encode_header(header), envelope, ()), header)
+        head = chain.add(Commit(to_msgpack(header), envelope, ()), header)
         heads.append(head)
     state_dir.head_path.write_text(head.hex())
     return heads

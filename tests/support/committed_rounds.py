@@ -11,27 +11,25 @@ import numpy as np
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.restoring import restore
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.restoring import restore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.rounds.commit import Proposal
-from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.inventory import Payload
-from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
+from gossamer.protocol.rounds.roster import Ring, RingRules, make_roster, open_roster
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
     Header,
     Member,
     UpdateIndex,
-    encode_header,
-    encode_update_index,
     mask_bytes,
 )
 from gossamer.protocol.state.digest import genesis_digest_of
@@ -69,10 +67,9 @@ def lone_ring(run_id: Digest, head: Digest, round_number: int, rules: RingRules)
     """The ring of a member that is ready and alone."""
     work = ready(head=head, round=round_number, tokens=TOKENS, norm=1.0, spans=())
     mine = seal(work, IDENTITY.peer_id, run_id, IDENTITY.sign)
-    codec, chunk_elements = rules.codec, rules.chunk_elements
-    roster = make_roster(head, round_number, 0, {IDENTITY.peer_id: mine}, codec, chunk_elements)
+    roster = make_roster(head, round_number, 0, {IDENTITY.peer_id: mine}, rules)
     envelope = seal(roster, IDENTITY.peer_id, run_id, IDENTITY.sign)
-    return open_roster(envelope, roster, run_id, lambda *_: True, codec, chunk_elements)
+    return open_roster(envelope, roster, run_id, lambda *_: True, rules)
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class MadeRound:
 
     @property
     def blocks(self) -> list[Payload]:
-        return [encode_update_index(self.update), *self.averages.averages]
+        return [to_msgpack(self.update), *self.averages.averages]
 
 
 class Holder:
@@ -175,7 +172,7 @@ class Holder:
             Ledger().digest,
             (),
         )
-        return MadeRound(Commit(encode_header(header), ring.envelope, ()), header, update, averages)
+        return MadeRound(Commit(to_msgpack(header), ring.envelope, ()), header, update, averages)
 
     def learn(self, made: MadeRound) -> None:
         """The record and the blocks of a round that others committed."""

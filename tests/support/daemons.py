@@ -19,7 +19,7 @@ import psutil
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft
-from gossamer.node.runs.founding import FoundedRun, Signer, prepare_data, sign_manifest
+from gossamer.node.runs.founding import FoundedRun, prepare_data, sign_manifest
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.text.shards import Put
@@ -16,7 +17,7 @@ def found_run(
     draft: Draft,
     corpus: Sequence[Path],
     *,
-    identity: Signer,
+    identity: Identity,
     put: Put,
     init_genesis: Callable[[ModelConfig, int], FloatVector],
     created_unix_seconds: int | None = None,

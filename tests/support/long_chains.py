@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.wire.envelopes import encode_statement, ring_id_of
+from gossamer.protocol.state.chain import Commit, Header, Member
+from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Vote
 
 TOKENS = 10
@@ -79,9 +80,9 @@ def rounds_after(
             ledger_digest=bytes(32),
             spans=(),
         )
-        encoded = encode_header(header)
+        encoded = to_msgpack(header)
         if says_all:
-            vote = encode_statement(Vote(ring_id, 1, digest_of(encoded), ()))
+            vote = to_msgpack(Vote(ring_id, 1, digest_of(encoded), ()))
             votes = tuple(Signed(peer, vote, bytes(64)) for peer in sorted(members))
         yield Commit(encoded, roster, votes), header
         parent = header.digest
@@ -89,8 +90,8 @@ def rounds_after(
 
 def _roster(members: Sequence[PeerId], number: int, parent: Digest) -> Signed:
     ready = Ready(1_760_000_000 * 10**9, number, number, parent, TOKENS, 500, 2.5, 1.0, ())
-    payload = encode_statement(ready)
+    payload = to_msgpack(ready)
     readies = tuple(Signed(peer, payload, bytes(64)) for peer in members)
     return Signed(
-        members[0], encode_statement(Roster(number, parent, 0, readies, "fp32", 1024)), bytes(64)
+        members[0], to_msgpack(Roster(number, parent, 0, readies, "fp32", 1024)), bytes(64)
     )

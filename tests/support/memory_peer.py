@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
+from gossamer.node.network.counted import counted
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.relay import RelayTerms
 from gossamer.node.network.spreading import num_passed_on
-from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     ORDINARY_ENDS,
@@ -32,6 +32,7 @@ from gossamer.node.network.transport import (
     ProtocolRefused,
     ReachReport,
     Stream,
+    StreamClosed,
     StreamHandler,
     reason_of,
 )
@@ -396,10 +397,12 @@ class MemoryPeer:
         """See `Transport.handle`."""
         if for_strangers:
             self._for_strangers.add(protocol)
-        slots = StreamSlots(streams_per_peer_max)
+        num_open = Counter[PeerId]()
 
         async def in_slot(stream: Stream) -> None:
-            with slots.taken_by(stream.peer_id):
+            with counted(num_open, stream.peer_id) as number:
+                if number > streams_per_peer_max:
+                    raise StreamClosed(f"the peer has {streams_per_peer_max} open already")
                 await handler(stream)
 
         self._handlers[protocol] = in_slot

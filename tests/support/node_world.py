@@ -21,24 +21,28 @@ from msgspec.structs import replace
 
 from gossamer.node.app.assembly import Node
 from gossamer.node.app.joining import join_run
-from gossamer.node.app.runtime import Runtime
+from gossamer.node.app.owner_limits import OwnerLimits
+from gossamer.node.app.runtime import NodeInputs, Runtime
 from gossamer.node.base.roles import Join
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.manifest import (
     Codec,
     Manifest,
+    OuterConfig,
     SignedManifest,
     TokenSchedule,
     Trust,
@@ -48,16 +52,17 @@ from gossamer.protocol.manifest import (
 )
 from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import genesis_digest_of
-from gossamer.protocol.state.frozen_weights import blocks_of, encode_list
+from gossamer.protocol.state.frozen_weights import blocks_of
 from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.measures import StepTimes
 from tests.support import builders, jumping_clock
+from tests.support.averages_once import averages_computed_once
 from tests.support.balance import committed_of, is_balanced
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.signatures_once import signatures_checked_once
@@ -156,29 +161,21 @@ class NumbersTrainer:
         self.base[:] = initial_weights(self._manifest.seed, self.base.size)
         return True
 
-    async def train(
-        self,
-        round_number: int,
-        first_step: int,
-        steps: int,
-        seconds: float,
-        start: messages.Start = "base",
-        new: messages.Ranges = (),
-        place: SchedulePlace | None = None,
-    ) -> messages.Finished:
-        self.places.append(place)
-        if start == "base" or self._local is None:
-            start, self._local = "base", self.base.copy()
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        self.places.append(begin.place)
+        is_local = begin.start == "local" and self._local is not None
+        if self._local is None or not is_local:
+            self._local = self.base.copy()
         self._origin = self._local.copy()
         self._is_training = True
-        if start == "local":
-            await self.rebase(new)
+        if is_local:
+            await self.rebase(begin.new)
         spans: list[tuple[int, int, int]] = []
         tokens = done = 0
         self._stop = False
         wanted = self._manifest.inner.sequences_per_step * MODEL.context
-        deadline = trio.current_time() + seconds
-        while done < steps and not self._stop and trio.current_time() < deadline:
+        deadline = trio.current_time() + begin.seconds_max
+        while done < begin.steps_max and not self._stop and trio.current_time() < deadline:
             waits_since = trio.current_time()
             while not self._queue and not self._stop and trio.current_time() < deadline:
                 self._listener.needs_data(0)
@@ -204,8 +201,8 @@ class NumbersTrainer:
             loss = float(np.square(self._local, dtype=np.float64).mean())
             self._listener.stepped(
                 messages.Step(
-                    round=round_number,
-                    step=first_step + done,
+                    round=begin.round,
+                    step=begin.first_step + done,
                     loss=loss,
                     tokens=wanted - left,
                     seconds=self.step_seconds,
@@ -220,11 +217,11 @@ class NumbersTrainer:
             self._waited_seconds = 0.0
             done += 1
             if self._shares:
-                await self._share(round_number, deadline)
+                await self._share(begin.round, deadline)
         self._work = self._origin - self._local
         self._is_training = False
         return messages.Finished(
-            round=round_number,
+            round=begin.round,
             steps=done,
             tokens=tokens,
             spans=tuple(spans),
@@ -234,9 +231,8 @@ class NumbersTrainer:
 
     async def _share(self, round_number: int, deadline: float) -> None:
         """Offers the signs of where it would go, without a transform, and waits for word of it."""
-        codec = sign_payloads(MODEL, self._manifest.outer).coder
+        codec, places = _codec_and_places(self._manifest.outer)
         wanted = self._target - self.base
-        places = np.array(every_place(codec), np.int64)
         self._shared = trio.Event()
         update = codec.encode(SignUpdate(places, wanted[places] < 0))
         self._listener.shared(messages.Shared(round=round_number, update=update))
@@ -315,6 +311,13 @@ class NumbersTrainer:
 
     async def is_saved(self) -> None:
         pass
+
+
+@functools.cache
+def _codec_and_places(outer: OuterConfig) -> tuple[StepCodec, np.ndarray]:
+    """The codec of shared steps, and the places that all nodes send."""
+    codec = sign_payloads(MODEL, outer).coder
+    return codec, np.array(every_place(codec), np.int64)
 
 
 def every_place(codec: StepCodec) -> list[int]:
@@ -396,14 +399,14 @@ def found(
         data = zstandard.ZstdCompressor().compress(tokens)
         blocks.append(data)
         shards.append(ShardInfo(digest_of(data), SHARD_TOKENS, len(data)))
-    index = encode_index(ShardIndex(shards=tuple(shards[:-1]), heldout=tuple(shards[-1:])))
+    index = to_msgpack(ShardIndex(shards=tuple(shards[:-1]), heldout=tuple(shards[-1:])))
     blocks.append(index)
     example = builders.manifest()
     model = model_of(fragments)
     frozen: bytes | msgspec.UnsetType = msgspec.UNSET
     if lora is not None:
         frozen_blocks = list(blocks_of(initial_weights(2, model.num_parameters), lora))
-        blocks += [*frozen_blocks, encode_list(tuple(map(digest_of, frozen_blocks)))]
+        blocks += [*frozen_blocks, to_msgpack(tuple(map(digest_of, frozen_blocks)))]
         model, frozen = replace(model, lora=lora), digest_of(blocks[-1])
     manifest = replace(
         example,
@@ -634,15 +637,13 @@ class World:
                     serve_after=self.serve_after,
                     bootstrap=bootstrap,
                 )
-                node = Node(
-                    replace(settings, **self.settings),
-                    state_dir,
-                    identity,
-                    store,
-                    transport,
-                    self.signed,
-                    runtime,
+                settings = replace(settings, **self.settings)
+                manifest = open_signed_manifest(self.signed)
+                inputs = NodeInputs(
+                    manifest, settings, state_dir, identity, store, transport, runtime
                 )
+                limits = OwnerLimits(settings, state_dir, runtime.read_in_thread)
+                node = Node(inputs, self.signed, limits)
                 self.nodes[name] = node
                 task_status.started()
                 await node.run()
@@ -785,7 +786,7 @@ def simulate(world: World, story: Callable[[trio.Nursery], object]) -> None:
             await story(nursery)  # type: ignore[misc]
             nursery.cancel_scope.cancel()
 
-    with signatures_checked_once():
+    with signatures_checked_once(), averages_computed_once():
         run_simulated(main, world.seed)
 
 

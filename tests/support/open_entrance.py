@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from gossamer.node.peers.members.entrance import Entrance
 from gossamer.protocol.ids import PeerId
 
 
-class OpenEntrance:
+class OpenEntrance(Entrance):
     """Nobody is out, and nobody has to be introduced."""
 
-    def is_out(self, _peer: PeerId) -> bool:
+    def __init__(self) -> None:
+        pass
+
+    def is_out(self, peer: PeerId) -> bool:
         return False
 
-    async def introduce(self, _peer: PeerId) -> None:
+    async def introduce(self, peer: PeerId) -> None:
         pass

@@ -12,32 +12,35 @@ from pathlib import Path
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.chain_adoption import ChainAdoption
-from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, Pending
-from gossamer.node.peers.chain_records import ChainRecords
-from gossamer.node.storage.chain_start import start_after
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.chain_tree import Entry
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.peers.blocks.uploads import Uploads
+from gossamer.node.peers.chain.chain_adoption import ChainAdoption
+from gossamer.node.peers.chain.chain_checkpoints import ChainCheckpoints, Pending
+from gossamer.node.peers.chain.chain_records import ChainRecords, OpenedCommit
+from gossamer.node.storage.chain.chain_start import start_after
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_tree import Entry
+from gossamer.node.storage.chain.known_rounds import KnownRounds
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.chain_checkpoint import (
+from gossamer.protocol.policy.heads.chain_checkpoint import (
     checkpoint_of,
     due_round,
     kept_round,
     signing_bytes,
 )
-from gossamer.protocol.policy.chain_summary import (
+from gossamer.protocol.policy.heads.chain_summary import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     ChainSummary,
     extended,
 )
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header, decode_header
-from gossamer.protocol.wire.chain_messages import ChainRequest, encode_chain_reply
+from gossamer.protocol.state.commit_records import encode_commit
+from gossamer.protocol.wire.chain_messages import ChainRequest
 from gossamer.protocol.wire.checkpoint_messages import CheckpointRequest, CheckpointSignature
 from tests.support.committed_rounds import IDENTITY, small_manifest
 from tests.support.long_chains import rounds_after
@@ -84,17 +87,19 @@ class Peer:
         self.offences: list[tuple[PeerId, RemoteProtocolError]] = []
         self.choice = HeadChoice(KnownRounds(self.chain), PeerId(manifest.founder))
         self.checkpoints = ChainCheckpoints(
-            manifest, transport, self.directory, DiskHealth(), None, lambda _: None, self._note
-        )
+            manifest, transport, self.directory, DiskHealth(), None, lambda _: None, self._note,
+            Uploads(),
+        )  # fmt: skip
         self.records = ChainRecords(
             transport,
             self.committed,  # type: ignore[arg-type]
             run_in_thread=inline,  # type: ignore[arg-type]
             open_commit=open_commit,
             on_offence=self._note,
+            uploads=Uploads(),
         )
         self.adoption = ChainAdoption(
-            self.committed, self.records, self.checkpoints, open_commit, self.choice, inline  # type: ignore[arg-type]
+            self.committed, self.records, self.checkpoints, self.choice, inline  # type: ignore[arg-type]
         )  # fmt: skip
         self.records.adopt = self.adoption.adopt
         self.num_bytes = 0
@@ -107,10 +112,10 @@ class Peer:
     def _count_bytes(self) -> None:
         request, ask = self.records.request, self.checkpoints._ask
 
-        async def counted_request(peer: PeerId, wanted: ChainRequest) -> list[bytes]:
-            records = await request(peer, wanted)
-            self.num_bytes += len(encode_chain_reply(records))
-            return records
+        async def counted_request(peer: PeerId, wanted: ChainRequest) -> list[OpenedCommit]:
+            page = await request(peer, wanted)
+            self.num_bytes += len(to_msgpack([encode_commit(commit) for commit, _ in page]))
+            return page
 
         async def counted_ask(peer: PeerId, wanted: CheckpointRequest) -> bytes | bytearray:
             message = await ask(peer, wanted)
@@ -184,7 +189,7 @@ class Member(Peer):
     def _sign(self, due: int) -> None:
         summary, header = self._summaries[due]
         stakes = self.choice.stakes_at(header.digest)
-        checkpoint = checkpoint_of(header, stakes, summary)
+        checkpoint = checkpoint_of(header, stakes, summary, stakes)
         message = signing_bytes(self.manifest.run_id, checkpoint.digest)
         signatures = {
             each.peer_id: CheckpointSignature(each.peer_id, each.sign(message))

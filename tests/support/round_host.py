@@ -9,10 +9,10 @@ import trio
 
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Stream, StreamClosed
-from gossamer.node.rounds.ring_service import Receiver, serve_ring
+from gossamer.node.rounds.ring_chunks import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.actions import Contested, LeftOut, Removed
+from gossamer.protocol.rounds.actions import Observation
 from gossamer.protocol.wire.envelopes import open_signed
 from gossamer.protocol.wire.statements import Equivocation, Roster, Signed
 
@@ -23,16 +23,7 @@ class HonestRound:
     def awake_since(self, seconds: float) -> float:
         return trio.current_time() - seconds
 
-    def removed(self, removed: Removed) -> None:
-        pass
-
-    def contested(self, contested: Contested) -> None:
-        pass
-
-    def left_out(self, left_out: LeftOut) -> None:
-        pass
-
-    def unsettled(self, organiser: PeerId) -> None:
+    def observed(self, observation: Observation) -> None:
         pass
 
     def contradicted(self, proof: Equivocation) -> None:

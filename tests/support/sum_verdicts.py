@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import decode_manifest
-from gossamer.protocol.policy.sum_audits import AuditSecrets, is_auditor
+from gossamer.protocol.policy.auditing.sum_audits import AuditSecrets, is_auditor
 from gossamer.protocol.state.chain import Header, credits_of
 from gossamer.protocol.wire.audit_messages import SumVerdict
 from gossamer.protocol.wire.envelopes import decode_statement

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gossamer.trainer.ipc import framing
+from gossamer.trainer.ipc import framing, pipe
 from gossamer.trainer.ipc import messages as m
 from tests.support import preloaded
 
@@ -38,8 +38,9 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
         WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        length = framing.decode_length(process.stdout.read(framing.LENGTH_BYTES))
-        assert isinstance(framing.decode_from_worker(process.stdout.read(length)), m.Alive)
+        body = pipe.read(process.stdout, framing.MESSAGE_BYTES_MAX)
+        assert body is not None
+        assert isinstance(framing.decode_from_worker(body), m.Alive)
         yield process
         process.kill()
 

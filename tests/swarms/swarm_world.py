@@ -221,7 +221,7 @@ def stay_apart(world: World, names: Sequence[str]) -> bool:
 
 def audits_of(world: World, name: str, verdict: str) -> int:
     """How often a node came to a verdict, in its present life."""
-    registry = world.nodes[name].metrics.registry
+    registry = world.nodes[name].first.metrics.registry
     return int(registry.get_sample_value("gossamer_audits_total", {"verdict": verdict}) or 0)
 
 

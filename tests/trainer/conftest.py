@@ -12,9 +12,9 @@ import zstandard
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc.messages import Step
+from gossamer.trainer.ipc.messages import Step, TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 from tests.support.small_model import INNER, MODEL
 
 torch.set_num_threads(1)
@@ -28,9 +28,9 @@ STEP_SPAN = 4 * 17
 def train(trainer: LocalTrainer, shard: str, num_steps: int, first: int = 0) -> list[Step]:
     """Trains a round on a part of a shard, from where the last one ended."""
     trainer.push(0, shard, STEP_SPAN * first, STEP_SPAN * (first + num_steps))
-    trainer.begin(1, first, num_steps, 600.0, "local")
+    begin(trainer, 1, first, num_steps, 600.0, "local")
     steps = []
-    while not trainer.is_round_over:
+    while not trainer.round.is_over:
         step = trainer.step()
         assert step is not None
         steps.append(step)

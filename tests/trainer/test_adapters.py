@@ -18,12 +18,12 @@ from gossamer.protocol.state.frozen_weights import blocks_of
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.adapters import merged, read_frozen
 from gossamer.trainer.inner_step.gradients import TrainerError
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.layers import KeyValues
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.memory_estimate import Training
 from gossamer.trainer.text.data import DataError
-from gossamer.trainer.trainer_config import TrainerConfig
 from tests.trainer.conftest import train
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=TARGETS, weights="fp32")

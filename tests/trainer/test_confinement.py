@@ -18,7 +18,7 @@ from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.confinement import landlock
 from gossamer.trainer.confinement.confine import Confinement
-from gossamer.trainer.ipc import framing, memory
+from gossamer.trainer.ipc import framing, memory, pipe
 from gossamer.trainer.ipc import messages as m
 
 pytestmark = pytest.mark.real_processes
@@ -356,8 +356,9 @@ def test_a_confined_trainer_trains_and_saves(
         worker.stdin.write(b"".join(map(framing.encode, orders)))
         worker.stdin.flush()
         while True:
-            length = framing.decode_length(worker.stdout.read(framing.LENGTH_BYTES))
-            said = framing.decode_from_worker(worker.stdout.read(length))
+            body = pipe.read(worker.stdout, framing.MESSAGE_BYTES_MAX)
+            assert body is not None
+            said = framing.decode_from_worker(body)
             if not isinstance(said, m.Alive | m.Step | m.NeedData):
                 return said
 

@@ -18,13 +18,13 @@ from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.inner_step.optimizer import AdamW
 from gossamer.trainer.ipc import framing, messages
-from gossamer.trainer.ipc.messages import Finished, Step
+from gossamer.trainer.ipc.messages import Finished, Step, TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.resources.device import DeviceError, choose_device, free_host_bytes
 from gossamer.trainer.text.data import DataError
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin, steps_of
 from tests.trainer.conftest import STEP_SPAN, MakeTrainer
 
 STEP_TOKENS = 4 * 16
@@ -32,9 +32,9 @@ STEP_TOKENS = 4 * 16
 
 
 def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[Step], Finished]:
-    trainer.begin(1, first, steps, 60.0)
+    begin(trainer, 1, first, steps, 60.0)
     done = []
-    while not trainer.is_round_over:
+    while not trainer.round.is_over:
         step = trainer.step()
         assert step is not None
         done.append(step)
@@ -88,11 +88,11 @@ def test_base_may_move_during_the_round(
     for target, disturb in ((undisturbed, False), (disturbed, True)):
         trainer = make_trainer(base.copy() if not disturb else base, target)
         trainer.push(0, shard, 0, 1000)
-        trainer.begin(1, 0, 5, 60.0)
+        begin(trainer, 1, 0, 5, 60.0)
         trainer.step()
         if disturb:
             base += 1.0
-        while not trainer.is_round_over:
+        while not trainer.round.is_over:
             trainer.step()
         trainer.finish()
     assert (disturbed == undisturbed).all()
@@ -102,7 +102,7 @@ def test_base_may_move_during_the_round(
 def test_data_is_asked_for_once_a_shortage(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer()
     trainer.push(0, shard, 0, 5 * STEP_SPAN)
-    trainer.begin(1, 0, 100, 60.0)
+    begin(trainer, 1, 0, 100, 60.0)
     assert trainer.need_data() is None
     trainer.step()
     assert trainer.need_data() is None, "four steps are left"
@@ -120,7 +120,7 @@ def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: 
     trainer.push(0, shard, 0, 5 * STEP_SPAN)
     assert run_round(trainer, 2)[1].spans == ((0, 0, 2 * STEP_SPAN),)
     assert run_round(trainer, 3, 2)[1].spans == ((0, 2 * STEP_SPAN, 5 * STEP_SPAN),)
-    trainer.begin(3, 5, 1, 60.0)
+    begin(trainer, 3, 5, 1, 60.0)
     assert trainer.step() is None
 
 
@@ -138,8 +138,8 @@ def test_a_round_in_many_pieces_ends_early(
 def test_time_ends_a_round(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer()
     trainer.push(0, shard, 0, 4000)
-    trainer.begin(1, 0, 100, 0.0)
-    assert trainer.is_round_over
+    begin(trainer, 1, 0, 100, 0.0)
+    assert trainer.round.is_over
     finished = trainer.finish()
     assert (finished.steps, finished.tokens, finished.spans) == (0, 0, ())
     assert math.isnan(finished.loss)
@@ -159,7 +159,7 @@ def test_nonfinite_steps_are_skipped_and_their_data_is_consumed(
     assert finished.spans == ((0, 0, 2 * STEP_SPAN),)
     assert math.isnan(finished.loss)
     assert not pseudo_gradient.any()
-    assert trainer.optimizer_steps == 0
+    assert steps_of(trainer) == 0
     base[:] = good
     steps, _ = run_round(trainer, 1)
     assert not steps[0].skipped, "it recovers with the next base"
@@ -201,7 +201,7 @@ def test_out_of_memory_halves_the_micro_batch(
     assert trainer.micro_batch == 2
 
     fits = 0
-    trainer.begin(2, 2, 1, 60.0)
+    begin(trainer, 2, 2, 1, 60.0)
     with pytest.raises(TrainerError, match="too little memory for one sequence of 16 tokens") as no:
         trainer.step()
     assert "this machine's memory" in str(no.value)
@@ -289,11 +289,11 @@ def test_gradients_are_clipped(
 
 def test_what_is_only_for_between_rounds(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer()
-    trainer.begin(1, 0, 1, 60.0)
+    begin(trainer, 1, 0, 1, 60.0)
     with pytest.raises(TrainerError, match="round 1 is running"):
         trainer.evaluate((shard,), 10)
     with pytest.raises(TrainerError, match="round 1 is running"):
-        trainer.begin(2, 0, 1, 60.0)
+        begin(trainer, 2, 0, 1, 60.0)
     trainer.finish()
     with pytest.raises(TrainerError, match="no round is running"):
         trainer.finish()
@@ -328,7 +328,7 @@ def test_audits_that_cannot_be_made(make_trainer: MakeTrainer, shard: str) -> No
         trainer.audit([(shard, 0)] * (messages.AUDIT_SEQUENCES_MAX + 1))
     with pytest.raises(DataError, match="no sequence at token 4390"):
         trainer.audit([(shard, 4390)])
-    trainer.begin(1, 0, 1, 60.0)
+    begin(trainer, 1, 0, 1, 60.0)
     with pytest.raises(TrainerError, match="round 1 is running"):
         trainer.audit([(shard, 0)])
 
@@ -343,7 +343,7 @@ def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Pat
     whole = trainer.evaluate((str(path),), 10**6)
     assert whole.tokens == 49
     assert trainer.evaluate((str(path), str(path)), 60).tokens == 60
-    trainer.begin(1, 0, 1, 60.0)  # at `base`
+    begin(trainer, 1, 0, 1, 60.0)  # at `base`
     trainer.finish()
     # By hand: three sequences of 16 targets and a last one of 1.
     sequence = torch.from_numpy(from_conftest)
@@ -366,12 +366,12 @@ def test_an_evaluation_ends_in_time_with_what_it_has() -> None:
 def test_moments_survive_a_restart(make_trainer: MakeTrainer, shard: str, tmp_path: Path) -> None:
     path = tmp_path / "optimizer"
     trainer = make_trainer(optimizer_path=str(path))
-    assert (trainer.optimizer_problem, trainer.optimizer_steps) == ("", 0)
+    assert (trainer.optimizer_problem, steps_of(trainer)) == ("", 0)
     trainer.push(0, shard, 0, 1000)
     run_round(trainer, 3)
     assert trainer.save() == ""
     again = make_trainer(optimizer_path=str(path))
-    assert (again.optimizer_problem, again.optimizer_steps) == ("", 3)
+    assert (again.optimizer_problem, steps_of(again)) == ("", 3)
     for name, (vector, _) in optimizer_of(trainer).vectors.items():
         assert torch.equal(optimizer_of(again).vectors[name][0].tensors[""], vector.tensors[""])
     assert [p.name for p in tmp_path.iterdir() if "optimizer" in p.name] == ["optimizer"]
@@ -399,7 +399,7 @@ def test_damaged_moments_are_reported_and_ignored(
     again = make_trainer(optimizer_path=str(path))
     assert str(path) in again.optimizer_problem
     assert "fresh moments" in again.optimizer_problem
-    assert again.optimizer_steps == 0
+    assert steps_of(again) == 0
     assert not optimizer_of(again).first_moment.tensors[""].any()
 
 

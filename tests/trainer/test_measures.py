@@ -10,8 +10,9 @@ import pytest
 
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.ipc.measures import bits_per_byte
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.text_bytes import TextBytes
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 from tests.trainer.conftest import STEP_SPAN, MakeTrainer, train
 
 
@@ -43,7 +44,7 @@ def test_steps_and_evaluations_count_the_text_behind_their_targets(
 def test_a_round_counts_all_its_steps(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer(tokenizer="bytes")
     trainer.push(0, shard, 0, 3 * STEP_SPAN)
-    trainer.begin(1, 0, 3, 600.0)
+    begin(trainer, 1, 0, 3, 600.0)
     steps = [trainer.step() for _ in range(3)]
     finished = trainer.finish()
     assert finished.text_bytes == sum(step.text_bytes for step in steps if step is not None)

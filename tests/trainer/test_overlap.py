@@ -15,6 +15,7 @@ from gossamer.trainer.ipc.messages import Ranges, Start
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.overlap import rebase
 from gossamer.trainer.resources.transfer import Transfer
+from tests.support.local_rounds import begin
 
 MakeTrainer = Callable[..., LocalTrainer]
 CPU = Transfer(torch.device("cpu"))
@@ -77,7 +78,7 @@ class Rounds:
         self._done = 0
 
     def begin(self, number: int, start: Start = "base", new: Ranges = ()) -> None:
-        self.trainer.begin(number, self._done, 10, 60.0, start, new)
+        begin(self.trainer, number, self._done, 10, 60.0, start, new)
 
     def local(self) -> NDArray[np.float32]:
         return self.trainer._decoder.flat.cpu().numpy().copy()

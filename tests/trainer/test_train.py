@@ -18,6 +18,7 @@ from gossamer.protocol.state import outer_momentum
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer import local_trainer, train
 from gossamer.trainer.inner_step.schedule import learning_rate_at
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.modes import adapted
@@ -27,7 +28,7 @@ from gossamer.trainer.resources.device import Device
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text
 from gossamer.trainer.train import Swarm, Worker
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 
 NUM_WORKERS = 3
 FILES = sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))
@@ -62,7 +63,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ShardFolder:
 def workers_of(run: Preset, text: ShardFolder, num_workers: int = NUM_WORKERS) -> list[Worker]:
     workers = [Worker(run, text.token_bytes, "cpu") for _ in range(num_workers)]
     for number, worker in enumerate(workers):
-        text.push_shards(worker.queue, range(number, len(text.index.shards), num_workers))
+        text.push_shards(worker.queue.push, range(number, len(text.index.shards), num_workers))
     return workers
 
 
@@ -194,12 +195,12 @@ def test_a_worker_is_a_trainer_of_a_daemon(
     trainer = LocalTrainer(config, base, work)
     trainer.genesis()
     assert base.tobytes() == swarm.parameters.tobytes()
-    text.push_shards(trainer, range(len(text.index.shards)))
+    text.push_shards(trainer.push, range(len(text.index.shards)))
     for first in (0, 5):
         worker.pending[:] = 0.0
         tokens = worker.train(base, first, 5)
-        trainer.begin(1, first, 5, 600.0)
-        while not trainer.is_round_over:
+        begin(trainer, 1, first, 5, 600.0)
+        while not trainer.round.is_over:
             assert trainer.step() is not None
         assert trainer.finish().tokens == tokens
         assert work.tobytes() == worker.pending.tobytes()

@@ -16,7 +16,7 @@ import pytest
 
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.trainer.ipc import framing, memory
+from gossamer.trainer.ipc import framing, memory, pipe
 from gossamer.trainer.ipc import messages as m
 
 Worker = subprocess.Popen[bytes]
@@ -72,8 +72,9 @@ def say(worker: Worker, message: m.ToWorker) -> None:
 def hear_all(worker: Worker, bytes_max: int = framing.MESSAGE_BYTES_MAX) -> Iterator[m.FromWorker]:
     assert worker.stdout is not None
     while True:
-        length = framing.decode_length(worker.stdout.read(framing.LENGTH_BYTES), bytes_max)
-        yield framing.decode_from_worker(worker.stdout.read(length))
+        body = pipe.read(worker.stdout, bytes_max)
+        assert body is not None
+        yield framing.decode_from_worker(body)
 
 
 def hear(worker: Worker) -> m.FromWorker:

@@ -19,11 +19,9 @@ import torch
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.compiling.parts import compile_now
 from gossamer.trainer.confinement.system_calls import end_with_parent
+from gossamer.trainer.ipc import environment
 from gossamer.trainer.resources.device import take_device
 from gossamer.trainer.resources.passes import Pass
-
-_NICENESS = 10
-"""The trainer, which feeds the device, comes first."""
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +48,7 @@ def reason_of(error: Exception) -> str:
 def main() -> int:
     """Compiles what stdin says. Exit code: 0, or 1 with the reason on stderr."""
     end_with_parent()
-    os.nice(_NICENESS)
+    os.nice(environment.NICENESS)
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     torch.set_num_threads(order.threads)
     device = take_device(order.device, order.model.width)
@@ -65,7 +63,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    # Not through the interpreter's end, which can hang or crash in a device's driver.
-    sys.stderr.flush()
-    os._exit(code)
+    environment.end(main())

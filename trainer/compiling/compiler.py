@@ -66,7 +66,6 @@ class Compiler:
     ) -> None:
         """
         Args:
-            model: the decoder's.
             note: file that is there while this process compiles by itself, because none that it
                 starts can use the device; None where one can. A process that finds such a file does
                 not compile: the one before it ended there.

@@ -59,11 +59,7 @@ class Confinement(NamedTuple):
     """Whether processes that it starts can use NVIDIA's cards, as far as was tried."""
 
     def without(self, *problems: str) -> Confinement:
-        """The same, or less where a process that this one started keeps the network.
-
-        Args:
-            problems: the reasons.
-        """
+        """The same, or less where a process that this one started keeps the network, and why."""
         if not problems:
             return self
         return self._replace(tcp=False, network=False, problems=(*self.problems, *problems))
@@ -188,11 +184,7 @@ def _confine(folder: Path, parts: _Parts, keeps_network: bool) -> Confinement:
 
 def give_up_network(confinement: Confinement) -> Confinement:
     """Takes the network from this process with all its threads, for good, as far as the system can.
-    Connections that it has stay.
-
-    Args:
-        confinement: what the process gave up before.
-    """
+    Connections that it has stay. `confinement`: what it gave up before."""
     problem = take_network()
     if problem:
         return confinement._replace(problems=(*confinement.problems, problem))

@@ -25,13 +25,8 @@ _POLL_SECONDS = 0.01
 def works(
     confine: Callable[[], object], use: Callable[[], bool], *, in_child: bool = False
 ) -> bool:
-    """Whether `use` is true in a process that did `confine`. This process stays as it is.
-
-    Args:
-        confine: gives rights up; an error counts as false.
-        in_child: whether `use` is done by a child of that process, as a compiler's or another
-            device's is.
-    """
+    """Whether `use` is true in a process that did `confine`, or (`in_child`) in a child of it, as a
+    compiler or another device has. An error counts as false."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import signal
 import sys
 
@@ -13,15 +14,11 @@ _Argument = int | bytes | ctypes.Array[ctypes.c_char] | None
 
 def system_call(number: int, *arguments: _Argument) -> tuple[int, int]:
     """Returns the result, negative on an error, and the error's number (ENOSYS off Linux)."""
-    if sys.platform != "linux":
-        return -1, _no_such_call()
     return _call("syscall", number, *arguments)
 
 
 def prctl(option: int, *arguments: _Argument) -> tuple[int, int]:
     """As `system_call`, for prctl(2), whose five arguments are filled up with zeros."""
-    if sys.platform != "linux":
-        return -1, _no_such_call()
     return _call("prctl", option, *arguments, *([0] * (4 - len(arguments))))
 
 
@@ -32,6 +29,8 @@ def end_with_parent() -> None:
 
 
 def _call(function: str, *arguments: _Argument) -> tuple[int, int]:
+    if sys.platform != "linux":
+        return -1, errno.ENOSYS
     library = ctypes.CDLL(None, use_errno=True)
     found = getattr(library, function)
     found.restype = ctypes.c_long
@@ -39,9 +38,3 @@ def _call(function: str, *arguments: _Argument) -> tuple[int, int]:
     whole = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     result = int(found(*whole))
     return result, ctypes.get_errno() if result < 0 else 0
-
-
-def _no_such_call() -> int:
-    import errno
-
-    return errno.ENOSYS

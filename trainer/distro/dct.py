@@ -1,7 +1,7 @@
 """The discrete cosine transform of a model's tensors, tile by tile, on the trainer's device.
 
-In fp32, for what one peer keeps to itself; `dct_exact` says how tensors are cut and has the inverse
-that all peers agree on.
+In fp32, for what one peer keeps to itself; `exact_transform` says how tensors are cut and has the
+inverse that all peers agree on.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ A peer's part (DeMo, arXiv 2411.19870, algorithm 1; DisTrO's preliminary report)
 the gradient is taken where the own momentum would lead, at `theta - last_rate * sign(m)`, instead
 of at theta.
 
-The peer subtracts from the momentum the values that it found there, not the signs that it sent, as
-in DeMo. A part that comes too late is not taken, and stays in its sender's momentum. The momentum
-is one peer's own, and no other peer needs its bits. It is kept over restarts (`shared_round`).
+The peer subtracts the values that it found there, not the signs that it sent, as in DeMo. A part
+that comes too late is not taken, and stays in its sender's momentum. No other peer needs the
+momentum's bits.
 """
 
 from __future__ import annotations

@@ -1,39 +1,33 @@
 """One peer's trainer in rounds of shared steps (`sync = "distro"`): it takes gradients, and no step
 of its own.
 
-`SharedTrainer` is a `LocalTrainer` whose step takes a gradient at the state that all share, adds it
-to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. The step itself is
-the same on all peers (`shared_step`) and comes with `base`. So a round has no work that could be
-carried: what the swarm did not take stays in the momentum.
+Its step takes a gradient at the state that all share, and adds it to the decoupled momentum
+(`decoupled_momentum`). The step itself is the same on all peers (`shared_step`) and comes with
+`base`. So a round has no work that could be carried: what the swarm did not take stays in the
+momentum.
 
-The momentum has what this peer has not sent, and is kept over restarts. It is saved with its place
-in the chain: what was taken up to there is out of it, and what later rounds took is not. Only the
-daemon knows whether they took anything, so it has to confirm a momentum that was loaded
-(`keep_momentum`).
-Otherwise the first round drops it, because nothing may be counted twice.
+The momentum is kept over restarts, and saved with its place in the chain: what was taken up to
+there is out of it, and what later rounds took is not. Only the daemon knows whether they took
+anything, so it has to confirm a momentum that was loaded (`keep_momentum`). Otherwise the first
+round drops it, because nothing may be counted twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gossamer.protocol.state.shared_step import step_codec
-from gossamer.trainer.checkpoint import (
-    CheckpointError,
-    SavedMomentum,
-    load_momentum,
-    save_momentum,
-)
+from gossamer.trainer.checkpoint import SavedMomentum, load_momentum, save_momentum
 from gossamer.trainer.distro.dct import ModelDct
 from gossamer.trainer.distro.decoupled_momentum import Momentum
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
-from gossamer.trainer.trainer_config import TrainerConfig
 
 
 class SharedTrainer(LocalTrainer):
@@ -48,11 +42,7 @@ class SharedTrainer(LocalTrainer):
         *,
         steps: messages.SharedSteps,
     ) -> None:
-        """See `LocalTrainer`. At `optimizer_path` is the momentum.
-
-        Args:
-            steps: how the shared steps are made.
-        """
+        """See `LocalTrainer`. At `optimizer_path` is the momentum."""
         super().__init__(config, base, pseudo_gradient, on_progress)
         device = self.device.torch_device
         dct = ModelDct(config.model, device)
@@ -65,19 +55,19 @@ class SharedTrainer(LocalTrainer):
         """Whether the momentum had a value out of range, and nothing was added since."""
         self._is_in_doubt = False
         """True from loading a saved momentum until the daemon says whether to keep it."""
-        self.optimizer_problem = self._load_momentum()
+        if problem := self._with_file(self._load_momentum):
+            self.optimizer_problem = f"{problem}; the momentum starts at zero"
 
     @property
     def waits_for_others(self) -> bool:
         return self._is_offered
 
-    def begin(self, *arguments: Any) -> None:
-        """Starts a round, see `LocalTrainer`. The last offer, if it was not taken, stays in the
-        momentum."""
+    def begin(self, task: messages.Begin) -> None:
+        """See `LocalTrainer`. The last offer, if it was not taken, stays in the momentum."""
         self._is_offered = False
         if self._is_in_doubt:
             self.keep_momentum(keep=False)
-        super().begin(*arguments)
+        super().begin(task)
 
     def _make_optimizer(self) -> None:
         return None
@@ -87,9 +77,8 @@ class SharedTrainer(LocalTrainer):
         if self._was_spoilt:
             return None
         self._is_offered = True
-        return messages.Shared(
-            round=self._require_round().number, update=self._codec.encode(self._momentum.offer())
-        )
+        update = self._codec.encode(self._momentum.offer())
+        return messages.Shared(round=self.round.task.round, update=update)
 
     def share(self, *, taken: bool) -> None:
         """Tells the momentum what became of the newest offer."""
@@ -109,28 +98,16 @@ class SharedTrainer(LocalTrainer):
 
         A momentum that the daemon has not confirmed yet is on the disk already, with its place.
         """
-        if self._optimizer_path is None or place is None or self._is_in_doubt:
+        if place is None or self._is_in_doubt:
             return ""
         saved = SavedMomentum(self._momentum.values, self._last_rate, place)
-        try:
-            save_momentum(saved, self._config.model, self._optimizer_path)
-        except CheckpointError as error:
-            return str(error)
-        return ""
+        return self._with_file(lambda path: save_momentum(saved, self._config.model, path))
 
-    def _load_momentum(self) -> str:
-        if self._optimizer_path is None:
-            return ""
-        try:
-            saved = load_momentum(self._config.model, self._optimizer_path)
-        except FileNotFoundError:
-            return ""
-        except CheckpointError as error:
-            return f"{error}; the momentum starts at zero"
+    def _load_momentum(self, path: Path) -> None:
+        saved = load_momentum(self._config.model, path)
         self._momentum.restore(saved.values)
         self._last_rate, self.loaded_momentum = saved.last_rate, saved.place
         self._is_in_doubt = True
-        return ""
 
     @torch.no_grad()
     def _take_position(self) -> None:

@@ -8,6 +8,7 @@ than one of them needs a copy.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,18 +48,11 @@ class GgufTensor:
 
     @property
     def num_bytes(self) -> int:
-        size = _ITEM_BYTES[self.kind]
-        for length in self.shape:
-            size *= length
-        return size
+        return _ITEM_BYTES[self.kind] * math.prod(self.shape)
 
 
 def write_gguf(path: Path, pairs: Mapping[str, Value], tensors: Sequence[GgufTensor]) -> None:
-    """Writes a new file.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Writes a new file. Raises OSError."""
     with path.open("wb") as file:
         file.write(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(pairs)))
         for key, value in pairs.items():

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.lora import LoraConfig
@@ -87,7 +89,7 @@ def export_model(
     earlier export are removed. Until everything is on the disk, the folder stays as it was.
 
     Args:
-        flat_params: (num_parameters,) in the order of `flat.layout_of`.
+        flat_params: (num_parameters,) in the order of `layout_of`.
         tokenizer: a file of the `tokenizers` library (`byte_tokenizer_json` for plain bytes), or
             the files of an imported model.
         end_token: the token that ends a document, where generation stops. An imported model's files
@@ -116,12 +118,7 @@ def export_model(
         files[CARD_NAME] = card
     if len(weights) > 1:
         files[INDEX_NAME] = index_json(weights, dtype)
-    try:
-        _write_folder(directory, files, weights, flat_params, dtype)
-    except OSError as error:
-        raise ExportError(
-            f"cannot write the model to {directory}: {error.strerror or error}"
-        ) from error
+    _write_folder("the model", directory, files, weights, flat_params, dtype)
 
 
 def export_adapter(
@@ -155,12 +152,8 @@ def export_adapter(
         )
     config = _adapter_config(lora)
     weights = [WeightFile(ADAPTER_NAME, layout_of(model))]
-    try:
-        _write_folder(directory, {ADAPTER_CONFIG_NAME: _json(config)}, weights, flat_params, dtype)
-    except OSError as error:
-        raise ExportError(
-            f"cannot write the adapters to {directory}: {error.strerror or error}"
-        ) from error
+    files = {ADAPTER_CONFIG_NAME: _json(config)}
+    _write_folder("the adapters", directory, files, weights, flat_params, dtype)
 
 
 def _adapter_config(lora: LoraConfig) -> dict[str, object]:
@@ -173,8 +166,8 @@ def _adapter_config(lora: LoraConfig) -> dict[str, object]:
 
 
 def _has_merged_model(directory: Path, run_id: Digest) -> bool:
-    """Returns whether an export of a run wrote the model in a folder. A base model has no card of
-    that run, and adapters may lie beside it: it is somebody else's, or that of an earlier run."""
+    """Returns whether an export of a run wrote the model in a folder. A base model, beside which
+    adapters may lie, has no card of that run."""
     card = directory / CARD_NAME
     try:
         is_of_run = _has_mark(card) and run_id.hex().encode() in card.read_bytes()
@@ -202,17 +195,18 @@ def _stale_adapters(directory: Path) -> list[Path]:
 
 
 def _write_folder(
+    what: str,
     directory: Path,
     files: Mapping[str, bytes],
     weights: Sequence[WeightFile],
     flat_params: NDArray[np.float32],
     dtype: ExportType,
 ) -> None:
-    """Writes everything beside what is there, and then puts it in its place. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Writes everything beside what is there, and then puts it in its place. Raises ExportError."""
     # The index and the weights last: a folder with the weights is a folder with everything.
     names = [*sorted(files, key=lambda name: name == INDEX_NAME), *(file.name for file in weights)]
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         for file in weights:
             write_weights(directory / (file.name + _NEW), file.tensors, flat_params, dtype)
         for name, content in files.items():
@@ -223,16 +217,19 @@ def _write_folder(
                 path.unlink()
         for name in names:
             os.replace(directory / (name + _NEW), directory / name)
-    except BaseException:
+    except BaseException as error:
         # Ctrl-C too: what it left would take the disk, and stand in the way of the next export.
         for name in names:
-            (directory / (name + _NEW)).unlink(missing_ok=True)
-        raise
+            with suppress(OSError):
+                (directory / (name + _NEW)).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        why = error.strerror or error
+        raise ExportError(f"cannot write {what} to {directory}: {why}") from error
 
 
 def _may_write_card(path: Path) -> bool:
-    """Returns whether no card is there, or one that an export wrote and nobody has made their
-    own."""
+    """Returns whether no card is there, or one of an export's that nobody has made their own."""
     try:
         return _has_mark(path)
     except OSError:
@@ -321,30 +318,10 @@ def byte_tokenizer_json() -> bytes:
         chr(byte) if byte in printable else chr(256 + others.index(byte)): byte
         for byte in range(256)
     }
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    return _json(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": byte_level | {"use_regex": False},
-            "post_processor": None,
-            "decoder": byte_level | {"use_regex": False},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "vocab": vocabulary,
-                "merges": [],
-            },
-        }
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return (tokenizer.to_str(pretty=True) + "\n").encode()
 
 
 def _json(value: dict[str, object]) -> bytes:

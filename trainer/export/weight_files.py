@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.state.parameter_layout import HEAD, Tensor, is_adapter, layout_of
-from gossamer.trainer.pretrained.weights import INDEX_NAME, SHARDS_MAX, SINGLE_NAME
+from gossamer.protocol.state.parameter_layout import Tensor, layout_of
+from gossamer.trainer.pretrained.weights import INDEX_NAME, SHARDS_MAX, SINGLE_NAME, stored_name
 
 ExportType = Literal["fp32", "bf16"]
 
@@ -73,15 +73,8 @@ def plan_files(model: ModelConfig, dtype: ExportType, bytes_max: int) -> list[We
 def write_weights(
     path: Path, tensors: Sequence[Tensor], flat: NDArray[np.float32], dtype: ExportType
 ) -> None:
-    """Writes some tensors of the flat vector to a new file.
-
-    Args:
-        tensors: neighbours in the flat vector, in its order.
-        flat: (num_parameters,)
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Writes tensors that are neighbours in the flat vector (num_parameters,) to a new file. Raises
+    OSError."""
     item_bytes = ITEM_BYTES[dtype]
     first, last = tensors[0].range.start, tensors[-1].range.stop
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -98,14 +91,6 @@ def write_weights(
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for piece in converted(flat[first:last], dtype):
             file.write(piece.data)
-
-
-def stored_name(tensor: Tensor) -> str:
-    """The name of a tensor in Hugging Face's model of the family; of an adapter that in PEFT's
-    file, where two wrappers stand before it."""
-    if is_adapter(tensor):
-        return f"base_model.model.model.{tensor.name}"
-    return tensor.name if tensor.name == HEAD else f"model.{tensor.name}"
 
 
 def converted(

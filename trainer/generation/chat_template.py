@@ -12,17 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.ipc.generation import PROMPT_BYTES_MAX, ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles
-from gossamer.trainer.pretrained.tokenizer import SPECIAL_TOKENS
 from gossamer.trainer.text.sources.chat_environment import (
     RefusedByTemplate,
     chat_environment,
     reason_of,
+    rendered,
 )
+from gossamer.trainer.text.tokenizers.words import EncoderFile
 
 MEMORY_BYTES_MAX = 256 * MIB
 """What a template may allocate: far more than the text that it may make."""
@@ -37,11 +36,8 @@ class ChatTemplate:
 
     def __init__(self, text: str, files: ModelFiles) -> None:
         self._text = text
-        self._tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        named = ((name, files.named_token(name)) for name in SPECIAL_TOKENS)
-        self._names = {name: token for name, token in named if token is not None}
+        self._tokenizer = EncoderFile(files.tokenizer_json, specials_are_text=False).open()
+        self._tokens = files.special_tokens
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The text of a chat, up to where the model's answer begins.
@@ -55,15 +51,7 @@ class ChatTemplate:
         try:
             with _bounded_memory():  # the compiler computes with constants already
                 template = environment.from_string(self._text)
-                # Templates ask whether `tools` and `documents` are none, not whether they exist.
-                text = template.render(
-                    messages=given,
-                    add_generation_prompt=True,
-                    tools=None,
-                    documents=None,
-                    **self._names,
-                )
-                num_bytes = len(text.encode())  # half a surrogate has none
+                text = rendered(template, given, self._tokens, is_question=True)
         except RefusedByTemplate as error:
             raise TemplateError(
                 f"the model's chat template does not take these messages: {reason_of(error)}"
@@ -73,7 +61,7 @@ class ChatTemplate:
         # A template is a program of somebody else: whatever it raises is about these messages.
         except Exception as error:
             raise TemplateError(f"the model's chat template failed: {reason_of(error)}") from error
-        if num_bytes > 2 * PROMPT_BYTES_MAX:
+        if len(text.encode()) > 2 * PROMPT_BYTES_MAX:
             raise TemplateError("the model's chat template made too long a text of the messages")
         return text
 

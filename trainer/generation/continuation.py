@@ -84,11 +84,6 @@ class TextModel:
         self._device = device
         self._vocabulary = vocabulary
 
-    @property
-    def context(self) -> int:
-        """Tokens that the model takes at most."""
-        return self._vocabulary.context
-
     def answer(
         self, request: GenerateText, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[Text | Done]:
@@ -101,13 +96,13 @@ class TextModel:
             RequestError: the request cannot be answered.
             GenerationError: the model cannot be run.
         """
-        vocabulary = self._vocabulary
+        vocabulary, context = self._vocabulary, self._vocabulary.context
         tokens = vocabulary.encode(request)
         if max(tokens) >= vocabulary.num_rows:
             raise GenerationError("the run's tokenizer has tokens that its model does not have")
-        if not request.beyond_context and len(tokens) >= self.context:
+        if not request.beyond_context and len(tokens) >= context:
             raise RequestError(
-                f"the prompt has {len(tokens):,} tokens; the model takes {self.context:,} "
+                f"the prompt has {len(tokens):,} tokens; the model takes {context:,} "
                 "together with the answer"
             )
         sampler = _Sampler(self._decoder, self._device, vocabulary, request)

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
 from gossamer.trainer.confinement.confine import confine
+from gossamer.trainer.ipc import environment, pipe
 from gossamer.trainer.ipc.generation import (
-    LENGTH,
     MESSAGE_BYTES_MAX,
     FromGenerator,
     GenerateText,
@@ -31,9 +31,6 @@ from gossamer.trainer.ipc.generation import (
     ToGenerator,
     frames,
 )
-
-_NICENESS = 10
-"""As a trainer on a CPU: the daemon and its owner's programs come first."""
 
 _WAITING_MAX = 16
 """Messages that are read ahead. A caller waits for the end of one text before it asks for the
@@ -45,9 +42,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # from a terminal; no traceback for that
     if len(sys.argv) > 1:
         confine(Path(sys.argv[1]))
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints goes to stderr
-    reader = _Reader(sys.stdin.buffer)
+    source, output = pipe.take_pipes()
+    reader = _Reader(source)
     try:
         for answer in _answers(reader):
             output.write(msgspec.json.encode(answer) + b"\n")
@@ -60,7 +56,7 @@ def main() -> int:
 class _Reader:
     """Reads messages in a thread, so that a stop is known while a text is being made."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._messages: Queue[ToGenerator | None] = Queue(_WAITING_MAX)
         self._stopped = -1
@@ -75,12 +71,7 @@ class _Reader:
             yield message
 
     def _read(self) -> None:
-        while len(prefix := self._stream.read(LENGTH.size)) == LENGTH.size:
-            (length,) = LENGTH.unpack(prefix)
-            assert length <= MESSAGE_BYTES_MAX
-            body = self._stream.read(length)
-            if len(body) < length:
-                break
+        while (body := pipe.read(self._stream, MESSAGE_BYTES_MAX)) is not None:
             message = frames.decode(body)
             if isinstance(message, StopText):
                 self._stopped = message.number
@@ -99,7 +90,7 @@ def _answers(reader: _Reader) -> Iterator[FromGenerator]:
         try:
             if isinstance(message, LoadModel):
                 if message.device == "cpu":
-                    os.nice(_NICENESS)
+                    os.nice(environment.NICENESS)
                 model = Continuation(message)
                 yield Loaded()
                 continue
@@ -115,7 +106,4 @@ def _answers(reader: _Reader) -> Iterator[FromGenerator]:
 
 
 if __name__ == "__main__":
-    code = main()
-    # Not through the interpreter's end, which can hang or crash in a device's driver.
-    sys.stderr.flush()
-    os._exit(code)
+    environment.end(main())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.inner_step.optimizer import gradient_norm
-from gossamer.trainer.inner_step.step_clock import Part, StepClock
+from gossamer.trainer.inner_step.step_clock import StepClock
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.resources.device import Device, is_out_of_memory
 from gossamer.trainer.resources.passes import Pass, Passes
@@ -28,12 +28,11 @@ GOOD_STEPS = 2_000
 
 
 class LossScale:
-    """The scale of a loss in fp16, whose range is too small for gradients.
+    """The scale of a loss in fp16, whose range is too small for gradients (arXiv 1710.03740,
+    section 3.2).
 
-    The loss is multiplied by it before the backward pass, and the gradient is divided by it
-    afterwards (Mixed precision training, arXiv 1710.03740, section 3.2). It is a power of two, so
-    that this changes no bits but those of numbers that would be zero or infinite. If the gradient
-    is not finite, the scale is halved and the same batch is taken again.
+    It is a power of two, so that it changes no bits but those of numbers that would be zero or
+    infinite. If a gradient is not finite, it is halved and the same batch is taken again.
     """
 
     def __init__(self) -> None:
@@ -74,7 +73,6 @@ class Gradients:
         self,
         decoder: Decoder,
         device: Device,
-        context: int,
         passes: Passes,
         on_progress: Callable[[], None],
         clock: StepClock | None = None,
@@ -82,15 +80,14 @@ class Gradients:
     ) -> None:
         """
         Args:
-            context: targets of a sequence.
             on_progress: is called after every micro-batch.
-            clock: is told what begins; None: nobody measures.
+            clock: is told what begins; None: nobody asks it.
             compiler: is asked between steps for compiled layers; None: there are none.
         """
-        self._decoder, self._device, self._context = decoder, device, context
+        self._decoder, self._device = decoder, device
         self._parameters = list(decoder.parameters())
         self._on_progress = on_progress
-        self._clock, self._compiler = clock, compiler
+        self._clock, self._compiler = clock or StepClock(), compiler
         self.passes = passes
         self._scale = LossScale()
         """In use if the device needs one."""
@@ -128,13 +125,13 @@ class Gradients:
         and the norm of their part of the gradient."""
         if self._compiler is not None:
             self._compiler.look(self._largest_pass(len(sequences)))
-        self._begins("forward")
+        self._clock.begins("forward")
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
         while True:
             self.passes.begins()
             try:
                 loss = self._add_up(on_device, targets)
-                self._begins("optimizer")
+                self._clock.begins("optimizer")
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
                 self.passes.worked()
@@ -149,7 +146,7 @@ class Gradients:
                     self.drop()
                     continue
             # Here the error is gone, and with it the frames that hold the failed pass.
-            self._make_room(len(sequences))
+            self._make_room(*sequences.shape)
 
     def _add_up(self, sequences: torch.Tensor, targets: int) -> torch.Tensor:
         """The mean loss over so many targets: ()"""
@@ -158,10 +155,10 @@ class Gradients:
         scale = self._scale.value if self._device.needs_loss_scale else 1.0
         loss = torch.zeros((), device=sequences.device)
         for micro_batch in torch.split(sequences, size.sequences):
-            self._begins("forward")
+            self._clock.begins("forward")
             with self._device.autocast():
                 part = self._decoder.loss_sum(micro_batch) / targets
-            self._begins("backward")
+            self._clock.begins("backward")
             scaled = part if scale == 1.0 else part * scale
             scaled.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
@@ -170,10 +167,6 @@ class Gradients:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1.0 / scale)
         return loss
-
-    def _begins(self, part: Part) -> None:
-        if self._clock is not None:
-            self._clock.begins(part)
 
     def _is_in_range(self, loss: float, norm: float) -> bool:
         """False if the batch is to be taken again, with a smaller scale of the loss.
@@ -192,8 +185,12 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _make_room(self, num_sequences: int) -> None:
-        """Drops what is left of a failed pass, and makes the next one smaller."""
+    def _make_room(self, num_sequences: int, num_tokens: int) -> None:
+        """Drops what is left of a failed pass, and makes the next one smaller.
+
+        Args:
+            num_tokens: of a sequence, its first input among them.
+        """
         self.drop()
         gc.collect()
         self._device.release_memory()
@@ -201,7 +198,7 @@ class Gradients:
         if not self.passes.failed(num_sequences):
             raise TrainerError(
                 f"{self._device.name} has too little memory for one sequence of "
-                f"{self._context} tokens with {self._decoder.flat.numel()} parameters "
+                f"{num_tokens - 1} tokens with {self._decoder.flat.numel()} parameters "
                 f"({self.passes.numbers}): {self._device.memory_advice}"
             )
         size = self.passes.present

@@ -11,9 +11,8 @@
 An update reads some elements as fp32, changes them and writes them (`MomentVector`). What the
 update itself computes is the same in all formats. Blocks and pieces end where a parameter ends.
 
-bitsandbytes has kernels for this and torchao has it too. Neither is used: the kernels of the one
-are for some devices only, the other compiles its update, which takes seconds and a compiler at each
-start. Here an update of all elements takes a small part of a step in plain operations of torch.
+bitsandbytes has kernels for some devices only, and torchao compiles its update, which takes seconds
+and a compiler at each start. Plain operations of torch take a small part of a step.
 """
 
 from __future__ import annotations
@@ -242,11 +241,8 @@ def code_values(*, is_signed: bool) -> tuple[float, ...]:
 
     The paper's dynamic quantization (section 2.2), as bitsandbytes has it: each of seven decades
     has twice as many numbers as the next smaller one, in the middles of equal parts. One number is
-    1.
-
-    One is 0, but not of the values that are never negative: a second moment that is small beside
-    its block's largest would become 0, and the update, which is divided by its root, huge (arXiv
-    2309.01507 leaves out 0 for the same reason). There the least number is 1e-7.
+    1, and one is 0, or 1e-7 of values that are never negative: a small second moment that became 0
+    would make the update, which is divided by its root, huge (arXiv 2309.01507 leaves 0 out, too).
     """
     numbers = [1.0, 0.0 if is_signed else 1e-7]
     for decade in range(7):

@@ -12,10 +12,9 @@ The singular values of o are near 1, so its elements have a root mean square of 
 same: so both parts share one rate and one decay. Embedding, head, gains and biases stay AdamW's, as
 published.
 
-torch has this as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, and a test holds this module
-to it. It is not used because its iterations are in bf16 on every device, also where bf16 is
-emulated, because it takes one matrix after the other, and because its class loads the compiler (see
-`AdamW`). Here the matrices of one shape go through the iterations together.
+A test holds this module to `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, which is not used:
+its iterations are in bf16 also where that is emulated, it takes one matrix after the other, and its
+class loads the compiler (see `AdamW`).
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ _BATCH_ELEMENTS_MAX = 2**22
 each, 60 MB, less than the pass before it took. A larger matrix goes alone."""
 
 _CARD_BATCH_ELEMENTS_MAX = 2**24
-"""The same for a device with memory of its own: 235 MB. An H200 took 31 ms for an update of `150m`
-with batches of 2^22 elements, 13.5 with these, and no less with larger ones."""
+"""The same for a device with memory of its own: 235 MB. An H200's update of `150m` took less than
+half the time of that with 2^22 elements, and no less with more (docs/benchmarks/cards.md)."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,6 @@ class _Batch:
     parameters: list[Tensor]
     spans: list[list[Span]]
     """Pieces of each parameter's momentum."""
-
-    @property
-    def longer(self) -> int:
-        return max(self.parameters[0].shape)
 
 
 class Muon:
@@ -127,7 +122,7 @@ class Muon:
             ahead = self._look_ahead(batch, gradients)
             wide = torch.stack([_wide(each) for each in ahead])
             del ahead
-            rate = learning_rate * _UPDATE_RMS * math.sqrt(batch.longer)
+            rate = learning_rate * _UPDATE_RMS * math.sqrt(wide.shape[2])
             torch._foreach_mul_(batch.parameters, kept)
             updates = orthogonal(wide, self._dtype)
             for parameter, update in zip(batch.parameters, updates.unbind(), strict=True):

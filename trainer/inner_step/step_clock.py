@@ -46,16 +46,22 @@ class StepClock:
     """Adds up the seconds of each part. Not for use from several threads."""
 
     def __init__(
-        self, make_event: Callable[[], Event] | None, clock: Callable[[], float] = time.perf_counter
+        self,
+        make_event: Callable[[], Event] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_read: bool = True,
     ) -> None:
         """
         Args:
             make_event: makes an event of the card, at what it was told last; None: the device has
                 none, and the host's clock holds for it.
             clock: seconds of the host.
+            is_read: False if these seconds say nothing of the device.
         """
         self._make_event = make_event
         self._clock = clock
+        self.is_read = is_read
         self._part: Part | None = None
         self._since = 0.0
         self._seconds: dict[Part, float] = {}
@@ -78,7 +84,7 @@ class StepClock:
 
     @contextmanager
     def of(self, part: Part) -> Iterator[None]:
-        """Counts a piece of work by itself; what comes after it counts for nothing."""
+        """Counts a piece of work by itself."""
         self.begins(part)
         try:
             yield
@@ -97,12 +103,12 @@ class StepClock:
         self._seconds[part] = self._seconds.get(part, 0.0) + seconds
 
 
-def clock_of(device: torch.device) -> StepClock | None:
-    """Returns the clock of a device; None for one that works behind the host and has no events that
-    this module knows (Apple's and Intel's GPUs)."""
+def clock_of(device: torch.device) -> StepClock:
+    """Returns the clock of a device. It is not read on one that works behind the host and has no
+    events that this module knows (Apple's and Intel's GPUs)."""
     if device.type == "cuda":  # ROCm too
         return StepClock(partial(_card_event, device))
-    return StepClock(None) if device.type == "cpu" else None
+    return StepClock(is_read=device.type == "cpu")
 
 
 def _card_event(device: torch.device) -> Event:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 WAIT_POLICY = "OMP_WAIT_POLICY"
 """OpenMP's variable, which its libraries read when they are loaded."""
@@ -13,6 +15,10 @@ CARD_ORDER = "CUDA_DEVICE_ORDER"
 
 THREADS = "OMP_NUM_THREADS"
 """OpenMP's variable: its threads, which are torch's."""
+
+NICENESS = 10
+"""On a CPU below everything else there: the daemon and its owner's programs come first. (With a GPU
+a trainer only feeds it, and must not wait.)"""
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -29,9 +35,8 @@ def container_cores(cgroup: Path = CGROUP) -> int | None:
 def computing_environment(cgroup: Path = CGROUP) -> dict[str, str]:
     """Returns this process's environment for a process that computes beside the owner's programs.
 
-    Threads that wait for each other sleep. By default they spin, which makes small models some 5 %
-    faster on free cores, and takes what other programs leave: beside two busy processes on two
-    cores a training pass took twice as long (decision 124).
+    Threads that wait for each other sleep. By default they spin, which takes what other programs
+    leave: beside two busy processes on two cores a pass took twice as long (decision 124).
 
     NVIDIA's cards are counted by their slots, as the driver counts them (NVML). By default CUDA
     counts the fastest first, and limits of heat, power and memory would be those of another card.
@@ -44,3 +49,10 @@ def computing_environment(cgroup: Path = CGROUP) -> dict[str, str]:
     cores = container_cores(cgroup)
     threads = {} if cores is None or cores >= (os.cpu_count() or 1) else {THREADS: str(cores)}
     return {WAIT_POLICY: "PASSIVE", CARD_ORDER: "PCI_BUS_ID", **threads, **os.environ}
+
+
+def end(code: int) -> NoReturn:
+    """Ends this process, and not through the interpreter's end, which can hang or crash in a
+    device's driver."""
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,29 +1,21 @@
-"""Messages as frames of a byte stream: a length, and msgpack behind it."""
+"""The messages of daemon and worker as bytes: a frame (`pipe`) with msgpack in it."""
 
 from __future__ import annotations
-
-import struct
 
 import msgspec
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.shared_step import step_codec
 from gossamer.trainer.ipc.messages import FromWorker, SharedSteps, ToWorker
+from gossamer.trainer.ipc.pipe import LENGTH_BYTES, MessageError, decode_length, frame
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Bound on a message without what a run's shared steps add. The largest are Evaluate and Finished,
 with some thousand short entries. Anything longer is not ours."""
 
-_LENGTH = struct.Struct(">I")
-LENGTH_BYTES = _LENGTH.size
-
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-
-
-class MessageError(ValueError):
-    """Bytes between daemon and worker that are not a message: a bug, or a broken pipe."""
 
 
 def bytes_max_of(model: ModelConfig, steps: SharedSteps | None) -> int:
@@ -42,31 +34,8 @@ def bytes_max_of(model: ModelConfig, steps: SharedSteps | None) -> int:
 
 
 def encode(message: ToWorker | FromWorker, bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
-    """The whole frame of a message.
-
-    Raises:
-        MessageError: longer than `bytes_max`.
-    """
-    body = _encoder.encode(message)
-    if len(body) > bytes_max:
-        raise MessageError(
-            f"{type(message).__name__} of {len(body)} bytes; {bytes_max} is the limit"
-        )
-    return _LENGTH.pack(len(body)) + body
-
-
-def decode_length(
-    prefix: bytes | bytearray | memoryview, bytes_max: int = MESSAGE_BYTES_MAX
-) -> int:
-    """Length of the message behind a prefix of `LENGTH_BYTES`.
-
-    Raises:
-        MessageError: longer than `bytes_max`.
-    """
-    (length,) = _LENGTH.unpack(prefix)
-    if length > bytes_max:
-        raise MessageError(f"message of {length} bytes; {bytes_max} is the limit")
-    return int(length)
+    """The whole frame of a message. Raises MessageError: longer than `bytes_max`."""
+    return frame(_encoder.encode(message), bytes_max, type(message).__name__)
 
 
 def decode_to_worker(body: bytes | bytearray | memoryview) -> ToWorker:

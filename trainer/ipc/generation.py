@@ -1,7 +1,7 @@
 """The messages of a command that generates text and its process (`trainer.generation.generate`).
 
-The process reads frames from stdin, until its end: 4 bytes with the length, big-endian, and one
-`ToGenerator` as msgpack. It writes lines of JSON to stdout. The parameters are in a file descriptor
+The process reads frames (`pipe`) from stdin, until its end, each with one `ToGenerator` as
+msgpack. It writes lines of JSON to stdout. The parameters are in a file descriptor
 that it inherits, as with the trainer (`memory`).
 
 Order of a life: LoadModel -> Loaded, then any number of `GenerateText -> Text, Text, ... Done` and
@@ -13,13 +13,13 @@ Everything else that comes while a text is made waits for its end.
 
 from __future__ import annotations
 
-import struct
 from typing import Literal
 
 import msgspec
 
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.model_config import ModelConfig
+from gossamer.trainer.ipc import pipe
 from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
 
 PROMPT_BYTES_MAX = 256 * KIB
@@ -129,11 +129,7 @@ lines: msgspec.json.Decoder[FromGenerator] = msgspec.json.Decoder(FromGenerator)
 
 frames: msgspec.msgpack.Decoder[ToGenerator] = msgspec.msgpack.Decoder(ToGenerator)
 
-LENGTH = struct.Struct(">I")
-
 
 def frame(message: msgspec.Struct) -> bytes:
     """The frame of one of `ToGenerator`."""
-    body = msgspec.msgpack.encode(message)
-    assert len(body) <= MESSAGE_BYTES_MAX
-    return LENGTH.pack(len(body)) + body
+    return pipe.frame(msgspec.msgpack.encode(message), MESSAGE_BYTES_MAX)

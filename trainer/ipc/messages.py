@@ -1,7 +1,5 @@
-"""The messages of the daemon and its trainer process, over the worker's stdin and stdout.
-
-    4 bytes   length of the message, big-endian
-    ...       one tagged struct of this module, as msgpack
+"""The messages of the daemon and its trainer process, over the worker's stdin and stdout,
+in frames (`pipe`), each with one tagged struct of this module as msgpack.
 
 The daemon sends `ToWorker`, the worker answers with `FromWorker`. The parameters themselves do not
 travel: both sides map the same two files of fp32 values, `base` and `pseudo_gradient` (module
@@ -9,21 +7,19 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
 Evaluated`, `Sample -> Sampled`, `Audit -> Audited`, and rounds `Begin -> Step, Step, ... NeedData
-... -> Finished`. The worker reads `base` when it gets Begin, Evaluate, Sample or Rebase, and has
-read it when it answers (for Begin: with the first thing that it says of the round); at any other
-time the daemon may write it. `pseudo_gradient` is the worker's from Begin to Finished and from
-Rebase to Rebased, and means nothing until then: a worker that dies in between leaves nothing behind
-that counts. `Data`, `Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at any
-time; a Stop that arrives after its round has ended is ignored. The end of stdin ends the worker at
-once. The vector `audited` is the daemon's but between Audit and Audited.
+... -> Finished`. The worker reads `base` between Begin, Evaluate, Sample or Rebase and its answer
+(for Begin: the first thing that it says of the round); at any other time the daemon may write it.
+`pseudo_gradient` is the worker's from Begin to Finished and from Rebase to Rebased, and means
+nothing meanwhile. `Data`, `Forget`, `Save`, `Stop`, `Limits` and `Rebase -> Rebased` are allowed at
+any time; a Stop that arrives after its round has ended is ignored. The end of stdin ends the worker
+at once. The vector `audited` is the daemon's but between Audit and Audited.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
-the others, and the next one waits for Share, with which the daemon says what became of it. `base`
-is then the newest state that all share. The worker reads it with each Share, and the daemon does
-not wait for that: a gradient taken between two of its states is as good as one of either. A part
-that the others did not take stays in the momentum, which is the worker's own and is saved with its
-place in the chain. The place of a loaded one is in Configured; without KeepMomentum the first round
-begins without it.
+the others, and the next one waits for Share. The worker reads `base`, the newest state that all
+share, with each Share, and the daemon does not wait for that: a gradient taken between two of its
+states is as good as one of either. A part that the others did not take stays in the momentum, which
+is the worker's own and is saved with its place in the chain. The place of a loaded one is in
+Configured; without KeepMomentum the first round begins without it.
 
 From its start the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
@@ -49,7 +45,7 @@ DATA_RANGES_MAX = 32 * 1024
 SPANS_PER_ROUND_MAX = DATA_RANGES_MAX
 
 AUDIT_SEQUENCES_MAX = 64
-"""Twice as many as an audit has (`policy.audits`)."""
+"""Twice as many as an audit has (`policy.auditing.audits`)."""
 
 ALIVE_SECONDS = 2.0
 """Interval of the worker's signs of life, which have a few bytes each."""
@@ -66,22 +62,17 @@ class _FromWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=T
     pass
 
 
-class Configure(_ToWorker, frozen=True, kw_only=True):
-    """First message of a life; answered with Configured."""
+class TrainerConfig(_ToWorker, frozen=True, kw_only=True):
+    """The training of one peer: its model and how it learns. It holds for the life of a trainer."""
 
     model: ModelConfig
     inner: InnerConfig
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:0`, `mps`."""
-    limits: Limits | None = None
-    """None leaves everything to torch and to the system."""
     seed: int
-    base_fd: int
-    pseudo_gradient_fd: int
-    audited_fd: int | None = None
-    """fp32 values like `base`, of which Audit asks; None in a run without audits."""
+    """Of the initial parameters."""
     token_bytes: int
     """2 or 4: little-endian unsigned tokens in the shards."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:0`, `mps`."""
     optimizer_path: str = ""
     """File that keeps the optimiser's moments, or the momentum of shared steps, over restarts.
     Empty: they are not kept."""
@@ -90,17 +81,31 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
     moments: MomentChoice = "auto"
     """What the optimiser keeps its moments in; see `moments`."""
-    compiling: CompileChoice = "auto"
+    compiling: CompileChoice = "off"
     """Whether the layers are compiled behind the training."""
+    children_use_device: bool = True
+    """Whether a process that the trainer starts can use the device. The worker finds that out."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     frozen_paths: tuple[str, ...] = ()
     """Files with the weights that a run of adapters leaves as they are, in order: blocks, named by
-    their digests. Empty in any other run, and where only Genesis is asked for."""
+    their digests. Empty in any other run, and where only Genesis is asked for. Without them a run
+    of adapters can draw its initial parameters, and nothing else."""
     tokenizer: Literal["", "bytes", "bpe", "files"] = ""
     """The run's tokenizer, by which the bytes of the text are counted; empty: they are not."""
     tokenizer_path: str = ""
     """File of the run's tokenizer; empty for plain bytes."""
+
+
+class Configure(TrainerConfig, frozen=True, kw_only=True):
+    """First message of a life; answered with Configured."""
+
+    base_fd: int
+    pseudo_gradient_fd: int
+    audited_fd: int | None = None
+    """fp32 values like `base`, of which Audit asks; None in a run without audits."""
+    limits: Limits | None = None
+    """None leaves everything to torch and to the system."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are the peer's own."""
 
@@ -179,8 +184,8 @@ class Share(_ToWorker, frozen=True, kw_only=True):
 
 class Rebase(_ToWorker, frozen=True, kw_only=True):
     """Take over `base` in these ranges: it is now the state that the round before the newest led
-    to, and the newest round's work is kept on top of it. Answered with Rebased after the step that
-    is being done. Not for a round whose work was collected."""
+    to, and the newest round's work is kept on top of it. Answered after the step that is being
+    done. Not for a round whose work was collected."""
 
     ranges: Ranges
 
@@ -233,7 +238,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Save(_ToWorker, frozen=True, kw_only=True):
-    """Write the optimiser's moments, or the momentum of shared steps, to `optimizer_path` now."""
+    """Write the optimiser's moments, or the momentum of shared steps, to `optimizer_path`."""
 
     place: Place | None = None
     """Place of the momentum; an optimiser's moments have none."""
@@ -270,7 +275,7 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     momentum: Place | None = None
     """Place of the momentum that was loaded; None if none was."""
     problem: str = ""
-    """The reason for people why the file at `optimizer_path` was not used; empty if all is well."""
+    """For people: why the file at `optimizer_path` was not used; empty if all is well."""
     confinement: str = ""
     """What the worker's process cannot do any more, for people."""
 
@@ -281,6 +286,7 @@ class GenesisDone(_FromWorker, frozen=True, kw_only=True):
 
 class _TextLoss(_FromWorker, frozen=True, kw_only=True):
     loss: float
+    """Nats per token: the mean over `tokens`; NaN if there are none."""
     tokens: int
     text_bytes: int = 0
     """Bytes of the text that these tokens stand for; 0: not known, or there are no tokens."""
@@ -292,9 +298,7 @@ class _TextLoss(_FromWorker, frozen=True, kw_only=True):
 
 
 class Evaluated(_TextLoss, frozen=True, kw_only=True):
-    loss: float
-    """Nats per token; NaN without tokens."""
-    tokens: int
+    """The loss that Evaluate asked for."""
 
 
 class Sampled(_FromWorker, frozen=True, kw_only=True):
@@ -316,10 +320,9 @@ class Rebased(_FromWorker, frozen=True, kw_only=True):
 
 class Saved(_FromWorker, frozen=True, kw_only=True):
     problem: str = ""
-    """The reason for people why nothing was written; empty if all is well. On an error the earlier
-    file is untouched."""
+    """For people: why nothing was written, and the earlier file is untouched; empty if all is
+    well."""
     seconds: float = 0.0
-    """Duration of the write."""
 
 
 class Step(_TextLoss, frozen=True, kw_only=True):
@@ -340,8 +343,7 @@ class Step(_TextLoss, frozen=True, kw_only=True):
     """Loss or gradient was not finite: nothing was updated, the data counts as consumed. In rounds
     of shared steps also: the momentum had a value out of range, and begins anew."""
     waited_seconds: float = 0.0
-    """Time since the step before in which the worker had nothing to do but to wait for a message.
-    Time for taking over a state or evaluating one is not included."""
+    """Time since the step before in which the worker waited for messages."""
     times: StepTimes | None = None
     """None on a device whose clock is not read."""
     device_memory_bytes: int = 0
@@ -371,12 +373,8 @@ class Finished(_TextLoss, frozen=True, kw_only=True):
     round: int
     steps: int
     """Inner steps done, the skipped ones among them."""
-    tokens: int
-    """Target tokens trained."""
     spans: tuple[Span, ...]
     """Ranges of the consumed data, in order; neighbouring ranges of a shard are merged."""
-    loss: float
-    """Mean over the tokens trained; NaN if there are none."""
 
 
 class Failed(_FromWorker, frozen=True, kw_only=True):

@@ -115,50 +115,13 @@ def _inner(
     )
 
 
-def _outer(
-    model: ModelConfig,
-    step: OuterStep,
-    *,
-    inner_steps: int,
-    warmup_rounds: int,
-    warmup_inner_steps: int,
-    sparse: _Sparse,
-) -> OuterConfig:
-    return OuterConfig(
-        inner_steps=inner_steps,
-        learning_rate=step.learning_rate,
-        momentum=step.momentum,
-        displacement=step.displacement,
-        warmup_rounds=warmup_rounds,
-        warmup_inner_steps=warmup_inner_steps,
-        # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried.
-        codec="fp16",
-        chunk_elements=default_chunk_elements(model.num_parameters),
-        overlap=True,
-        top_k=sparse.top_k,
-        error_decay=sparse.error_decay,
-        widening=True,
-        sparse_sums=True,
-        packing=True,
-    )
-
-
-def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
-    return RoundConfig(
-        round_seconds=round_seconds,
-        gather_seconds=gather_seconds,
-        attempt_seconds=attempt_seconds,
-        stale_rounds=5,
-    )
-
-
 def _preset(
     name: str,
     summary: str,
     origin: str,
     model: ModelConfig,
     inner: InnerConfig,
-    rounds: RoundConfig,
+    seconds: tuple[float, float, float],
     outer_steps: OuterSteps,
     *,
     inner_steps: int,
@@ -166,6 +129,8 @@ def _preset(
     warmup_inner_steps: int,
     sparse: _Sparse,
 ) -> Preset:
+    """`seconds`: of a round, of gathering, and of an attempt."""
+    round_seconds, gather_seconds, attempt_seconds = seconds
     return Preset(
         name=name,
         summary=summary,
@@ -173,18 +138,30 @@ def _preset(
         tokenizer="bytes" if model.vocabulary == BYTES_VOCABULARY else "bpe",
         model=model,
         inner=inner,
-        outer=_outer(
-            model,
-            outer_steps.muon,
+        outer=OuterConfig(
             inner_steps=inner_steps,
+            **outer_steps.muon._asdict(),
             warmup_rounds=warmup_rounds,
             warmup_inner_steps=warmup_inner_steps,
-            sparse=sparse,
+            # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried.
+            codec="fp16",
+            chunk_elements=default_chunk_elements(model.num_parameters),
+            overlap=True,
+            top_k=sparse.top_k,
+            error_decay=sparse.error_decay,
+            widening=True,
+            sparse_sums=True,
+            packing=True,
         ),
         dense_steps=outer_steps,
         sparse_steps=sparse.steps,
         muon_top_k=sparse.muon_top_k,
-        rounds=rounds,
+        rounds=RoundConfig(
+            round_seconds=round_seconds,
+            gather_seconds=gather_seconds,
+            attempt_seconds=attempt_seconds,
+            stale_rounds=5,
+        ),
     )
 
 
@@ -213,7 +190,7 @@ _ALL = (
         "were tuned on a quarter of its size: with AdamW, and the outer step with Muon too",
         _model((4, 96, 4, 4, 256), vocabulary=BYTES_VOCABULARY, context=64),
         _inner(4e-3, sequences=8, warmup_steps=40, total_steps=800),
-        _rounds(20.0, 5.0, 3.0),
+        (20.0, 5.0, 3.0),
         _SMALL_OUTER,
         inner_steps=20,
         warmup_rounds=50,
@@ -226,7 +203,7 @@ _ALL = (
         _TRIED_WITH_BOTH,
         _model((4, 128, 4, 4, 352), vocabulary=2048, context=128),
         _inner(3e-3, sequences=8, warmup_steps=100, total_steps=2_000),
-        _rounds(30.0, 5.0, 3.0),
+        (30.0, 5.0, 3.0),
         _SELF_TUNING,
         inner_steps=20,
         warmup_rounds=100,
@@ -239,7 +216,7 @@ _ALL = (
         _TRIED,
         _model((6, 256, 8, 4, 640), vocabulary=4096, context=256),
         _inner(2e-3, sequences=8, warmup_steps=200, total_steps=5_000),
-        _rounds(60.0, 10.0, 5.0),
+        (60.0, 10.0, 5.0),
         _SELF_TUNING,
         inner_steps=20,
         warmup_rounds=100,
@@ -252,7 +229,7 @@ _ALL = (
         _TRIED_WITH_BOTH,
         _model((5, 384, 6, 2, 896), vocabulary=8192, context=512),
         _inner(1.5e-3, sequences=8, warmup_steps=400, total_steps=10_000),
-        _rounds(120.0, 15.0, 5.0),
+        (120.0, 15.0, 5.0),
         _SELF_TUNING,
         inner_steps=30,
         warmup_rounds=100,
@@ -266,7 +243,7 @@ _ALL = (
         "watch the first rounds",
         _model((12, 512, 8, 4, 1280), vocabulary=16_384, context=512),
         _inner(1e-3, sequences=32, warmup_steps=500, total_steps=20_000),
-        _rounds(300.0, 30.0, 10.0),
+        (300.0, 30.0, 10.0),
         _SELF_TUNING,
         inner_steps=30,
         warmup_rounds=100,
@@ -281,7 +258,7 @@ _ALL = (
         _inner(
             4e-4, sequences=128, warmup_steps=1_000, total_steps=88_000, schedule=_by_tokens(512)
         ),
-        _rounds(3_600.0, 120.0, 30.0),
+        (3_600.0, 120.0, 30.0),
         _PUBLISHED_OUTER,
         inner_steps=500,
         warmup_rounds=20,
@@ -296,7 +273,7 @@ _ALL = (
         _inner(
             4e-4, sequences=64, warmup_steps=1_000, total_steps=88_000, schedule=_by_tokens(2_048)
         ),
-        _rounds(7_200.0, 300.0, 60.0),
+        (7_200.0, 300.0, 60.0),
         _PUBLISHED_OUTER,
         inner_steps=500,
         warmup_rounds=20,

@@ -44,17 +44,13 @@ DEFAULTS: dict[Family, _Defaults] = {
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FolderError: it is none.
-    """
+    """The JSON object in a file. Raises FolderError: it is none."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:  # JSON's and UTF-8's errors are ValueErrors
-        raise FolderError([f"{name} is damaged: {error}; copy or download it again"]) from error
+        raise FolderError(f"{name} is damaged: {error}; copy or download it again") from error
     if not isinstance(value, dict):
-        raise FolderError([f"{name} is no JSON object; copy or download it again"])
+        raise FolderError(f"{name} is no JSON object; copy or download it again")
     return value
 
 
@@ -68,13 +64,13 @@ def model_of_config(config: Mapping[str, Any]) -> ModelConfig:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise FolderError(
-            [f"model_type is {_shown(family)}; supported: {', '.join(sorted(FAMILIES))}"]
+            f"model_type is {_shown(family)}; supported: {', '.join(sorted(FAMILIES))}"
         )
     reader = _Reader(config, family)
     model = reader.model()
     problems = reader.problems or problems_of_model(model)
     if problems:
-        raise FolderError([f"config.json: {problem}" for problem in problems])
+        raise FolderError(*(f"config.json: {problem}" for problem in problems))
     return model
 
 

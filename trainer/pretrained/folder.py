@@ -34,5 +34,5 @@ def open_pretrained(folder: Path) -> Pretrained:
     try:
         model = model_of_config(files.config)
     except FolderError as error:
-        raise FolderError([f"{folder}: {problem}" for problem in error.problems]) from error
+        raise error.of(folder) from error
     return Pretrained(folder, model, files, find_weights(folder, model))

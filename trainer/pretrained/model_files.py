@@ -1,8 +1,8 @@
 """The small files of an imported model: configuration, tokenizer, chat template, licence.
 
 They travel as one block, which the manifest names, so that every peer can export the model with
-what belongs to it. Nothing in them is executed here, and a key that would make `transformers` run
-code of the folder is left out.
+them. Nothing in them is executed here, and a key that would make `transformers` run code of the
+folder is left out.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ _ZSTD_LEVEL = 19
 _CODE_KEYS = ("auto_map", "custom_pipelines")
 """Keys that name code of the folder, which `transformers` would load."""
 
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
 _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -76,7 +78,7 @@ class ModelFiles:
         """
         missing = [name for name in (CONFIG_NAME, TOKENIZER_NAME) if name not in files]
         if missing:
-            raise FolderError([f"{name} is missing" for name in missing])
+            raise FolderError(*(f"{name} is missing" for name in missing))
         self.files = dict(files)
         self._parsed = {
             name: parse_object(files[name], name) for name in _JSON_NAMES if name in files
@@ -105,6 +107,12 @@ class ModelFiles:
             if isinstance(token, str) and token:
                 return token
         return None
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The texts of special tokens by their names, for chat templates."""
+        named = ((name, self.named_token(name)) for name in _SPECIAL_TOKENS)
+        return {name: text for name, text in named if text is not None}
 
     @property
     def chat_template(self) -> str | None:
@@ -146,20 +154,14 @@ class ModelFiles:
         return files
 
     def pack(self) -> bytes:
-        """One block.
-
-        Raises:
-            FolderError: the files are larger than a block may be.
-        """
+        """One block. Raises FolderError: the files are larger than a block may be."""
         data = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(
             msgspec.msgpack.encode(dict(sorted(self.files.items())))
         )
         if len(data) > limits.BLOCK_BYTES_MAX:
             raise FolderError(
-                [
-                    f"tokenizer and configuration have {len(data):,} bytes when compressed; peers "
-                    f"take at most {limits.BLOCK_BYTES_MAX:,}"
-                ]
+                f"tokenizer and configuration have {len(data):,} bytes when compressed; peers "
+                f"take at most {limits.BLOCK_BYTES_MAX:,}"
             )
         return data
 
@@ -171,7 +173,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         FolderError: a file is missing, too large or damaged, and which.
     """
     if not folder.is_dir():
-        raise FolderError([f"{folder} is no folder; name the one that has {CONFIG_NAME}"])
+        raise FolderError(f"{folder} is no folder; name the one that has {CONFIG_NAME}")
     files = {}
     for name in NAMES:
         if (folder / name).is_file():
@@ -180,7 +182,7 @@ def read_model_files(folder: Path) -> ModelFiles:
     try:
         return ModelFiles(files)
     except FolderError as error:
-        raise FolderError([f"{folder}: {problem}" for problem in error.problems]) from error
+        raise error.of(folder) from error
 
 
 def unpack_model_files(block: bytes) -> ModelFiles:

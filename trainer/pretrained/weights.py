@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.state.parameter_layout import HEAD, Tensor, layout_of
+from gossamer.protocol.state.parameter_layout import HEAD, Tensor, is_adapter, layout_of
 from gossamer.trainer.pretrained.config import parse_object
 from gossamer.trainer.pretrained.errors import FolderError
 
@@ -91,7 +91,7 @@ class StoredWeights:
             except OSError as error:
                 raise _unreadable(stored.path, error) from error
             except ValueError as error:
-                raise FolderError([f"{stored.path}: {tensor.name} {error}"]) from error
+                raise FolderError(f"{stored.path}: {tensor.name} {error}") from error
         return flat
 
 
@@ -106,12 +106,12 @@ def find_weights(folder: Path, model: ModelConfig) -> StoredWeights:
     for path in _files(folder):
         for name, place in _read_header(path).items():
             if name in stored:
-                raise FolderError([f"{path} and {stored[name].path} both have {name}"])
+                raise FolderError(f"{path} and {stored[name].path} both have {name}")
             stored[name] = place
     found: list[tuple[Tensor, StoredTensor]] = []
     problems: list[str] = []
     for tensor in layout_of(model):
-        name = tensor.name if tensor.name == HEAD else f"model.{tensor.name}"
+        name = stored_name(tensor)
         if name not in stored:
             problems.append(f"{folder} has no tensor {name}: is a file missing?")
             continue
@@ -135,8 +135,17 @@ def find_weights(folder: Path, model: ModelConfig) -> StoredWeights:
     ]
     if problems:
         more = len(problems) - PROBLEMS_SHOWN
-        raise FolderError(problems[:PROBLEMS_SHOWN] + ([f"and {more} more"] if more > 0 else []))
+        last = [f"and {more} more"] if more > 0 else []
+        raise FolderError(*problems[:PROBLEMS_SHOWN], *last)
     return StoredWeights(tuple(found))
+
+
+def stored_name(tensor: Tensor) -> str:
+    """The name of a tensor in Hugging Face's model of the family; of an adapter that in PEFT's
+    file, where two wrappers stand before it."""
+    if is_adapter(tensor):
+        return f"base_model.model.model.{tensor.name}"
+    return tensor.name if tensor.name == HEAD else f"model.{tensor.name}"
 
 
 def _is_superfluous(name: str, model: ModelConfig) -> bool:
@@ -154,17 +163,15 @@ def _files(folder: Path) -> list[Path]:
         pickled = " (pickled weights are not read: save the model as safetensors)"
         has_pickled = any(folder.glob("pytorch_model*.bin"))
         raise FolderError(
-            [
-                f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}"
-                + (pickled if has_pickled else "")
-            ]
+            f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}"
+            + (pickled if has_pickled else "")
         )
     weight_map = parse_object(read_bounded(index, INDEX_BYTES_MAX), str(index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise FolderError([f"{index} is damaged: it has no weight_map"])
+        raise FolderError(f"{index} is damaged: it has no weight_map")
     names = set(map(str, weight_map.values()))
     if len(names) > SHARDS_MAX:
-        raise FolderError([f"{index} names {len(names)} files; at most {SHARDS_MAX} are read"])
+        raise FolderError(f"{index} names {len(names)} files; at most {SHARDS_MAX} are read")
     problems = []
     for name in sorted(names):
         if Path(name).name != name or not name.endswith(".safetensors"):
@@ -172,7 +179,7 @@ def _files(folder: Path) -> list[Path]:
         elif not (folder / name).is_file():
             problems.append(f"{folder / name} is missing; {INDEX_NAME} names it")
     if problems:
-        raise FolderError(problems[:PROBLEMS_SHOWN])
+        raise FolderError(*problems[:PROBLEMS_SHOWN])
     return [folder / name for name in sorted(names)]
 
 
@@ -184,10 +191,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
-                raise FolderError([f"{damaged} (it ends before its header does)"])
+                raise FolderError(f"{damaged} (it ends before its header does)")
             if length > HEADER_BYTES_MAX:
                 raise FolderError(
-                    [f"{path} has a header of {length:,} bytes; at most {HEADER_BYTES_MAX:,}"]
+                    f"{path} has a header of {length:,} bytes; at most {HEADER_BYTES_MAX:,}"
                 )
             header = parse_object(file.read(length), f"the header of {path}")
     except OSError as error:
@@ -197,7 +204,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         if name != "__metadata__":
             tensor = _tensor_of(path, entry, 8 + length, size)
             if tensor is None:
-                raise FolderError([f"{damaged} (the entry of {name} makes no sense)"])
+                raise FolderError(f"{damaged} (the entry of {name} makes no sense)")
             tensors[name] = tensor
     ends = 8 + length
     for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.stop)):
@@ -205,7 +212,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             break
         ends = tensor.stop
     if ends != size:
-        raise FolderError([f"{damaged} (its tensors do not cover it, each byte once)"])
+        raise FolderError(f"{damaged} (its tensors do not cover it, each byte once)")
     return tensors
 
 
@@ -245,23 +252,19 @@ def _read_into(out: NDArray[np.float32], stored: StoredTensor) -> None:
 
 
 def read_bounded(path: Path, bytes_max: int) -> bytes:
-    """The content of a small file.
-
-    Raises:
-        FolderError: it cannot be read, or is too large.
-    """
+    """The content of a small file. Raises FolderError: it cannot be read, or is too large."""
     try:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
     except OSError as error:
         raise _unreadable(path, error) from error
     if len(data) > bytes_max:
-        raise FolderError([f"{path} has over {bytes_max:,} bytes, the limit of such a file"])
+        raise FolderError(f"{path} has over {bytes_max:,} bytes, the limit of such a file")
     return data
 
 
 def _unreadable(path: Path, error: OSError) -> FolderError:
-    return FolderError([f"{path} cannot be read: {(error.strerror or str(error)).lower()}"])
+    return FolderError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def _shape(shape: Iterable[int]) -> str:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 import traceback
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -26,24 +24,22 @@ from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.confinement.confine import take_network
 from gossamer.trainer.confinement.system_calls import end_with_parent
 from gossamer.trainer.inner_step.gradients import Gradients, TrainerError
+from gossamer.trainer.ipc import environment, pipe
 from gossamer.trainer.ipc.messages import Limits
 from gossamer.trainer.model import decoder_on
 from gossamer.trainer.ranks import messages
 from gossamer.trainer.ranks.group import Group
 from gossamer.trainer.resources.device import OWNER_LIMITS, is_out_of_memory, take_device
-from gossamer.trainer.resources.passes import Passes
+from gossamer.trainer.resources.passes import Passes, passes_of
 
 _INBOX_MAX = 8
 """Messages that are read ahead: the first process waits for answers, but not after Limits."""
-
-_NICENESS = 10
-"""On a CPU, as that of the first process."""
 
 
 class Follower:
     """Answers the first process until the end of stdin."""
 
-    def __init__(self, source: BinaryIO, output: BinaryIO) -> None:
+    def __init__(self, source: IO[bytes], output: IO[bytes]) -> None:
         self._source, self._output = source, output
         self._inbox: queue.Queue[messages.ToFollower] = queue.Queue(_INBOX_MAX)
         self._passes: Passes | None = None
@@ -68,28 +64,21 @@ class Follower:
         """
         start = self._inbox.get()
         assert isinstance(start, messages.Start)
-        device = take_device(start.device, start.model.width)
+        config = start.configure
+        device = take_device(config.device, config.model.width)
         if device.torch_device.type == "cpu":
-            os.nice(_NICENESS)
-        OWNER_LIMITS.apply(start.limits, device.torch_device)
+            os.nice(environment.NICENESS)
+        OWNER_LIMITS.apply(config.limits or Limits(), device.torch_device)
         self._say(messages.Started())
         assert isinstance(self._inbox.get(), messages.Connect)
         group = Group(device.torch_device, start.rank, start.num_ranks, start.store_path)
-        group.connect()
         self._say(messages.Connected(take_network() if start.is_confined else ""))
-        decoder = decoder_on(start.model, device, start.frozen_paths, self._advanced)
-        self._passes = Passes(
-            device,
-            start.model,
-            start.sequences_per_step,
-            start.micro_batch,
-            Path(start.passes_path) if start.passes_path else None,
-        )
-        compiler = Compiler(decoder, device, start.model, start.compiling)
+        decoder = decoder_on(config.model, device, config.frozen_paths, self._advanced)
+        self._passes = passes_of(config, device, start.rank)
+        compiler = Compiler(decoder, device, config.model, config.compiling)
         gradients = Gradients(
             decoder,
             device,
-            start.model.context,
             self._passes,
             self._advanced,
             compiler=compiler,
@@ -130,12 +119,7 @@ def main() -> int:
     """Works at stdin and stdout until the end of stdin. Exit code: 0 then, 1 after Failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    source, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)  # whatever prints goes to stderr
-    follower = Follower(source, output)
+    follower = Follower(*pipe.take_pipes())
     threading.Thread(target=follower.read, name="stdin", daemon=True).start()
     try:
         follower.run()
@@ -149,7 +133,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    # Not through the interpreter's end, which can hang or crash in a device's driver.
-    sys.stderr.flush()
-    os._exit(code)
+    environment.end(main())

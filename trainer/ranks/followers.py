@@ -59,26 +59,24 @@ class Followers:
         starts: Sequence[messages.Start],
         on_progress: Callable[[], None],
         on_lost: Callable[[str], None],
-        answer_seconds_max: float = ANSWER_SECONDS_MAX,
     ) -> None:
         """Starts the processes and returns without waiting for them.
 
         Args:
             starts: for each rank from 1 on.
             on_progress: is called at every sign of work, in the thread that waits for it.
-            on_lost: is called with the reason, in another thread, after a process has ended and
-                nobody has asked for its words since.
+            on_lost: is called with the reason, in another thread, if a process has ended and nobody
+                asks for its words.
 
         Raises:
             OSError: a process cannot be started.
         """
         self._on_progress, self._on_lost = on_progress, on_lost
-        self._answer_seconds_max = answer_seconds_max
         self._words: queue.Queue[_Word] = queue.Queue(_WORDS_MAX)
         self._is_closing = False
         self._ending = threading.RLock()
         """A signal's handler may end them while this thread does."""
-        self._devices = [start.device for start in starts]
+        self._devices = [start.configure.device for start in starts]
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for start in starts:
@@ -119,7 +117,7 @@ class Followers:
         Raises:
             TrainerError: one of them cannot go on, is gone, or gives no sign of work.
         """
-        limit = seconds_max or self._answer_seconds_max
+        limit = seconds_max or ANSWER_SECONDS_MAX
         heard = dict.fromkeys(range(len(self._processes)), time.monotonic())
         found: dict[int, _T] = {}
         while heard:
@@ -153,8 +151,7 @@ class Followers:
                 self._require_well(*self._words.get(timeout=left))
 
     def close(self) -> None:
-        """Ends all processes, within `END_SECONDS` and a little. May be called from any thread, and
-        twice."""
+        """Ends all processes in about `END_SECONDS`. May be called from any thread, and twice."""
         self._is_closing = True
         with self._ending:
             for process in self._processes:

@@ -43,40 +43,35 @@ class Group:
     """One process's place among those of a trainer. Rank 0 holds the parameters."""
 
     def __init__(self, device: torch.device, rank: int, num_ranks: int, store_path: str) -> None:
-        """`store_path`: a file that only these processes use, and that is not there yet."""
-        self._device, self._rank, self._num_ranks = device, rank, num_ranks
-        self._store_path = store_path
-
-    def connect(self, seconds_max: float = COLLECTIVE_SECONDS_MAX) -> None:
-        """Connects with the others, which have to call it as well.
+        """Connects with the others, which have to do it as well.
 
         Args:
-            seconds_max: limit of the wait for them, here and in every later collective.
+            store_path: a file that only these processes use, and that is not there yet.
 
         Raises:
             TrainerError: this torch cannot, or the others did not come.
         """
-        backend = BACKENDS.get(self._device.type, "")
+        backend = BACKENDS.get(device.type, "")
         if not dist.is_available() or not backend or not dist.is_backend_available(backend):
             raise TrainerError(
-                f"this torch cannot connect several devices of the kind {self._device.type} "
+                f"this torch cannot connect several devices of the kind {device.type} "
                 f"({backend or 'no library'}): give --device only one of them"
             )
         # Here: a torch without it has no such module, and trains on one device.
         from torch._C._distributed_c10d import FileStore
 
         os.environ.update(_ENVIRONMENT)
-        accelerator.make_current(self._device)
+        accelerator.make_current(device)
         with self._told():
             dist.init_process_group(
                 backend,
-                store=FileStore(self._store_path, self._num_ranks),
-                rank=self._rank,
-                world_size=self._num_ranks,
-                timeout=timedelta(seconds=seconds_max),
+                store=FileStore(store_path, num_ranks),
+                rank=rank,
+                world_size=num_ranks,
+                timeout=timedelta(seconds=COLLECTIVE_SECONDS_MAX),
             )
             # The first collectives of a card make its connections.
-            one = torch.ones(1, device=self._device)
+            one = torch.ones(1, device=device)
             dist.broadcast(one, 0)
             dist.reduce(one, 0)
             one.item()

@@ -25,11 +25,8 @@ class Shares:
     """The shares of a step."""
 
     def __init__(self, num_sequences: int, num_ranks: int, *, by_speed: bool) -> None:
-        """
-        Args:
-            num_sequences: of a step, at least one for each process.
-            by_speed: whether the processes may have different speeds.
-        """
+        """`num_sequences`: of a step, at least one for each process. `by_speed`: whether the
+        processes may have different speeds."""
         self._num_sequences, self._by_speed = num_sequences, by_speed
         self.counts = divided(num_sequences, [1.0] * num_ranks)
         """Sequences of each process."""

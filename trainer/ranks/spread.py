@@ -13,7 +13,8 @@ between two steps is the same with one device and with several.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,31 +29,22 @@ from gossamer.trainer.ranks.shares import Shares
 from gossamer.trainer.text.data import num_targets
 
 
+@dataclass
 class Spread:
     """The devices beside the first one, connected."""
 
-    def __init__(
-        self,
-        followers: Followers,
-        group: Group,
-        shares: Shares,
-        close_store: Callable[[], None],
-        network_problems: Sequence[str] = (),
-    ) -> None:
-        """
-        Args:
-            close_store: removes the file by which the processes found each other.
-            network_problems: reasons why other processes keep the network that they were to give
-                up, for people.
-        """
-        self.followers, self.group, self.shares = followers, group, shares
-        self._close_store = close_store
-        self.network_problems = tuple(network_problems)
+    followers: Followers
+    group: Group
+    shares: Shares
+    close_store: Callable[[], None]
+    """Removes the file by which the processes found each other."""
+    network_problems: tuple[str, ...]
+    """Reasons why other processes keep the network that they were to give up, for people."""
 
     def close(self) -> None:
         """Ends the other processes. May be called from any thread, and twice."""
         self.followers.close()
-        self._close_store()
+        self.close_store()
 
 
 class SpreadGradients:

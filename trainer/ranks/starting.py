@@ -6,7 +6,8 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+from msgspec.structs import replace
 
 from gossamer.trainer.ipc.messages import Configure, Limits
 from gossamer.trainer.ranks import messages
@@ -15,7 +16,6 @@ from gossamer.trainer.ranks.group import Group
 from gossamer.trainer.ranks.shares import Shares
 from gossamer.trainer.ranks.spread import Spread
 from gossamer.trainer.resources.device import OWNER_LIMITS, Device
-from gossamer.trainer.resources.passes import FILE_NAME
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ def start_others(
     """Starts a process for each device but the first, and connects them with this one.
 
     Args:
-        configure: what is trained.
         devices: two or more.
         is_confined: whether the others give up the network when they are connected.
         on_progress: is called at every sign of work, in the thread that waits for it.
@@ -63,15 +62,8 @@ def start_others(
         messages.Start(
             rank=rank,
             num_ranks=len(devices),
-            device=str(device.torch_device),
             store_path=store_path,
-            model=configure.model,
-            sequences_per_step=configure.inner.sequences_per_step,
-            micro_batch=configure.micro_batch,
-            compiling=configure.compiling,
-            passes_path=_passes_path(configure.optimizer_path, rank),
-            frozen_paths=configure.frozen_paths,
-            limits=limits,
+            configure=replace(configure, device=str(device.torch_device), limits=limits),
             is_confined=is_confined,
         )
         for rank, device in enumerate(devices)
@@ -81,7 +73,6 @@ def start_others(
         followers.hear(messages.Started, START_SECONDS_MAX)
         followers.tell(messages.Connect())
         group = Group(first, 0, len(devices), store_path)
-        group.connect()
         connected = followers.hear(messages.Connected, START_SECONDS_MAX)
     except BaseException:
         followers.close()
@@ -91,9 +82,3 @@ def start_others(
     shares = Shares(configure.inner.sequences_per_step, len(devices), by_speed=len(names) > 1)
     problems = tuple(dict.fromkeys(each.problem for each in connected if each.problem))
     return Spread(followers, group, shares, folder.cleanup, problems)
-
-
-def _passes_path(optimizer_path: str, rank: int) -> str:
-    if not optimizer_path:
-        return ""
-    return str(Path(optimizer_path).with_name(f"{FILE_NAME}-{rank}"))

@@ -29,9 +29,8 @@ _CPU_TOKENS_MAX = 4 * 1024
 # Tokens of one pass to begin with where the free memory of a GPU is not known.
 _GPU_TOKENS_FIRST = 64 * 1024
 
-# Width of a model from which on a CPU with instructions for bf16 is faster with them. Passes were
-# 1.4 times as fast at 160, 1.9 at 256 and 2.1 at 384, but 0.8 at 96 and, by the length of the
-# sequences, 1.1 to 1.6 at 128 (tests/benchmarks/step_time.py).
+# Width of a model from which on a CPU with instructions for bf16 is faster with them: passes were
+# 1.4 times as fast at 160, and 0.8 at 96 (tests/benchmarks/step_time.py).
 CPU_BF16_WIDTH_MIN = 160
 
 # Linux's names of the instructions that multiply bf16.
@@ -142,11 +141,14 @@ class Device:
 
     def free_bytes(self) -> int | None:
         """Memory that this process may still take on the device; None if that is not known."""
-        return OWNER_LIMITS.free_bytes(self.torch_device, self._free_bytes())
+        if self.torch_device.type in accelerator.KINDS:
+            free: int | None = accelerator.free_bytes(self.torch_device)
+        elif (free := free_host_bytes()) is not None:
+            free = int(_HOST_SHARE * free)
+        return OWNER_LIMITS.free_bytes(self.torch_device, free)
 
     def free_bytes_of_others(self) -> int | None:
-        """Memory that another process of this owner's may still take on the device; None if that is
-        not known, or is not bounded by a card."""
+        """Memory that another process of this owner's may still take on a card; None on others."""
         if not accelerator.has_own_memory(self.torch_device):
             return None
         free = accelerator.unreserved_bytes(self.torch_device)
@@ -156,12 +158,6 @@ class Device:
     def is_compiled_for(self) -> bool:
         """Whether torch's compiler writes kernels for it that are known to be worth the wait."""
         return self.torch_device.type == "cuda" and accelerator.has_triton(self.torch_device)
-
-    def _free_bytes(self) -> int | None:
-        if self.torch_device.type in accelerator.KINDS:
-            return accelerator.free_bytes(self.torch_device)
-        free = free_host_bytes()
-        return None if free is None else int(_HOST_SHARE * free)
 
     @property
     def memory_advice(self) -> str:
@@ -196,7 +192,7 @@ class Device:
         return most
 
     def release_memory(self) -> None:
-        """Gives cached memory back after an allocation failed."""
+        """After an allocation failed."""
         accelerator.release_memory(self.torch_device)
 
 
@@ -211,8 +207,7 @@ def choose_device(wanted: str, width: int = 0) -> Device:
     """The device of a name; `auto` is the accelerator with the most memory, else the CPU.
 
     Args:
-        width: of the model that is to be trained. A CPU takes bf16 for a wide one, if it is faster
-            with it. 0 for other work, which a CPU does in fp32.
+        width: of the model that is to be trained, by which a CPU takes bf16; 0 for other work.
 
     Raises:
         DeviceError: unknown, or not on this machine.
@@ -225,8 +220,9 @@ def choose_device(wanted: str, width: int = 0) -> Device:
     except RuntimeError as error:
         raise DeviceError(f"device {wanted!r} is unknown; use {WORDS}") from error
     if device.type == "cpu":
+        name = _cpu_info("model name") or platform.processor() or platform.machine()
         is_wide = width >= CPU_BF16_WIDTH_MIN and cpu_has_bf16()
-        return Device(torch.device("cpu"), _cpu_name(), "bf16" if is_wide else "fp32")
+        return Device(torch.device("cpu"), name, "bf16" if is_wide else "fp32")
     if device.type not in accelerator.KINDS:
         raise DeviceError(f"device {wanted!r} is not supported; use {WORDS}")
     index = device.index or 0
@@ -316,16 +312,13 @@ def _number(path: Path) -> int | None:
 def cpu_has_bf16(root: Path = Path("/")) -> bool:
     """Whether the processor multiplies bf16 by instructions of its own. torch emulates it on
     others, which is slower than fp32. Only x86 was measured."""
+    return not _BF16_FLAGS.isdisjoint(_cpu_info("flags", root).split())
+
+
+def _cpu_info(name: str, root: Path = Path("/")) -> str:
+    """What Linux says of the first core; empty if it does not."""
     for line in content_of(root / "proc/cpuinfo").splitlines():
-        key, _, flags = line.partition(":")
-        if key.strip() == "flags":
-            return not _BF16_FLAGS.isdisjoint(flags.split())
-    return False
-
-
-def _cpu_name() -> str:
-    for line in content_of(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
+        if key.strip() == name:
             return value.strip()
-    return platform.processor() or platform.machine()
+    return ""

@@ -13,9 +13,9 @@
     embedding   where it is the head as well, its gradient is added to the head's in a third vector,
                 when the layers are done
 
-The estimate of a pass is a little less than the truth: it has neither the short-lived tensors
-within a layer nor the workspaces of libraries. So the largest pass that fits by it is rarely too
-small, and at most a few times too large, which halving finds out (`trainer.resources.passes`).
+The estimate is a little less than the truth: it has neither the short-lived tensors within a layer
+nor the workspaces of libraries. So the largest pass that fits by it is rarely too small, and at
+most a few times too large, which halving finds out (`passes`).
 
 Letters: W width, Q width of all query heads, K of all key (or value) heads, F hidden width, V
 vocabulary. An element has c bytes: 2 under autocast, else 4.
@@ -69,14 +69,11 @@ class Training:
     """Whether matrix products are in half precision (autocast)."""
     logits_max: int = GPU_LOGITS_MAX
     """Logits that exist at once."""
-
     residual_bytes: int = FLOAT_BYTES
     """Bytes of an element of the sums between the layers, see `Device.residual_dtype`."""
-
     moment_elements: int | None = None
     """Elements of the vectors besides the parameters that are held all the time; see
     `moment_elements`. None: those of AdamW."""
-
     moment_format: MomentFormat = "fp32"
 
     @property
@@ -116,11 +113,10 @@ class Training:
     def layer_token_bytes(self) -> int:
         """Bytes that one layer keeps of one token for its backward pass.
 
-        Both norms keep their input in fp32. The products keep their inputs: if those are in half
-        precision and the sums between the layers are not, three of attention and two of the MLP
-        have each a copy of their own; else those behind one norm share it. Attention keeps queries,
-        keys, values and its output; the MLP keeps both halves of the hidden vector, the activation
-        and the product.
+        Both norms keep their input in fp32. The products keep their inputs: those behind one norm
+        share it, but where they are in half precision and the sums between the layers are not, the
+        five of attention and MLP have copies of their own. Attention keeps queries, keys, values
+        and its output; the MLP both halves of the hidden vector, the activation and the product.
         """
         model = self.model
         queries, keys = model.query_width, model.key_width
@@ -196,8 +192,7 @@ def moment_bytes(num_elements: int, moment_format: MomentFormat) -> int:
 def fitting_moments(
     training: Training, free_bytes: int, num_sequences: int, few_sequences: int
 ) -> MomentFormat:
-    """The first of `MomentFormat` with which a small pass fits: more bytes are for what gains by
-    them. It is the last one if none fits.
+    """The first of `MomentFormat` with which a small pass fits; the last one if none does.
 
     Args:
         training: the format in it does not matter.

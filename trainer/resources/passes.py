@@ -1,9 +1,8 @@
 """The size of a forward and backward pass: estimated, tried, made smaller, and remembered.
 
-The sizes that come into question are a list, from the one that needs the most memory to the one
-that needs the least. It begins with what fits by the estimate (`memory_estimate`), and every
-failure for want of memory goes one place down. A size that a whole step went through with is
-proven.
+The sizes are a list, from the one that needs the most memory to the one that needs the least. It
+begins with what fits by the estimate (`memory_estimate`), and every failure for want of memory goes
+one place down. A size that a whole step went through with is proven.
 
 A file beside the optimiser's keeps the size over restarts of the process. A restart begins with
 the proven size, and goes one place up from it only with a reason:
@@ -36,6 +35,7 @@ from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.ipc.choices import MomentChoice, MomentFormat
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.resources.device import Device
 from gossamer.trainer.resources.memory_estimate import (
     FLOAT_BYTES,
@@ -91,10 +91,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Passes:
-    """Says how many sequences go through the model at once, and learns from failures.
-
-    It has more than 12 attributes: each bound, and what was learnt of it, is one.
-    """
+    """Says how many sequences go through the model at once, and learns from failures."""
 
     def __init__(
         self,
@@ -135,7 +132,7 @@ class Passes:
 
     @property
     def proven(self) -> Pass | None:
-        """The size to use now, if a whole step went through with it in this process; else None."""
+        """That size, if a whole step went through with it in this process; else None."""
         return self._sizes[self._place] if self._has_worked else None
 
     def begins(self) -> None:
@@ -277,6 +274,20 @@ class Passes:
             os.replace(temporary, self._path)
         except OSError as error:
             log.warning("%s cannot be written: %s; a restart tries sizes anew", self._path, error)
+
+
+def passes_of(config: TrainerConfig, device: Device, rank: int = 0) -> Passes:
+    """The passes of a trainer's device, whose size is kept beside the optimiser's file.
+
+    Args:
+        rank: of the device, of several that train together.
+    """
+    path = None
+    if config.optimizer_path:
+        name = f"{FILE_NAME}-{rank}" if rank else FILE_NAME
+        path = Path(config.optimizer_path).with_name(name)
+    num_sequences = config.inner.sequences_per_step
+    return Passes(device, config.model, num_sequences, config.micro_batch, path)
 
 
 def training_on(device: Device, model: ModelConfig) -> Training:

@@ -60,7 +60,8 @@ class Transfer:
             fill(place, buffer)
             use(flat[place], buffer.to(self._device, non_blocking=is_card))
             events[turn] = self._recorded() if is_card else None
-        self._wait()
+        if is_card:  # until it has taken over what it was sent
+            torch.cuda.current_stream(self._device).synchronize()
 
     @torch.no_grad()
     def receive(self, flat: Tensor, use: OfPiece) -> None:
@@ -94,11 +95,6 @@ class Transfer:
                 torch.empty(self._piece_elements, pin_memory=is_card) for _ in range(2)
             ]
         return self._buffers[turn]
-
-    def _wait(self) -> None:
-        """Until the device has taken over what it was sent."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
 
     def _recorded(self) -> torch.cuda.Event:
         """Returns an event behind all that the device was told. Without a stream it would be one of

@@ -96,7 +96,7 @@ class CorpusPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_parts(self) -> int:
-        """Parts, with the first one."""
+        """With the first one."""
         return len(self.ends)
 
     def part(self, number: int) -> list[Section]:
@@ -104,7 +104,6 @@ class CorpusPlan(msgspec.Struct, frozen=True):
         return [section for _, section in self._part(number)]
 
     def _part(self, number: int) -> list[tuple[int, Section]]:
-        """(number of the file, section) of a part."""
         begin = self.ends[number - 1] if number else 0
         there: list[tuple[int, int, int]] = []
         places: dict[int, int] = {}
@@ -127,12 +126,12 @@ class CorpusPlan(msgspec.Struct, frozen=True):
             return Section(path, 0, sys.maxsize)
         return Section(path, start, stop, (-(-start * groups // size), -(-stop * groups // size)))
 
-    def mixture(self, number: int) -> Mixture | None:
-        """Returns the sources of the sections of a part, with what each gives in all; None if they
-        have no weights."""
+    def mixture(self) -> Mixture | None:
+        """Returns the sources of the sections of the first part, with what each gives in all; None
+        if they have no weights."""
         if not self.targets:
             return None
-        of_sections = tuple(self.sources[file] for file, _ in self._part(number))
+        of_sections = tuple(self.sources[file] for file, _ in self._part(0))
         return Mixture(self.names, tuple(map(float, self.targets)), of_sections)
 
     def num_bytes(self, num_parts: int | None = None) -> int:
@@ -219,13 +218,7 @@ def _targets(
     wanted: Sequence[float],
     max_bytes: int | None,
 ) -> list[int]:
-    """Returns the bytes of text that each source gives.
-
-    Args:
-        densities: of each source, text in a byte of its files.
-        sizes, sources: of each file.
-        wanted: share of each source.
-    """
+    """Returns the bytes of text that each source gives. `densities`: text in a byte of files."""
     available = [
         round(density * sum(_of_source(number, sizes, sources)))
         for number, density in enumerate(densities)
@@ -251,7 +244,7 @@ def _placed(
     target: int,
     groups: Sequence[int],
 ) -> Iterator[_Placed]:
-    """Yields the sections of a source that have as much text as it gives."""
+    """Yields the sections of a source, up to the text that it gives."""
     given = 0.0
     for file, start, stop in sections:
         if not groups[file]:  # lines end anywhere, and groups of rows are whole
@@ -270,11 +263,7 @@ def _of_source(source: int, each: Sequence[_T], sources: Sequence[int]) -> list[
 
 
 def _ends(texts: Sequence[float], start_bytes: int, total: int) -> tuple[int, ...]:
-    """Returns the number of the section after the last one of each part.
-
-    Args:
-        texts: bytes of each section.
-    """
+    """Returns the number of the section after the last one of each part. `texts`: bytes of each."""
     ends: list[int] = []
     done = before = 0.0
     part_max = max(PART_BYTES_MAX, 2 * total // DATA_PARTS_MAX)
@@ -356,7 +345,7 @@ def cut_part(
     order = split_documents(corpus, use="train").train
     train = order[~np.isin(corpus.keys[order], wish.heldout_keys)]
     if not len(train):
-        raise NoTextError(["a part of the corpus has no text but copies of what is held out"])
+        raise NoTextError("a part of the corpus has no text but copies of what is held out")
     index = tokenise(
         corpus,
         Split(train=train, heldout=train[:0]),

@@ -147,11 +147,8 @@ class DataQueue:
         return Batch(np.stack([sequence for sequence, _ in taken]), tuple(spans))
 
     def _cut_one(self) -> None:
-        """Moves one sequence from the first range to `_cut`; a range that is too short only goes
-        away.
-
-        Its tokens are reported with the sequence behind it, so that each span is reported once.
-        """
+        """Moves one sequence from the first range to `_cut`. A range that is too short only goes
+        away, and its tokens are reported with the sequence behind it."""
         piece = self._ranges[0]
         tokens = self._load(piece.path)
         if piece.stop > len(tokens):

@@ -1,10 +1,10 @@
 """Several sources of text, each with its share of the run.
 
 - A share is of the bytes of text, and weights are divided by their sum.
-- Nothing is repeated. Without a limit of the text as much is used as there is of every source in
-  these shares: the source that is shortest for its weight is used up, and of the others documents
-  are left out. With a limit, a source that is too short for its share of it gives all that it has,
-  and the others no more than their own: then the reached shares differ, as `shares_of` says.
+- Nothing is repeated. Without a limit of the text, the source that is shortest for its weight is
+  used up, and of the others documents are left out. With a limit, a source that is too short for
+  its share of it gives all that it has, and the others no more than their own: then the reached
+  shares differ, as `shares_of` says.
 - Documents of a source come in random order, by their keys, and the sources evenly: every stretch
   of the run has the same shares. A document that two sources have counts for the first of them.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.trainer.text.sources.corpus import Corpus, IntVector
-from gossamer.trainer.text.sources.corpus_errors import CorpusError
+from gossamer.trainer.text.sources.corpus_errors import CorpusError, first_of
 
 # Documents are not cut to fit a share, so that it is missed by a part of one.
 SHARE_TOLERANCE = 0.005
@@ -81,7 +81,7 @@ def mix(corpus: Corpus, documents: IntVector, mixture: Mixture, max_bytes: int |
         else:
             problems.append(_nothing_of(name, available[number], target))
     if problems:
-        raise CorpusError(problems)
+        raise CorpusError(*first_of(problems))
     chosen = np.concatenate(parts)
     order = np.lexsort((corpus.keys[chosen], np.concatenate(places)))
     return chosen[order]

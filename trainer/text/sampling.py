@@ -1,7 +1,7 @@
 """A sample of a corpus that comes in parts, to learn its vocabulary from.
 
-The first part of a corpus is a sample as well, but a coarse one: 32 sections, and of a compressed
-file its beginning. A vocabulary has to fit the later parts too.
+The first part alone is a coarse sample: 32 sections, and of a compressed file its beginning. A
+vocabulary has to fit the later parts too.
 
 - The text of all parts, in their order, is cut into `PIECES` stretches of one length. Each gives a
   piece from a random place within it. A piece that lies in small files is some of them. Sources
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -30,11 +30,10 @@ from gossamer.trainer.text.corpus_parts import CorpusPlan
 from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
 from gossamer.trainer.text.sources.documents import (
     DOCUMENT_BYTES_MAX,
-    StreamWindow,
     Window,
+    file_window,
     json_lines,
     json_text_of,
-    line_start,
     text_pieces,
 )
 from gossamer.trainer.text.sources.tables import table_texts
@@ -136,9 +135,8 @@ def _texts_of(
 def _of_plain(path: Path, form: Form, pieces: Sequence[_Piece], text_field: str) -> Iterator[bytes]:
     with path.open("rb") as file:
         for piece in pieces:
-            first, stop = line_start(file, piece.start), line_start(file, piece.stop)
-            file.seek(first)
-            yield from _documents(Window(file, stop), form, text_field, is_start=not first)
+            window = file_window(file, piece.start, piece.stop)
+            yield from _documents(window, form, text_field)
 
 
 def _of_packed(
@@ -151,8 +149,8 @@ def _of_packed(
         stream = open_unpacked(file, path.stat().st_size, form.packing)
         for piece in pieces:
             start = max(at, round(part * piece.start))
-            window = StreamWindow(stream, start, start + piece.stop - piece.start, at)
-            yield from _documents(window, form, text_field, is_start=not window.first)
+            window = Window(stream, start, start + piece.stop - piece.start, at)
+            yield from _documents(window, form, text_field)
             at = window.at
 
 
@@ -172,14 +170,11 @@ def _of_table(
                 break
 
 
-def _documents(
-    window: Window | StreamWindow, form: Form, text_field: str, *, is_start: bool
-) -> Iterator[bytes]:
-    stream = cast(BinaryIO, window)
+def _documents(window: Window, form: Form, text_field: str) -> Iterator[bytes]:
     if form.content == "lines":
-        pieces = json_lines(stream, json_text_of(text_field), _pass_over)
+        pieces = json_lines(window, json_text_of(text_field), _pass_over)
     else:
-        pieces = text_pieces(stream, DOCUMENT_BYTES_MAX, is_start=is_start)
+        pieces = text_pieces(window, DOCUMENT_BYTES_MAX, is_start=not window.first)
     with suppress(BadDocumentError):  # a place further on may have text
         for _, text in pieces:
             yield text

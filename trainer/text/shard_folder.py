@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.model_config import ModelConfig
@@ -16,12 +15,8 @@ from gossamer.trainer.text.sources.corpus import scan_corpus
 from gossamer.trainer.text.sources.corpus_files import default_files, find_files
 from gossamer.trainer.text.tokenizers.tokens import TokenizerKind
 
-
-class Reader(Protocol):
-    """A queue of data that a trainer reads from."""
-
-    def push(self, shard: int, path: str, start: int, stop: int) -> None:
-        """See `DataQueue.push`."""
+Push = Callable[[int, str, int, int], None]
+"""Queues a range of a shard, see `DataQueue.push`."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +31,14 @@ class ShardFolder:
         """The file of a shard."""
         return str(self.folder / digest.hex())
 
-    def push_shards(self, reader: Reader, numbers: Iterable[int]) -> None:
+    def push_shards(self, push: Push, numbers: Iterable[int]) -> None:
         """Queues whole shards."""
         for number in numbers:
             shard = self.index.shards[number]
-            reader.push(number, self.path_of(shard.digest), 0, shard.num_tokens)
+            push(number, self.path_of(shard.digest), 0, shard.num_tokens)
 
     def heldout(self, vocabulary: int) -> Iterator[Tokens]:
-        """The tokens of each held-out shard.
-
-        Raises:
-            DataError: see `load_shard`.
-        """
+        """The tokens of each held-out shard. Raises DataError: see `load_shard`."""
         for shard in self.index.heldout:
             yield load_shard(self.path_of(shard.digest), self.token_bytes, vocabulary)
 

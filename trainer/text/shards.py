@@ -5,9 +5,8 @@
 - The text to train on is the stream "document, 0, document, 0, ..." cut into sequences of
   `context + 1` tokens (inputs and the target of the last one), which are then shuffled: first the
   documents, by `Corpus.keys`, then the sequences of each `SHUFFLE_BYTES` of text. A peer reads its
-  shards from their beginning to their end, so without that all sequences of a step, and of a whole
-  round, would be of one document: each peer would drift to another text. (At 0.47 M parameters, 800
-  steps and one seed the shuffle took a peer alone from 2.33 to 1.76 nats on held-out text.)
+  shards from their beginning to their end: without that all sequences of a round would be of one
+  document, and each peer would drift to another text.
 - About 2 % of the text, whole documents, is held out: it has shards of its own that no peer trains
   on, the stream as it is. Copies of a document count once.
 """
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -68,9 +67,8 @@ SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX - 32 * KIB
 # Of tokens in memory at once. More text than this is shuffled piece by piece.
 SHUFFLE_BYTES = 64 * MIB
 
-# A batch is the work of one core. A document of a long file has 1 MiB. The tokenizer's library
-# divides larger ones among the cores, and takes some 30 bytes a byte of text until their tokens are
-# copied: hence the limit.
+# A batch is the work of one core. The tokenizer's library divides larger ones among the cores, and
+# takes some 30 bytes a byte of text until their tokens are copied: hence the limit.
 _BATCH_BYTES_A_CORE = MIB
 _BATCH_BYTES_MAX = 16 * MIB
 _ZSTD_LEVEL = 3
@@ -119,9 +117,7 @@ def cut_corpus(
         vocabulary: tokens of a BPE tokenizer at most.
         context: targets of a sequence.
         tokenizer: one that is there already, instead of one of `kind`.
-        max_bytes: of text to use; None: all of it.
-        mixture: the sources of the files, if the shares of several are given.
-        use: with "heldout" the tokenizer is learnt from the held-out text, there is no other.
+        max_bytes, mixture, use: see `split_documents`.
 
     Raises:
         CorpusError: as `split_documents` and `tokenise`.
@@ -162,7 +158,7 @@ def split_documents(
     texts and the seed.
 
     Args:
-        max_bytes: Use no more text than this: as many documents of the random order as fit.
+        max_bytes: of text to use, as many documents of the random order as fit; None: all.
         mixture: the sources of the files, if the shares of several are given.
         use: "heldout" takes no more than `HELDOUT_BYTES_MAX`, or one document.
 
@@ -189,10 +185,8 @@ def split_documents(
     if len(order) < 2:
         limit = f" within {max_bytes:,} bytes" if max_bytes is not None else ""
         raise CorpusError(
-            [
-                f"the corpus has only {corpus.num_bytes:,} bytes in {len(order)} different "
-                f"documents{limit}; it needs two or more, one of them to hold out: name more text"
-            ]
+            f"the corpus has only {corpus.num_bytes:,} bytes in {len(order)} different "
+            f"documents{limit}; it needs two or more, one of them to hold out: name more text"
         )
     total = int(sizes.sum())
     wanted = max(HELDOUT_FRACTION * total, min(HELDOUT_BYTES_MIN, HELDOUT_FRACTION_MAX * total))
@@ -207,11 +201,7 @@ def split_documents(
 
 
 def default_shard_tokens(num_tokens: int, token_bytes: TokenBytes, context: int) -> int:
-    """Tokens of a shard for a corpus of about `num_tokens`: a power of two, or the most allowed.
-
-    65,536, but less where that would give under 64 shards and more where it would give over 4,096
-    or a shard would hold fewer than 8 sequences of `context` tokens.
-    """
+    """Tokens of a shard for a corpus of about `num_tokens`: a power of two, or the most allowed."""
     size = SHARD_TOKENS_DEFAULT
     while size > SHARD_TOKENS_MIN and num_tokens < SHARDS_WANTED * size:
         size //= 2
@@ -233,7 +223,7 @@ def tokenise(
     put: Put,
     progress: Progress = no_progress,
 ) -> ShardIndex:
-    """Cut a corpus into shards and `put` each; `SHUFFLE_BYTES` (thrice) are in memory at a time.
+    """Cuts a corpus into shards; `SHUFFLE_BYTES` (thrice) are in memory at a time.
 
     Args:
         shard_tokens: of a shard at most; those to train on have as many whole sequences as fit.
@@ -285,13 +275,9 @@ class _Packer:
     def __init__(self, shard_tokens: int, token_bytes: TokenBytes, put: Put) -> None:
         self._buffer = np.empty(shard_tokens, dtype=f"<u{token_bytes}")
         self._filled = 0
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self._put = put
         self._shards: list[ShardInfo] = []
-
-    @property
-    def token_bytes(self) -> TokenBytes:
-        return self._token_bytes
 
     def add(self, tokens: TokenVector) -> None:
         while len(tokens):
@@ -305,7 +291,7 @@ class _Packer:
     def _cut(self) -> None:
         if len(self._shards) == limits.SHARDS_MAX:
             raise _too_large(len(self._buffer))
-        data = encode_shard(self._buffer[: self._filled], self._token_bytes)
+        data = encode_shard(self._buffer[: self._filled], self.token_bytes)
         digest = self._put(data)
         assert digest == digest_of(data), "the store names blocks by their BLAKE3"
         self._shards.append(ShardInfo(digest, self._filled, len(data)))
@@ -357,7 +343,7 @@ def _encoding(corpus: Corpus, tokenizer: Tokenizer, num_bytes: int) -> Iterator[
     worth it."""
     number = num_processes(num_bytes)
     if corpus.chat is None and tokenizer.elsewhere is not None and number > 1:
-        with Encoders(tokenizer.elsewhere, number) as encoders:
+        with closing(Encoders(tokenizer.elsewhere, number)) as encoders:
             yield lambda texts: encoders.encode(_batches(texts, _BATCH_BYTES_A_CORE))
         return
     encode = tokenizer.encode if corpus.chat is None else corpus.chat.encode
@@ -380,8 +366,6 @@ def _batches(texts: Iterator[bytes], size_wanted: int) -> Iterator[list[bytes]]:
 
 def _too_large(shard_tokens: int) -> CorpusError:
     return CorpusError(
-        [
-            f"the corpus has more than {limits.SHARDS_MAX:,} shards of {shard_tokens:,} tokens; "
-            "set max_bytes to use a part of it"
-        ]
+        f"the corpus has more than {limits.SHARDS_MAX:,} shards of {shard_tokens:,} tokens; "
+        "set max_bytes to use a part of it"
     )

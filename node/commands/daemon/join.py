@@ -13,11 +13,12 @@ from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.roles import Join, Resume, Role
 from gossamer.node.base.settings import ConfigError, Settings
-from gossamer.node.commands.daemon.running import held, run_held
-from gossamer.node.commands.node_options import Node
+from gossamer.node.commands.daemon.running import LOADS, held, run_held
+from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node
 from gossamer.node.commands.options import settings_of
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
+from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 def join(
     *addresses: str,
-    yes: Annotated[bool, Parameter(negative="")] = False,
+    yes: bool = False,
     corpus: Annotated[
         tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="none: the run has its own"),
     ] = None,
     text_field: str = "text",
-    skip_bad: Annotated[bool, Parameter(negative="")] = False,
-    options: Node = None,
+    skip_bad: bool = False,
+    options: Node = NO_NODE_OPTIONS,
 ) -> int:
     """Join the run of a peer, or go on with it.
 
@@ -69,18 +70,19 @@ def join(
             role = Resume(
                 addresses=links.addresses, corpus=texts, text_field=text_field, skip_bad=skip_bad
             )
-            return run_held(settings, role, state_dir)
-        if not links.addresses and settings.bootstrap:
-            links = Links(settings.bootstrap)
-        if not links.addresses:
-            links = parse_links(links_nearby())
-        role = Join(
-            **links._asdict(),
-            asks_owner=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
-            corpus=texts,
-            text_field=text_field,
-            skip_bad=skip_bad,
-        )
+        else:
+            if not links.addresses and settings.bootstrap:
+                links = Links(settings.bootstrap)
+            if not links.addresses:
+                links = parse_links(links_nearby())
+            role = Join(
+                **links._asdict(),
+                asks_owner=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
+                corpus=texts,
+                text_field=text_field,
+                skip_bad=skip_bad,
+            )
+        DaemonFiles(state_dir).write_starting(LOADS)
         return run_held(settings, role, state_dir)
 
 
@@ -107,7 +109,7 @@ def links_nearby() -> tuple[str, ...]:
     # here: the state directory is held before trio and the network are loaded
     from gossamer.node.base.interrupting import run_interruptibly
     from gossamer.node.network.lan import look_around
-    from gossamer.node.peers.run_exchange import JoinError
+    from gossamer.node.peers.members.run_exchange import JoinError
 
     print("looking for nodes in this network ...", flush=True)
     try:
@@ -124,7 +126,7 @@ def only_run(found: Sequence[Neighbour]) -> tuple[str, ...]:
         ConfigError: they are in different runs.
         JoinError: there are none.
     """
-    from gossamer.node.peers.run_exchange import JoinError  # here: see `links_nearby`
+    from gossamer.node.peers.members.run_exchange import JoinError  # here: see `links_nearby`
 
     runs = {neighbour.run_id: neighbour for neighbour in found}
     if not runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from gossamer.node.app.client import (
@@ -14,27 +15,25 @@ from gossamer.node.app.client import (
 from gossamer.node.base.owner_limits import (
     DEFAULT,
     OFF,
-    SCHEDULE,
     SETTING_OF,
-    UNITS,
     changed,
     changes_of,
-    rule_text,
-    source_of,
     with_limits,
 )
 from gossamer.node.base.printable import printable
 from gossamer.node.base.setting_values import SettingValue
 from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.text_table import Styled, look_of, table_lines
 from gossamer.node.base.units import format_bytes
-from gossamer.node.commands.options import State, settings_of
-from gossamer.node.storage.limits_file import read_limits, write_limits
+from gossamer.node.commands.options import NO_OPTIONS, State, settings_of
 from gossamer.node.storage.order_lock import alone_in
+from gossamer.node.storage.owner_orders import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.limit_status import limit_statuses, rule_statuses
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
 
-def limits(*words: str, options: State = None) -> int:
+def limits(*words: str, options: State = NO_OPTIONS) -> int:
     """Show the limits of this machine beside their use, or set them.
 
     Parameters
@@ -53,7 +52,7 @@ def limits(*words: str, options: State = None) -> int:
     return 0
 
 
-def schedule(*words: str, options: State = None) -> int:
+def schedule(*words: str, options: State = NO_OPTIONS) -> int:
     """Show when this machine works, or change it.
 
     Parameters
@@ -123,58 +122,38 @@ def _keep(settings: Settings, state_dir: StateDir, wanted: Mapping[str, str]) ->
 
 
 def _show_limits(options: State) -> None:
-    settings = settings_of(options)
-    state_dir = StateDir(settings.state_dir)
-    try:
-        found = fetch_status(state_dir).limits
-    except NotRunningError:
-        kept = read_limits(state_dir.limits_path)
-        settings = with_limits(settings, kept)
-        found = tuple(
-            LimitStatus(
-                name=name,
-                setting=setting,
-                unit=UNITS[name],
-                limit=_plain_number(getattr(settings, setting)),
-                text=_written(getattr(settings, setting)),
-                source=source_of(name, kept),
-            )
-            for name, setting in SETTING_OF.items()
-        )
-    rows = [("LIMIT", "HOLDS", "USED", "FROM")]
-    rows += [(row.name, _limit(row), _number(row.used, row.unit), _source(row)) for row in found]
-    _print_rows(rows)
+    found, _ = _statuses(options)
+    rows = [(row.name, _limit(row), _number(row.used, row.unit), _source(row)) for row in found]
+    _print_table(("LIMIT", "HOLDS", "USED", "FROM"), rows)
     for row in found:
         if row.note:
             print(printable(f"{row.name} does not hold: {row.note}"))
 
 
 def _show_schedule(options: State) -> None:
+    _, found = _statuses(options)
+    _print_table(("SETTING", "HOLDS", "FROM"), [(row.name, row.text, row.source) for row in found])
+
+
+def _statuses(options: State) -> tuple[tuple[LimitStatus, ...], tuple[RuleStatus, ...]]:
+    """Returns limits and schedule of the node that runs, or else of the next one."""
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
     try:
-        found = fetch_status(state_dir).schedule
+        status = fetch_status(state_dir)
+        return status.limits, status.schedule
     except NotRunningError:
         kept = read_limits(state_dir.limits_path)
-        settings = with_limits(settings, kept)
-        found = tuple(
-            RuleStatus(name=name, text=rule_text(settings, name), source=source_of(name, kept))
-            for name in SCHEDULE
-        )
-    rows = [("SETTING", "HOLDS", "FROM"), *((row.name, row.text, row.source) for row in found)]
-    _print_rows(rows)
+    holds = with_limits(settings, kept)
+    limits = limit_statuses(
+        holds, kept, lambda name: _plain_number(getattr(holds, SETTING_OF[name]))
+    )
+    return limits, rule_statuses(holds, kept)
 
 
-def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
-    """Prints rows whose cells stand below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        print(printable(line.rstrip()))
-
-
-def _written(value: SettingValue) -> str:
-    return " ".join(value) if isinstance(value, tuple) else str(value or "")
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    cells = [[Styled(printable(cell)) for cell in row] for row in rows]
+    print(*table_lines([(title, "left") for title in titles], cells, look_of(sys.stdout)), sep="\n")
 
 
 def _plain_number(value: SettingValue) -> float | None:

@@ -10,17 +10,12 @@ from cyclopts import Parameter
 from gossamer.node.app.client import ClientError, Order, fetch_status, give_order, until_end
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.options import State, StateOptions, settings_of
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.pause_text import moment, pauses_text, unix_moment, zone_of
+from gossamer.node.commands.options import NO_OPTIONS, State, StateOptions, state_dir_of, value_of
+from gossamer.node.telemetry.pause_text import moment, moment_in, pauses_text
 from gossamer.node.telemetry.status import Status
 
 FREE_SECONDS_MAX = 180.0
 """Limit of the wait for the device: a step, the end of a ring, and two vectors to a slow disk."""
-
-TAKEN_SECONDS_MAX = 10.0
-"""Limit of the wait until the node shows an order: its disk takes it first, and may be slow."""
 
 POLL_SECONDS = 0.2
 """Time between two looks at the node: a person does not notice less."""
@@ -30,7 +25,7 @@ def pause(
     *,
     for_: Annotated[str | None, Parameter(name="--for", show_default="until resume")] = None,
     after_round: bool = False,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Stop training and free the device; the node serves what it has.
 
@@ -44,13 +39,12 @@ def pause(
         Finish the present round first. The command returns at once, and --for counts from now.
     """
     order = _order_options(for_, after_round)
-    state_dir = StateDir(settings_of(options).state_dir)
-    given_at = time.time()
+    state_dir = state_dir_of(options)
     problem = give_order(state_dir, "pause", order)
     if problem:  # first: to wait for the device may take minutes
         print(until_end(problem))
     started = time.monotonic()
-    status = _status_with_order(state_dir, given_at, order.get("seconds"))
+    status = fetch_status(state_dir)
     if after_round and not _is_device_free(status):
         print("The node pauses when its present round ends; gossamer status shows it.")
         return 0
@@ -82,41 +76,13 @@ def pause(
     return 0
 
 
-def _status_with_order(state_dir: StateDir, given_at: float, seconds: int | None) -> Status:
-    """Returns the status as soon as it does not show an earlier pause any more, with that one's
-    end. After `TAKEN_SECONDS_MAX` it returns what there is.
-
-    Args:
-        given_at: Unix time at which the order was given, or a little before.
-        seconds: how long the pause is; None: until the owner resumes.
-    """
-    least = None if seconds is None else given_at + seconds - 1.0  # the node shows whole seconds
-    started = time.monotonic()
-    while True:
-        status = fetch_status(state_dir)
-        ends = [unix_moment(pause.resumes_at) for pause in status.pauses if pause.reason == "user"]
-        if all(_is_end(end, least) for end in ends):
-            return status
-        if time.monotonic() - started > TAKEN_SECONDS_MAX:
-            return status
-        time.sleep(POLL_SECONDS)
-
-
-def _is_end(end: float | None, least: float | None) -> bool:
-    """Whether a pause that ends then (Unix time; None: never by itself) is the one that ends at
-    `least` or a little later."""
-    if end is None or least is None:
-        return end is None and least is None
-    return least <= end <= least + 1.0 + TAKEN_SECONDS_MAX
-
-
 def _how_it_goes_on(status: Status) -> str:
     """Returns what ends the pause of a node whose device is free, in a sentence."""
     ordered = [pause for pause in status.pauses if pause.reason == "user"]
     if len(status.pauses) > len(ordered):  # resume would not be enough
         return f"The node is paused: {pauses_text(status, time.time())}"
-    end = ordered[0].resumes_at if ordered else status.resumes_at
-    text = moment(unix, time.time(), zone_of(end)) if (unix := unix_moment(end)) else ""
+    end = moment_in(ordered[0].resumes_at if ordered else status.resumes_at)
+    text = moment(end, time.time()) if end else ""
     return f"{f'The node goes on at {text}, or with' if text else 'Go on with'}: gossamer resume"
 
 
@@ -124,10 +90,8 @@ def _order_options(duration: str | None, after_round: bool) -> dict[str, int]:
     """Returns the options of the order to pause. Raises ConfigError."""
     order = {"after_round": 1} if after_round else {}
     if duration is not None:
-        try:
+        with value_of("--for"):
             order["seconds"] = parse_duration(duration, 1, PAUSE_SECONDS_MAX)
-        except ValueError as error:
-            raise ConfigError([f"--for: {error}"]) from error
     return order
 
 
@@ -137,20 +101,16 @@ def _is_device_free(status: Status) -> bool:
     )
 
 
-def resume(*, options: State = None) -> int:
+def resume(*, options: State = NO_OPTIONS) -> int:
     """Go on after a pause, or after the trainer failed.
 
     It ends only the pause that you ordered. The work hours, and what else you set, still hold.
     """
-    state_dir = StateDir(settings_of(options).state_dir)
+    state_dir = state_dir_of(options)
     problem = give_order(state_dir, "resume")
     if problem:
         print(until_end(problem))
-    started = time.monotonic()
     status = fetch_status(state_dir)
-    while _is_ordered(status) and time.monotonic() - started < TAKEN_SECONDS_MAX:
-        time.sleep(POLL_SECONDS)
-        status = fetch_status(state_dir)
     if left := pauses_text(status, time.time()):
         print(f"Your pause has ended. The node still does not train: {left}")
     elif status.phase == "finished":
@@ -164,7 +124,7 @@ def _is_ordered(status: Status) -> bool:
     return any(pause.reason == "user" for pause in status.pauses)
 
 
-def finish(*, options: State = None) -> int:
+def finish(*, options: State = NO_OPTIONS) -> int:
     """Finish the present round, then leave and exit.
 
     Outside of a round the node leaves at once. gossamer resume takes the order back, as long as the
@@ -177,13 +137,13 @@ def finish(*, options: State = None) -> int:
     return _give(options, "finish", done)
 
 
-def leave(*, options: State = None) -> int:
+def leave(*, options: State = NO_OPTIONS) -> int:
     """Stop the node in order: commit its work, save its state, exit."""
     done = "The node leaves and exits; its state stays for the next start."
     return _give(options, "leave", done)
 
 
-def _give(options: StateOptions | None, order: Order, done: str) -> int:
-    give_order(StateDir(settings_of(options).state_dir), order)
+def _give(options: StateOptions, order: Order, done: str) -> int:
+    give_order(state_dir_of(options), order)
     print(done)
     return 0

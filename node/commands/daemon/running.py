@@ -12,24 +12,11 @@ from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.state_names import require_kinds
 
-_LOADS = "it loads its modules"
-
-
-def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int:
-    """Takes the state directory, runs the daemon until it has left, and returns its exit status.
-
-    Args:
-        ignored: flags that have no effect, because the state directory holds a run already.
-
-    Raises:
-        ConfigError, StateDirError, DiskError: as `held`.
-    """
-    with held(settings) as state_dir:
-        return _run(settings, role, state_dir, ignored)
+LOADS = "it loads its modules"
 
 
 @contextlib.contextmanager
-def held(settings: Settings, does: str = _LOADS) -> Iterator[StateDir]:
+def held(settings: Settings, does: str = LOADS) -> Iterator[StateDir]:
     """Takes the state directory and leaves a word there, before anything that takes seconds.
 
     So `gossamer status` finds the node at once, and a second node on the directory is refused at
@@ -53,14 +40,15 @@ def held(settings: Settings, does: str = _LOADS) -> Iterator[StateDir]:
         yield state_dir
 
 
-def run_held(settings: Settings, role: Role, state_dir: StateDir) -> int:
-    """Runs the daemon as `run_node` does, on a state directory that this process holds and has
-    left another word in."""
-    DaemonFiles(state_dir).write_starting(_LOADS)
-    return _run(settings, role, state_dir)
+def run_held(
+    settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str] = ()
+) -> int:
+    """Runs the daemon on a state directory that is `held`, until it has left. Returns its exit
+    status.
 
-
-def _run(settings: Settings, role: Role, state_dir: StateDir, ignored: Sequence[str] = ()) -> int:
+    Args:
+        ignored: flags that have no effect, because the state directory holds a run already.
+    """
     import structlog  # here, and the daemon with libp2p: see `held`
 
     from gossamer.node.app.daemon import run

@@ -8,14 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.roles import Found, Resume
-from gossamer.node.commands.daemon.running import run_node
+from gossamer.node.commands.daemon.running import held, run_held
 from gossamer.node.commands.founder.founding_options import (
     PRESET_HELP,
     START_AFTER_HELP,
     check_founding_options,
     parse_start_after,
 )
-from gossamer.node.commands.node_options import Node
+from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node
 from gossamer.node.commands.options import settings_of, trains_on_own_text
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.runs.draft import DataPlace
@@ -53,10 +53,10 @@ def start(
         tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="a part of the shared corpus"),
     ] = None,
-    messages: Annotated[bool, Parameter(negative="")] = False,
-    skip_bad: Annotated[bool, Parameter(negative="")] = False,
+    messages: bool = False,
+    skip_bad: bool = False,
     start_after: Annotated[str | None, Parameter(show_default=START_AFTER_HELP)] = None,
-    options: Node = None,
+    options: Node = NO_NODE_OPTIONS,
 ) -> int:
     """Found a run here, or go on with the one in the state directory.
 
@@ -93,19 +93,22 @@ def start(
         flags = {
             "--manifest": manifest,
             "--preset": preset,
-            "--corpus": None if trains_on_own_text(settings) else corpus,
+            "--corpus": corpus,
             "--init-from": init_from,
             "--optimizer": optimizer,
             "--data": data,
             "--heldout": heldout,
             "--messages": messages,
             "--start-after": start_after,
-            "--skip-bad": skip_bad and not trains_on_own_text(settings),
+            "--skip-bad": skip_bad,
         }
         resume = Resume()
         if trains_on_own_text(settings):
+            del flags["--corpus"], flags["--skip-bad"]
             resume = Resume(corpus=texts_of(corpus), skip_bad=skip_bad)
-        return run_node(settings, resume, [flag for flag, given in flags.items() if given])
+        ignored = [flag for flag, given in flags.items() if given]
+        with held(settings) as state_dir:
+            return run_held(settings, resume, state_dir, ignored)
     check_founding_options(
         manifest,
         preset,
@@ -126,4 +129,5 @@ def start(
         messages=messages,
         start_bytes=parse_start_after(start_after),
     )
-    return run_node(settings, role)
+    with held(settings) as state_dir:
+        return run_held(settings, role, state_dir)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_count
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.commands.questions import require_yes
 from gossamer.node.runs.extending import FoundersSchedule
 from gossamer.node.runs.signed_orders import SignersRun
@@ -18,9 +18,9 @@ def extend(
     total_tokens: Annotated[int | None, Parameter(show_default="none: say --cool-down")] = None,
     *,
     cooldown_tokens: Annotated[int | None, Parameter(show_default="as many as until now")] = None,
-    cool_down: Annotated[bool, Parameter(negative="")] = False,
-    yes: Annotated[bool, Parameter(negative="")] = False,
-    options: State = None,
+    cool_down: bool = False,
+    yes: bool = False,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Set another end of the run, or begin its cool-down.
 

@@ -13,6 +13,7 @@ from gossamer.node.base.setting_values import parse_size
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.texts import path_problems, text_problems
+from gossamer.node.runs.draft import unknown_preset
 from gossamer.trainer.presets.table import PRESETS
 
 
@@ -58,6 +59,8 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
+    if preset is not None and preset not in PRESETS:
+        problems.append(unknown_preset(preset))
     for flag, value in (in_manifest or {}).items():
         if manifest is not None and value:
             problems.append(
@@ -85,6 +88,9 @@ def parse_start_after(text: str | None) -> int | None:
         raise ConfigError([f"--start-after: {error}, or all"]) from error
     if size < START_BYTES_MIN:
         raise ConfigError(
-            [f"--start-after: {size:,} bytes are too few to hold text out: {START_BYTES_MIN:,}"]
+            [
+                f"--start-after: {size:,} bytes are too few to hold text out: at least "
+                f"{START_BYTES_MIN // 1024} KiB"
+            ]
         )
     return size

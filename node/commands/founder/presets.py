@@ -5,9 +5,7 @@ from __future__ import annotations
 import json as json_text
 from typing import NamedTuple
 
-from rich.table import Table
-
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.terminal import open_console, plain_table
 from gossamer.node.base.units import format_bytes
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.needs import PEERS_SUPPOSED, needs_of
@@ -56,11 +54,8 @@ def presets(*, json: bool = False) -> int:
     if json:
         print(json_text.dumps([row._asdict() for row in rows], indent=2))
         return 0
-    table = Table.grid(padding=(0, 2))
     titles = ("preset", "parameters", "memory", "beside a GPU", "on it", "state", "a round")
-    for place in range(len(titles)):
-        table.add_column(justify="right" if place else "left", no_wrap=True)
-    table.add_row(*titles, style="dim")
+    table = plain_table(titles, ("preset",))
     for row in rows:
         sizes = (
             row.memory_bytes,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from gossamer.node.base.printable import printable
 from gossamer.node.base.terminal import ask
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.commands.questions import require_terminal
 from gossamer.node.runs.rolling_back import RollbackDesk
 from gossamer.node.runs.signed_orders import SignersRun
@@ -17,8 +13,8 @@ from gossamer.node.runs.signed_orders import SignersRun
 def rollback(
     to_round: int,
     *,
-    yes: Annotated[bool, Parameter(negative="")] = False,
-    options: State = None,
+    yes: bool = False,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Take back all rounds after one, as founder or keeper.
 

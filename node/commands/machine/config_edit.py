@@ -13,20 +13,19 @@ from gossamer.node.base.config_text import new_file_text
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, config_file_of, read_config_file
-from gossamer.node.commands.options import State
+from gossamer.node.commands.options import NO_OPTIONS, State
 
 EDITORS = ("editor", "nano", "vi")
 """Programs to try where neither `VISUAL` nor `EDITOR` names one: Debian's choice comes first."""
 
 
-def edit(*, options: State = None) -> int:
+def edit(*, options: State = NO_OPTIONS) -> int:
     """Edit the config file with $VISUAL or $EDITOR.
 
     The file is replaced only by one without mistakes. Until then your text stays beside it, and the
     next `gossamer config edit` goes on with it.
     """
-    named = options.config if options is not None else None
-    file = config_file_of(os.environ, named)[0].resolve()  # a link stays a link
+    file = config_file_of(os.environ, options.config)[0].resolve()  # a link stays a link
     draft = file.with_name(f"{file.name}.draft")
     command = _editor()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -18,17 +18,16 @@ from gossamer.node.base.settings import (
     Settings,
     config_file_of,
     read_config_file,
-    source_settings,
     unknown_variables,
 )
-from gossamer.node.commands.options import State, flags_of
-from gossamer.node.storage.limits_file import read_limits
+from gossamer.node.commands.options import NO_OPTIONS, State, sourced_of
+from gossamer.node.storage.owner_orders import read_limits
 from gossamer.node.storage.state_dir import StateDir
 
 _DEFAULT = "default"
 
 
-def show(*, changed: bool = False, json: bool = False, options: State = None) -> int:
+def show(*, changed: bool = False, json: bool = False, options: State = NO_OPTIONS) -> int:
     """Show each setting, its value and its source.
 
     The lines are those of a config file, with the source as a comment; those with the default stand
@@ -43,8 +42,7 @@ def show(*, changed: bool = False, json: bool = False, options: State = None) ->
     json
         Print JSON: a list of objects with setting, value and source.
     """
-    config = options.config if options is not None else None
-    given, given_places = source_settings(flags_of(options), os.environ, config)
+    given, given_places = sourced_of(options)
     kept = read_limits(StateDir(given.state_dir).limits_path)
     settings, places = with_limits(given, kept), dict(given_places)
     for name, command in overridden(kept).items():
@@ -62,7 +60,7 @@ def show(*, changed: bool = False, json: bool = False, options: State = None) ->
         print(json_text.dumps(objects, indent=2, default=str))
         return 0
     try:
-        file, _ = config_file_of(os.environ, config)
+        file, _ = config_file_of(os.environ, options.config)
         print(f"# {printable(str(file))}: {'read' if file.exists() else 'there is no such file'}")
     except NoHomeError as error:
         print(f"# no file is read: {error}")
@@ -83,7 +81,7 @@ _COLUMN_MAX = 48
 def check(
     file: Annotated[Path | None, Parameter(show_default="the file that a node would read")] = None,
     *,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Check a config file, and the variables of this shell.
 
@@ -100,12 +98,11 @@ def check(
             raise ConfigError(problems)
         print(f"{printable(str(file))}: no mistakes")
         return 0
-    config = options.config if options is not None else None
-    found, _ = config_file_of(os.environ, config)
+    found, _ = config_file_of(os.environ, options.config)
     # A node that is started elsewhere, as a service is, lacks the variables of this shell.
     problems = read_config_file(found) if found.exists() else []
     try:
-        _, places = source_settings(flags_of(options), os.environ, config)
+        _, places = sourced_of(options)
     except ConfigError as error:
         problems = list(dict.fromkeys([*error.problems, *problems]))
     if problems:

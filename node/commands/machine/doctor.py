@@ -13,7 +13,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.machine.machine_checks import make_checks
 from gossamer.node.commands.machine.state_checks import Level
-from gossamer.node.commands.node_options import Node
+from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node
 from gossamer.node.commands.options import reading_settings_of
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -22,7 +22,7 @@ _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"
 def doctor(
     address: Annotated[str | None, Parameter(show_default="none: no peer is tried")] = None,
     *,
-    options: Node = None,
+    options: Node = NO_NODE_OPTIONS,
 ) -> int:
     """Check this machine, and say what to change.
 

@@ -33,7 +33,7 @@ from gossamer.node.commands.machine.state_checks import (
 from gossamer.node.commands.machine.torch_checks import check_torch
 from gossamer.node.machine.capacity import host_memory_bytes
 from gossamer.node.storage.disk_use import existing_parent
-from gossamer.node.storage.limits_file import read_limits
+from gossamer.node.storage.owner_orders import read_limits
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 
 _SEED_SECONDS_MAX = 8.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import TypeVar
 
 import psutil
@@ -43,7 +44,7 @@ def _check_hours(text: str, now: float) -> Check:
     hours = parse_work_hours(text)
     if hours.holds(now):
         return Check("hours", "ok", f"{text}: a node trains now")
-    start = moment(hours.next_start(now), now)
+    start = moment(datetime.fromtimestamp(hours.next_start(now)), now)
     return Check("hours", "ok", f"{text}: a node does not train now, it resumes at {start}")
 
 

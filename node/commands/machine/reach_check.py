@@ -119,12 +119,14 @@ def _check(transport: Libp2pTransport, settings: Settings, num_peers: int, num_k
     outer = [endpoint.address for endpoint in transport.own.outer()]
     first = next(iter([*settings.announce, *outer, *transport.addresses()]), "")
     if not num_peers:
-        return Check(
-            "reach",
-            "warn",
-            f"none of {num_known} known peers answers, so none can say how it reaches this node",
-            "Check the network, or ask for the address of a peer that runs",
+        silent = (
+            "the only known peer does not answer"
+            if num_known == 1
+            else f"none of {num_known} known peers answers"
         )
+        text = f"{silent}, so nobody can say how it reaches this node"
+        advice = "Check the network, or ask for the address of a peer that runs"
+        return Check("reach", "warn", text, advice)
     text = reach_text(known.reach, known.num_confirmed, first, ())
     if known.reach == "open":
         return Check("reach", "ok", text)

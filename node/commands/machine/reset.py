@@ -8,15 +8,14 @@ from pathlib import Path
 
 from gossamer.node.base.default_places import NoHomeError, default_config_file, expanded
 from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, config_file_of, source_settings
+from gossamer.node.base.settings import ConfigError, config_file_of
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_users
-from gossamer.node.commands.options import State, StateOptions, flags_of, settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, StateOptions, settings_of, sourced_of
 from gossamer.node.commands.questions import require_yes
-from gossamer.node.service.managers import Manager, ServiceError, manager_here
-from gossamer.node.storage.erasing import bytes_to_erase, erase
+from gossamer.node.service.managers import Launchd, ServiceError, Systemd, manager_here
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.storage.state_names import HELD_NAME
+from gossamer.node.storage.state_names import HELD_NAME, bytes_to_erase, erase
 
 COMPLETIONS = (
     ".local/share/bash-completion/completions/gossamer",
@@ -26,7 +25,7 @@ COMPLETIONS = (
 """Files that `gossamer --install-completion` writes, in the home folder: bash, zsh, fish."""
 
 
-def reset(*, yes: bool = False, options: State = None) -> int:
+def reset(*, yes: bool = False, options: State = NO_OPTIONS) -> int:
     """Remove the run from this machine, and keep the node's identity.
 
     The node must not run. It is then free for another run, or joins the same one anew. Work that no
@@ -40,7 +39,9 @@ def reset(*, yes: bool = False, options: State = None) -> int:
     return _erase(settings_of(options).state_dir, yes=yes, keep_identity=True)
 
 
-def uninstall(*, yes: bool = False, keep_identity: bool = False, options: State = None) -> int:
+def uninstall(
+    *, yes: bool = False, keep_identity: bool = False, options: State = NO_OPTIONS
+) -> int:
     """Remove everything that Gossamer has put on this machine.
 
     That is the service, the state with the node's identity, and the settings; for root also the
@@ -54,9 +55,7 @@ def uninstall(*, yes: bool = False, keep_identity: bool = False, options: State 
     keep_identity
         Keep the identity; gossamer identity backup puts it elsewhere.
     """
-    settings, places = source_settings(
-        flags_of(options), os.environ, options.config if options is not None else None
-    )
+    settings, places = sourced_of(options)
     root = settings.state_dir
     _require_state_dir(StateDir(root.resolve()))
     folders = [root, *_of_the_machine(root, is_named="state_dir" in places)]
@@ -139,7 +138,7 @@ def _of_the_machine(root: Path, *, is_named: bool) -> list[Path]:
     return [SYSTEM_STATE_DIR] if is_for_all_users() and (is_there or not is_named) else []
 
 
-def _manager() -> Manager | None:
+def _manager() -> Systemd | Launchd | None:
     """Returns the service manager. Without one, or a folder for its file, there is no service."""
     try:
         return manager_here(system=is_for_all_users())
@@ -157,11 +156,10 @@ def _remove_service() -> None:
         print(printable(line))
 
 
-def _remove_settings(options: StateOptions | None) -> None:
+def _remove_settings(options: StateOptions) -> None:
     """Removes the platform's own files of settings; one that was named stays."""
-    config = options.config if options is not None else None
     try:
-        file, is_named = config_file_of(os.environ, config)
+        file, is_named = config_file_of(os.environ, options.config)
         folder = default_config_file().parent
     except NoHomeError:
         return  # they would lie in the home folder

@@ -18,11 +18,10 @@ from gossamer.node.base.settings import (
     Settings,
     Sourced,
     config_file_of,
-    source_settings,
 )
-from gossamer.node.commands.options import State, flags_of
+from gossamer.node.commands.options import NO_OPTIONS, State, sourced_of
 from gossamer.node.service.managers import (
-    Manager,
+    Launchd,
     ServiceError,
     Systemd,
     is_hidden,
@@ -36,16 +35,14 @@ SYSTEM_STATE_DIR = Path("/var/lib/gossamer")
 LINES_MAX = 100_000
 """Lines of a log that are shown at once: more is for `journalctl`."""
 
-System = Annotated[bool, Parameter(negative="")]
-
 
 def install(
     *links: str,
-    system: System = False,
+    system: bool = False,
     force: bool = False,
     no_start: Annotated[bool, Parameter(name="--no-start")] = False,
     print_only: Annotated[bool, Parameter(name="--print")] = False,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Make the node a service, which starts with the machine.
 
@@ -69,15 +66,12 @@ def install(
     """
     parse_links(links)
     system = is_for_all_users(system)
-    config = options.config if options is not None else None
-    sourced = source_settings(flags_of(options), os.environ, config)
-    file, is_named = config_file_of(os.environ, config)
+    sourced = sourced_of(options)
+    file, is_named = config_file_of(os.environ, options.config)
     environment = _environment_of(sourced, file if is_named else None, system=system)
     if print_only:
-        manager: Manager = (
-            Systemd(system) if sys.platform != "darwin" else manager_here(system=False)
-        )
-        print(manager.text(environment), end="")
+        shown = Launchd() if sys.platform == "darwin" else Systemd(system=system)
+        print(shown.text(environment), end="")
         return 0
     manager = manager_here(system=system)
     _require_rights(system)
@@ -97,7 +91,7 @@ def install(
     return 0
 
 
-def _require_run(state_dir: StateDir, manager: Manager, links: tuple[str, ...]) -> None:
+def _require_run(state_dir: StateDir, manager: Systemd | Launchd, links: tuple[str, ...]) -> None:
     """Raises ConfigError or ServiceError where a service would find no run, or another node."""
     if not links and not state_dir.has_run() and not manager.knows_links():
         raise ConfigError(
@@ -138,7 +132,7 @@ def _environment_of(sourced: Sourced, file: Path | None, *, system: bool) -> dic
     return environment
 
 
-def uninstall(*, system: System = False) -> int:
+def uninstall(*, system: bool = False) -> int:
     """Stop the service and remove it; state and settings stay.
 
     Parameters
@@ -155,7 +149,7 @@ def uninstall(*, system: System = False) -> int:
     return 0
 
 
-def status(*, system: System = False) -> int:
+def status(*, system: bool = False) -> int:
     """Show how the service is, as the service manager sees it.
 
     `gossamer status` shows what the node does.
@@ -168,7 +162,7 @@ def status(*, system: System = False) -> int:
     return manager_here(system=is_for_all_users(system)).status()
 
 
-def logs(*, follow: bool = False, lines: int = 50, system: System = False) -> int:
+def logs(*, follow: bool = False, lines: int = 50, system: bool = False) -> int:
     """Show the newest lines of the service's log.
 
     Parameters

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.machine.capacity import measure_capacity
 from gossamer.node.machine.torch_probe import (
@@ -18,6 +17,7 @@ from gossamer.node.machine.torch_probe import (
     used_names,
 )
 from gossamer.node.telemetry.gpus import Gpu, Gpus
+from gossamer.trainer.compiling.tools import missing_tools
 from gossamer.trainer.ipc.choices import CompileChoice
 from gossamer.trainer.resources.device_names import ALL, names_together
 
@@ -88,3 +88,25 @@ def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
         return Check("device", "ok", f"{names_together(used)} through {where}")
     capacity = measure_capacity("cpu" if device in ("auto", ALL) else device, [])
     return Check("device", "ok", f"{capacity.device}, {capacity.cores} cores")
+
+
+def check_compiler(choice: CompileChoice, device_type: str) -> Check | None:
+    """Checks whether what torch's compiler needs is there; None where it is not to be used.
+
+    Args:
+        choice: the owner's.
+        device_type: torch's word for the device that trains.
+    """
+    wanted_on = {"on": ("cpu", "cuda"), "auto": ("cuda",), "off": ()}[choice]
+    if device_type not in wanted_on:
+        return None
+    missing = missing_tools(device_type)
+    if missing:
+        return Check(
+            "compiler",
+            "warn",
+            f"layers are not compiled, which makes them slower: {' and '.join(missing)} missing",
+            "Install a C++ compiler and Python's headers (Debian: g++ python3-dev), or set "
+            "--compile off",
+        )
+    return Check("compiler", "ok", "layers are compiled after the first steps")

@@ -6,23 +6,22 @@ from pathlib import Path
 
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.printable import printable
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of
 from gossamer.node.network.identity import Identity, IdentityError, read_backup
-from gossamer.node.storage.state_dir import StateDir
 
 
-def show_id(*, options: State = None) -> int:
+def show_id(*, options: State = NO_OPTIONS) -> int:
     """Show the id of this node, which a founder needs to admit it.
 
     A node that never ran gets its identity now, and keeps it.
     """
-    state_dir = StateDir(settings_of(options).state_dir)
+    state_dir = state_dir_of(options)
     state_dir.create()
     print(Identity.load_or_create(state_dir.identity_path).peer_id)
     return 0
 
 
-def backup(file: Path, *, force: bool = False, options: State = None) -> int:
+def backup(file: Path, *, force: bool = False, options: State = NO_OPTIONS) -> int:
     """Copy the node's identity to a file.
 
     The file is for its owner alone (mode 0600). A program that has it can be this node: keep it as
@@ -35,7 +34,7 @@ def backup(file: Path, *, force: bool = False, options: State = None) -> int:
     force
         Write over a file that exists.
     """
-    path = StateDir(settings_of(options).state_dir).identity_path
+    path = state_dir_of(options).identity_path
     try:
         identity = Identity.load(path)
     except FileNotFoundError:
@@ -55,7 +54,7 @@ def backup(file: Path, *, force: bool = False, options: State = None) -> int:
     return 0
 
 
-def restore(file: Path, *, force: bool = False, options: State = None) -> int:
+def restore(file: Path, *, force: bool = False, options: State = NO_OPTIONS) -> int:
     """Give this node the identity of a back-up.
 
     The node must not run. Never let two nodes run with one identity.
@@ -68,7 +67,7 @@ def restore(file: Path, *, force: bool = False, options: State = None) -> int:
         Replace another identity that is here; without a back-up that one is lost.
     """
     identity = read_backup(file)
-    state_dir = StateDir(settings_of(options).state_dir)
+    state_dir = state_dir_of(options)
     with state_dir.locked():
         path = state_dir.identity_path
         if path.exists():

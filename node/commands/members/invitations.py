@@ -11,12 +11,11 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from gossamer.node.app.client import fetch_status
-from gossamer.node.base import durations
 from gossamer.node.base.address_text import Link
+from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.links import invitation_text
-from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of, value_of
 from gossamer.node.commands.questions import require_yes
 from gossamer.node.runs.inviting import (
     EXPIRES_SECONDS_MAX,
@@ -25,8 +24,7 @@ from gossamer.node.runs.inviting import (
     NoAddressError,
 )
 from gossamer.node.runs.voting import VotingDesk, in_words
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.status import Status, address_of
+from gossamer.node.telemetry.status import Status, farthest
 from gossamer.protocol.ids import PeerId
 
 
@@ -35,7 +33,7 @@ def invite(
     slots: int = 1,
     expires: str = "7d",
     depth: Annotated[int | None, Parameter(show_default="as many as this node may give")] = None,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Print an invitation to this node's run, for gossamer join.
 
@@ -48,13 +46,14 @@ def invite(
     depth
         Levels of nodes that the invited may let in below themselves; 0: they may invite nobody.
     """
-    state_dir = StateDir(settings_of(options).state_dir)
-    seconds = parse_duration(expires)
+    state_dir = state_dir_of(options)
+    with value_of("--expires"):
+        seconds = parse_duration(expires, 1, EXPIRES_SECONDS_MAX)
     run = InviteOnlyRun.here(state_dir)
     status = fetch_status(state_dir)
     if status.put_out is not None:
         raise InvitationError(f"an invitation of this node lets nobody in: {status.put_out}")
-    address = address_of(status)
+    address = farthest(status.addresses)
     if address is None:
         raise NoAddressError("this node has no address that others could dial: try again later")
     until = int(time.time()) + seconds
@@ -69,12 +68,12 @@ def invite(
     return 0
 
 
-def members(*, options: State = None) -> int:
+def members(*, options: State = NO_OPTIONS) -> int:
     """List the members of an invite-only run.
 
     Votes of members to put somebody out stand below the list.
     """
-    state_dir = StateDir(settings_of(options).state_dir)
+    state_dir = state_dir_of(options)
     run = InviteOnlyRun.here(state_dir)
     desk = VotingDesk(run, state_dir)
     whole = Column("member", overflow="fold")
@@ -103,8 +102,8 @@ def revoke(
     peer: str,
     *,
     withdraw: bool = False,
-    yes: Annotated[bool, Parameter(negative="")] = False,
-    options: State = None,
+    yes: bool = False,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Put a member out of an invite-only run for good.
 
@@ -121,7 +120,7 @@ def revoke(
     yes
         Do not ask.
     """
-    state_dir = StateDir(settings_of(options).state_dir)
+    state_dir = state_dir_of(options)
     run = InviteOnlyRun.here(state_dir)
     target = run.named(peer)
     if withdraw or not run.may_revoke(target):
@@ -157,26 +156,14 @@ def _vote(desk: VotingDesk, target: PeerId, *, withdraw: bool) -> int:
     return 0
 
 
-def parse_duration(text: str) -> int:
-    """Returns the seconds of a text such as `30m`, `12h` or `7d`.
-
-    Raises:
-        ConfigError: it is none, or longer than a year.
-    """
-    try:
-        return durations.parse_duration(text, 1, EXPIRES_SECONDS_MAX)
-    except ValueError as error:
-        raise ConfigError([f"--expires: {error}"]) from error
-
-
 def _addresses_of_others(status: Status, own: str) -> list[str]:
-    """Returns an address of each connected peer, those of other networks than this node's first."""
+    """Returns an address of each connected peer."""
     found = []
     for peer in status.peers:
-        outside = [each for each in peer.addresses if "/127." not in each and "/::1/" not in each]
-        for address in (outside or list(peer.addresses))[:1]:
+        address = farthest(peer.addresses)
+        if peer.connected and address is not None:
             whole = address if "/p2p/" in address else f"{address}/p2p/{peer.peer_id}"
-            if peer.connected and whole != own:
+            if whole != own:
                 found.append(whole)
     return found
 

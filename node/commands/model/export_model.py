@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from gossamer.node.base.setting_values import parse_size
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import (
+    NO_OPTIONS,
+    RoundNumber,
+    State,
+    reading_settings_of,
+    value_of,
+)
 from gossamer.node.runs.exporting import ExportOptions, export_state
 from gossamer.trainer.export.gguf_export import GGUF_SUFFIX
 from gossamer.trainer.export.hugging_face import ExportError
@@ -22,14 +26,12 @@ def export(
     directory: Path,
     *,
     dtype: Literal["fp32", "bf16"] = "fp32",
-    round_number: Annotated[
-        int | None, Parameter(name="--round", show_default="the newest on this disk")
-    ] = None,
+    round_number: RoundNumber = None,
     max_shard_size: str = "5GB",
     gguf: bool = False,
     adapter: bool = False,
     force: bool = False,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Write the newest committed state as a Hugging Face model.
 
@@ -70,10 +72,8 @@ def export(
 
 
 def _shard_bytes(text: str) -> int:
-    try:
+    with value_of("--max-shard-size"):
         size = parse_size(text)
-    except ValueError as error:
-        raise ConfigError([f"--max-shard-size: {error}"]) from error
     if size < SHARD_BYTES_MIN:
         raise ConfigError([f"--max-shard-size is {text}; allowed: from 1MB on"])
     return size

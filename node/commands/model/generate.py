@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import NO_OPTIONS, RoundNumber, State, reading_settings_of
 from gossamer.node.runs.generating import Sampling, generate_text
 
 
@@ -16,11 +12,9 @@ def generate(
     tokens: int = 100,
     temperature: float = 0.8,
     seed: int = 0,
-    round_number: Annotated[
-        int | None, Parameter(name="--round", show_default="the newest on this disk")
-    ] = None,
+    round_number: RoundNumber = None,
     device: str = "cpu",
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Continue a text with the model as it is on this disk.
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import NO_OPTIONS, RoundNumber, State, reading_settings_of
 
 BIND = "127.0.0.1:4680"
 """Away from the ports of nodes and their pages, which begin at 4610."""
@@ -17,11 +13,9 @@ def serve(
     *,
     bind: str = BIND,
     device: str = "cpu",
-    round_number: Annotated[
-        int | None, Parameter(name="--round", show_default="the newest on this disk")
-    ] = None,
+    round_number: RoundNumber = None,
     follow: bool = False,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Answer programs that speak OpenAI's interface with the model.
 

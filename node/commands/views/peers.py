@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TextIO
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,9 +16,9 @@ from rich.text import Text
 from gossamer.node.app.client import ClientError, fetch_status
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.terminal import open_console, plain_table
 from gossamer.node.base.units import format_count
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
 from gossamer.node.storage.owner_files import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
@@ -36,7 +37,7 @@ def peers(
     by: Literal["tokens", "rounds", "last", "peer", "team"] = "tokens",
     csv: bool = False,
     json: bool = False,
-    options: State = None,
+    options: State = NO_OPTIONS,
 ) -> int:
     """Show what each member has given: tokens, rank, share of the run.
 
@@ -59,32 +60,34 @@ def peers(
         raise ConfigError(["--csv and --json exclude each other"])
     state_dir = StateDir(reading_settings_of(options).state_dir)
     credits = read_credits(state_dir)
-    console = open_console(width=None if sys.stdout.isatty() else 200)
+    if csv and by != "team":
+        write_csv(credits.by(by), sys.stdout)
+        return 0
+    status = status_here(state_dir)
+    names = names_of(state_dir, credits.manifest.run_id, status)
     if by == "team":
-        names = names_of(state_dir, credits.manifest.run_id, status_here(state_dir))
         teams = by_team(credits, names)
-        if _writes(credits, "teams", TEAM_COLUMNS, list(map(_team_fields, teams)), csv, json):
-            return 0
-        _print_teams(teams, console)
+        fields = list(map(_team_fields, teams))
     else:
-        rows = credits.by(by)
-        if csv:
-            write_csv(rows, sys.stdout)
-            return 0
-        status = status_here(state_dir)
-        names = names_of(state_dir, credits.manifest.run_id, status)
-        audits = _audits_of(status)
+        rows, audits = credits.by(by), _audits_of(status)
         fields = [
             {
                 **_fields(row),
-                **_named(names.get(row.peer_id)),
+                **msgspec.structs.asdict(names.get(row.peer_id, MemberName())),
                 "audits": audits.get(row.peer_id, ""),
             }
             for row in rows
         ]
-        if _writes(credits, "peers", COLUMNS, fields, csv, json):
-            return 0
-        _print_peers(rows, names, audits, console)
+    if csv:
+        _write_rows(TEAM_COLUMNS, fields, sys.stdout)
+        return 0
+    if json:
+        what = "teams" if by == "team" else "peers"
+        print(json_text.dumps({**_run_of(credits), what: fields}, indent=2))
+        return 0
+    console = open_console(width=None if sys.stdout.isatty() else 200)
+    if fields:
+        console.print(_team_table(teams) if by == "team" else _peer_table(rows, names, audits))
     console.print(summary(credits), highlight=False, soft_wrap=True)
     if credits.missing_rounds:
         _tell_missing(credits.missing_rounds, console)
@@ -100,14 +103,11 @@ def _tell_missing(num_rounds: int, console: Console) -> None:
     )
 
 
-def _print_peers(
-    rows: Sequence[Credit],
-    names: Mapping[str, MemberName],
-    audits: Mapping[str, str],
-    console: Console,
-) -> None:
+def _peer_table(
+    rows: Sequence[Credit], names: Mapping[str, MemberName], audits: Mapping[str, str]
+) -> Table:
     titles = ("rank", "peer", "tokens", "share", "rounds", "last round", "")
-    table = _table((*titles, "audits") if audits else titles)
+    table = plain_table((*titles, "audits") if audits else titles, ("peer", "", "audits"))
     for row in rows:
         table.add_row(
             *(str(row.rank), Text(_shown(row.peer_id, names)), f"{row.tokens:,}"),
@@ -115,45 +115,18 @@ def _print_peers(
             *(f"{row.rounds:,}", f"{row.last_round:,}", "you" if row.is_you else ""),
             *([audits.get(row.peer_id, "")] if audits else []),
         )
-    if rows:
-        console.print(table)
+    return table
 
 
-def _print_teams(teams: Sequence[TeamCredit], console: Console) -> None:
-    table = _table(("rank", "team", "tokens", "share", "members", ""))
+def _team_table(teams: Sequence[TeamCredit]) -> Table:
+    table = plain_table(("rank", "team", "tokens", "share", "members", ""), ("team", ""))
     for row in teams:
         table.add_row(
             *(str(row.rank) if row.team else "", Text(printable(row.team) or "no team")),
             *(f"{row.tokens:,}", f"{row.share:.1%}", f"{row.members:,}"),
             "you" if row.has_you else "",
         )
-    if teams:
-        console.print(table)
-
-
-def _table(titles: Sequence[str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for title in titles:
-        is_text = title in ("peer", "team", "audits", "")
-        table.add_column(justify="left" if is_text else "right", overflow="fold")
-    table.add_row(*titles, style="dim")
     return table
-
-
-def _writes(
-    credits: Credits,
-    what: str,
-    columns: Sequence[str],
-    rows: Sequence[Mapping[str, Cell]],
-    csv: bool,
-    json: bool,
-) -> bool:
-    """Writes rows for programs, if that is wanted."""
-    if csv:
-        _write_rows(columns, rows, sys.stdout)
-    elif json:
-        print(json_text.dumps({**_run_of(credits), what: rows}, indent=2))
-    return csv or json
 
 
 def status_here(state_dir: StateDir) -> Status | None:
@@ -190,10 +163,6 @@ def _shown(peer_id: str, names: Mapping[str, MemberName]) -> str:
     shown = names.get(peer_id, MemberName())
     team = f"({printable(shown.team)})" if shown.team else ""
     return " ".join(filter(None, (peer_id, printable(shown.name), team)))
-
-
-def _named(shown: MemberName | None) -> dict[str, Cell]:
-    return {"name": shown.name if shown else "", "team": shown.team if shown else ""}
 
 
 def summary(credits: Credits) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError, Settings
-from gossamer.node.commands.options import State, reading_settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.commands.views.peers import names_of, status_here, write_csv
 from gossamer.node.runs.credit import Credits, read_credits
 from gossamer.node.runs.generating import Sampling, pieces, require_allowed
@@ -28,7 +28,7 @@ SAMPLE = Sampling(tokens=120, temperature=0.8, seed=0, device="cpu")
 
 
 def report(
-    folder: Path, *, sample: tuple[str, ...] = (), force: bool = False, options: State = None
+    folder: Path, *, sample: tuple[str, ...] = (), force: bool = False, options: State = NO_OPTIONS
 ) -> int:
     """Write a static page of the run: curve, members, samples.
 

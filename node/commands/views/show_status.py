@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 
 from gossamer.node.app.client import page_link
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of
 from gossamer.node.commands.views.status_line import StatusLine, show_status
-from gossamer.node.storage.state_dir import StateDir
 
 
-def status(*, json: bool = False, options: State = None) -> int:
+def status(*, json: bool = False, options: State = NO_OPTIONS) -> int:
     """Show what the node does and what the swarm does.
 
     Parameters
@@ -18,18 +17,16 @@ def status(*, json: bool = False, options: State = None) -> int:
     json
         Print the whole status as JSON.
     """
-    if options is None:
-        return show_status(StatusLine(json))
     return show_status(StatusLine(json, options.state_dir, options.config))
 
 
-def page(*, options: State = None) -> int:
+def page(*, options: State = NO_OPTIONS) -> int:
     """Print the link of the page that steers this node.
 
     The link holds the node's secret for orders. Open it in a browser on this machine. Without the
     secret the same page only shows.
     """
-    print(page_link(StateDir(settings_of(options).state_dir)))
+    print(page_link(state_dir_of(options)))
     if sys.stdout.isatty():
         print(
             "Open it on this machine, and keep it to yourself: it steers the node.",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from gossamer.node.base.printable import printable
 from gossamer.node.base.text_table import Look, Style, Styled, named_lines, table_lines
 from gossamer.node.base.units import format_bytes
-from gossamer.node.telemetry.pause_text import pause_text, pauses_text, unix_moment, zone_of
+from gossamer.node.telemetry.pause_text import moment_in, pause_text, pauses_text
 from gossamer.node.telemetry.status import (
     DataStatus,
     PauseStatus,
@@ -39,28 +39,25 @@ _COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
 )
 
 
-class _AddRow(Protocol):
-    """Adds a row of a name and the parts of one line."""
-
-    def __call__(self, name: str, *parts: str | Styled) -> None: ...
+Row = tuple[str, list[Styled]]
+"""A name, and the parts of one line."""
 
 
 def status_lines(status: Status, look: Look) -> list[str]:
     """Returns the lines of the whole status: the node, and its peers."""
-    lines = [*named_lines(_node_rows(status), look), ""]
+    lines = [*named_lines(list(_node_rows(status)), look), ""]
     if not status.peers:
         return [*lines, *named_lines([("No other peers at present.", ())], look)]
     peers = sorted(status.peers, key=lambda peer: peer.peer_id)
     return [*lines, *table_lines(_COLUMNS, [_peer_cells(peer) for peer in peers], look)]
 
 
-def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
-    rows: list[tuple[str, list[Styled]]] = []
+def _row(name: str, *parts: str | Styled) -> Row:
+    pieces = [part if isinstance(part, Styled) else Styled(printable(part)) for part in parts]
+    return name, pieces
 
-    def row(name: str, *parts: str | Styled) -> None:
-        pieces = [part if isinstance(part, Styled) else Styled(printable(part)) for part in parts]
-        rows.append((name, pieces))
 
+def _node_rows(status: Status) -> Iterator[Row]:
     doing = ""
     if status.phase == "training" and status.inner_steps:
         doing = f"  step {status.inner_step} of {status.inner_steps}"
@@ -70,78 +67,81 @@ def _node_rows(status: Status) -> list[tuple[str, list[Styled]]]:
         doing = f"  ({status.waits_for})"
     if status.leaves_after_round:
         doing += "  (leaves when this round ends)"
-    row("phase", _own_phase(status), doing)
+    yield _row("phase", _own_phase(status), doing)
     if status.pauses and (status.phase != "paused" or len(status.pauses) > 1):
-        row("pauses", pauses_text(status, time.time()))
+        yield _row("pauses", pauses_text(status, time.time()))
     if status.problem:
-        row("problem", Styled(printable(status.problem), "red"))
+        yield _row("problem", Styled(printable(status.problem), "red"))
     name = f" ({status.run_name})" if status.run_name else ""
-    row("run", f"{status.run_id or DASH}{name}")
-    row("peer", f"{status.peer_id}{f' ({status.name})' if status.name else ''}")
+    yield _row("run", f"{status.run_id or DASH}{name}")
+    yield _row("peer", f"{status.peer_id}{f' ({status.name})' if status.name else ''}")
     for index, address in enumerate(status.addresses):
-        row("" if index else "addresses", address)
+        yield _row("" if index else "addresses", address)
     if status.reach_text:
-        row("reach", status.reach_text)
+        yield _row("reach", status.reach_text)
     behind = f", {status.rounds_behind} behind the swarm" if status.rounds_behind else ""
     final = f" of {status.final_round}" if status.final_round else ""
-    row("round", f"{status.round}{final}{behind}")
-    _add_rollback_rows(status, row)
-    row("head", _digest(status.head), "   state ", _digest(status.state_digest))
-    row("loss", f"{loss_text(status.loss)} training, {loss_text(status.heldout_loss)} held-out")
+    yield _row("round", f"{status.round}{final}{behind}")
+    yield from _rollback_rows(status)
+    yield _row("head", _digest(status.head), "   state ", _digest(status.state_digest))
+    yield _row(
+        "loss", f"{loss_text(status.loss)} training, {loss_text(status.heldout_loss)} held-out"
+    )
     if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:
         held_out = loss_text(status.heldout_bits_per_byte)
-        row("bits a byte", f"{loss_text(status.bits_per_byte)} training, {held_out} held-out")
-    row(
+        yield _row(
+            "bits a byte", f"{loss_text(status.bits_per_byte)} training, {held_out} held-out"
+        )
+    yield _row(
         "tokens",
         f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,}"
         f"{f' of {status.final_tokens:,}' if status.final_tokens else ''} by the swarm",
     )
     if status.work is not None:
-        row("work", _work(status.work))
+        yield _row("work", _work(status.work))
     if status.data is not None:
-        row("data", _data(status.data))
-    _add_machine_rows(status, row)
-    _add_network_rows(status, row)
-    return rows
+        yield _row("data", _data(status.data))
+    yield from _machine_rows(status)
+    yield from _network_rows(status)
 
 
-def _add_machine_rows(status: Status, row: _AddRow) -> None:
+def _machine_rows(status: Status) -> Iterator[Row]:
     if status.tokens_per_second is not None:
         mfu = "" if status.mfu is None else f", {status.mfu:.1%} of the card's operations (MFU)"
-        row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}")
+        yield _row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}")
     if status.step_times is not None:
-        row("step", _step_times(status.step_times))
+        yield _row("step", _step_times(status.step_times))
     capacity = status.capacity
     if capacity is not None:
         memory = format_bytes(capacity.device_memory_bytes)
-        row(
+        yield _row(
             "device",
             f"{capacity.device} ({capacity.device_kind}, {memory}, {capacity.cores} cores)",
         )
     if status.confinement:
-        row("trainer", status.confinement)
+        yield _row("trainer", status.confinement)
 
 
-def _add_rollback_rows(status: Status, row: _AddRow) -> None:
+def _rollback_rows(status: Status) -> Iterator[Row]:
     if status.rolled_back_to is not None:
-        row(
+        yield _row(
             "rolled back",
             f"by the founder or the keepers: the run went on after round {status.rolled_back_to}",
         )
     if status.rollback_proposal is not None:
-        row("proposal", status.rollback_proposal)
+        yield _row("proposal", status.rollback_proposal)
     if status.rollback_withdrawn is not None:
-        row("rollback", Styled(printable(status.rollback_withdrawn), "red"))
+        yield _row("rollback", Styled(printable(status.rollback_withdrawn), "red"))
 
 
-def _add_network_rows(status: Status, row: _AddRow) -> None:
+def _network_rows(status: Status) -> Iterator[Row]:
     sent, received = status.bytes_sent_total, status.bytes_received_total
-    row("network", f"{format_bytes(sent)} sent, {format_bytes(received)} received")
+    yield _row("network", f"{format_bytes(sent)} sent, {format_bytes(received)} received")
     if status.ring:
-        row("ring", ", ".join(printable(peer[-6:]) for peer in status.ring))
+        yield _row("ring", ", ".join(printable(peer[-6:]) for peer in status.ring))
     last = status.last_round
     if last is not None:
-        row(
+        yield _row(
             "last round",
             f"{last.round} {last.outcome}: {len(last.contributors)} of {len(last.members)} "
             f"contributed, {last.duration_seconds:.1f} s, {format_bytes(last.bytes_sent)} sent, "
@@ -149,7 +149,9 @@ def _add_network_rows(status: Status, row: _AddRow) -> None:
         )
     outer = status.outer_step
     if outer is not None:
-        row("outer step", f"momentum {outer.momentum:.2f}, learning rate {outer.learning_rate:.2f}")
+        yield _row(
+            "outer step", f"momentum {outer.momentum:.2f}, learning rate {outer.learning_rate:.2f}"
+        )
 
 
 def shown_peer(peer_id: str, name: str) -> str:
@@ -177,8 +179,7 @@ def _pause(status: Status) -> str:
     """Returns why a node is paused, and when it goes on."""
     shown = [pause for pause in status.pauses if pause.reason == status.paused_reason]
     pause = shown[0] if shown else PauseStatus(reason=status.paused_reason or "")
-    resumes_at = status.resumes_at
-    return pause_text(pause, unix_moment(resumes_at), time.time(), zone_of(resumes_at))
+    return pause_text(pause, moment_in(status.resumes_at), time.time())
 
 
 def _path(peer: PeerStatus) -> str:

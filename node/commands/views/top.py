@@ -27,8 +27,8 @@ from gossamer.node.base.owner_limits import OFF, changes_of
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console, wants_plain_text
-from gossamer.node.base.text_table import Look
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.base.text_table import Look, sparkline
+from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of
 from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LossPoint, Status
@@ -39,7 +39,6 @@ REFRESH_SECONDS = 2.0
 CURVE_COLUMNS = 60
 """Width of the curve: it fits into a terminal of 80 columns beside its numbers."""
 
-_BARS = "▁▂▃▄▅▆▇█"
 TYPED_MAX = 200
 """Characters of a line that can be typed: more than every limit at once."""
 
@@ -61,7 +60,7 @@ _ORDERS: Mapping[str, tuple[Order, Mapping[str, int], str]] = {
 }
 
 
-def top(*, options: State = None) -> int:
+def top(*, options: State = NO_OPTIONS) -> int:
     """Watch the node in this terminal, and steer it with a key.
 
     It shows what `gossamer status` shows, the curve of losses, and the limits and the schedule that
@@ -70,7 +69,7 @@ def top(*, options: State = None) -> int:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(["`gossamer top` needs a terminal; `gossamer status` does not"])
-    state_dir = StateDir(settings_of(options).state_dir)
+    state_dir = state_dir_of(options)
     status = fetch_status(state_dir)
     said, line = "", TypedLine()
     with (
@@ -82,7 +81,7 @@ def top(*, options: State = None) -> int:
             look = Look(live.console.width, styles=not wants_plain_text())
             live.update(_screen(status, line.shown or said, look), refresh=True)
             key = _key(descriptor)
-            if line.is_open:
+            if line.typed is not None:
                 if (typed := line.take(key)) is not None:
                     said = _change(state_dir, typed)
                 if key:
@@ -90,7 +89,7 @@ def top(*, options: State = None) -> int:
             elif key == "q":
                 break
             elif key == "l":
-                line.open()
+                line.typed = ""
             elif key:
                 said = _give(state_dir, key)
             try:
@@ -124,34 +123,26 @@ class TypedLine:
     """A line that the owner types, key by key."""
 
     def __init__(self) -> None:
-        self._typed: str | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether keys belong to the line."""
-        return self._typed is not None
+        self.typed: str | None = None
+        """What is typed so far; None: keys do not belong to the line."""
 
     @property
     def shown(self) -> str:
         """The question and what is typed so far; empty while no line is typed."""
-        return "" if self._typed is None else f"{_ASKED}{self._typed}_"
-
-    def open(self) -> None:
-        """Begins an empty line."""
-        self._typed = ""
+        return "" if self.typed is None else f"{_ASKED}{self.typed}_"
 
     def take(self, key: str) -> str | None:
         """Takes a key, and returns the line once it is complete. Escape drops the line."""
-        typed = self._typed or ""
+        typed = self.typed or ""
         if key in ("\r", "\n"):
-            self._typed = None
+            self.typed = None
             return typed
         if key == "\x1b":
-            self._typed = None
+            self.typed = None
         elif key in ("\x7f", "\b"):
-            self._typed = typed[:-1]
+            self.typed = typed[:-1]
         elif key.isprintable():
-            self._typed = (typed + key)[:TYPED_MAX]
+            self.typed = (typed + key)[:TYPED_MAX]
         return None
 
 
@@ -207,15 +198,7 @@ def _curve_lines(points: Sequence[LossPoint]) -> list[Text]:
         return []
     (first, first_loss), (last, last_loss) = heldout[0], heldout[-1]
     line = Text("held-out  ", style="dim")
-    line.append(f"{first_loss:.3f} {curve([loss for _, loss in heldout])} {last_loss:.3f}")
+    curve = sparkline([loss for _, loss in heldout], CURVE_COLUMNS)
+    line.append(f"{first_loss:.3f} {curve} {last_loss:.3f}")
     line.append(f"  rounds {first:,} to {last:,}", style="dim")
     return [line, Text()]
-
-
-def curve(values: Sequence[float], columns: int = CURVE_COLUMNS) -> str:
-    """Returns a line of bars, at most `columns`; each shows the last value of its part."""
-    num_bars = min(columns, len(values))
-    ends = [(place + 1) * len(values) // num_bars - 1 for place in range(num_bars)]
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    return "".join(_BARS[round((values[end] - low) / span * (len(_BARS) - 1))] for end in ends)

@@ -18,8 +18,9 @@ from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.printable import printable
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.terminal import open_console, plain_table
 from gossamer.node.base.units import format_count
+from gossamer.node.commands.options import value_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.commands.views.status_view import DASH, loss_text, shown_peer
 
@@ -55,10 +56,8 @@ def watch(
     """
     if not links:
         raise ConfigError(["gossamer watch needs the link that `gossamer start` printed"])
-    try:
+    with value_of("--every"):
         seconds = parse_duration(every, *EVERY_SECONDS)
-    except ValueError as error:
-        raise ConfigError([f"--every: {error}"]) from error
     parsed = parse_links(confirm_on_terminal(links))
     console = open_console()
     if json or not sys.stdout.isatty():
@@ -166,7 +165,7 @@ def _screen(manifest: Manifest, view: View | None, problem: str) -> RenderableTy
 
 
 def _rounds(view: View) -> Table:
-    table = _table(("round", "members", "tokens", "loss"), right=4)
+    table = plain_table(("round", "members", "tokens", "loss"), ())
     for each in reversed(view.rounds[-ROUNDS_SHOWN:]):
         table.add_row(
             f"{each.number:,}", str(len(each.members)), f"{each.tokens:,}", loss_text(each.loss)
@@ -175,7 +174,8 @@ def _rounds(view: View) -> Table:
 
 
 def _peers(view: View) -> Table:
-    table = _table(("round", "tokens/s", "peer", "phase", "device"), right=2)
+    texts = ("peer", "phase", "device")
+    table = plain_table(("round", "tokens/s", *texts), texts)
     for peer, announce in view.peers.items():
         speed = announce.capacity.tokens_per_second
         table.add_row(
@@ -185,11 +185,4 @@ def _peers(view: View) -> Table:
             announce.phase,
             Text(printable(announce.capacity.device)),
         )
-    return table
-
-
-def _table(titles: tuple[str, ...], right: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for place, title in enumerate(titles):
-        table.add_column(title, justify="right" if place < right else "left")
     return table

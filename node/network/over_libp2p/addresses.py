@@ -16,6 +16,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from gossamer.node.network.dial_rules import IPNetwork, is_private
+from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.transport import ConnectError, ListenError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import ADDRESS_CHARACTERS_MAX
@@ -70,12 +71,11 @@ def dialable(bound: Multiaddr) -> list[str]:
 
     Bridges of containers are left out. Loopback stands only where there is no other address.
     """
-    kind, port = bound.protocols()[0].name, bound.value_for_protocol("tcp")
-    host = ipaddress.ip_address(str(bound.value_for_protocol(kind)))
-    if not host.is_unspecified:
+    kind = bound.protocols()[0].name
+    if not ipaddress.ip_address(host_of(bound)).is_unspecified:
         return [str(bound)]
     hosts = interface_hosts(socket.AF_INET if kind == "ip4" else socket.AF_INET6)
-    return [f"/{kind}/{host}/tcp/{port}" for host in hosts]
+    return [f"/{kind}/{host}/tcp/{port_of(bound)}" for host in hosts]
 
 
 _LAST: dict[str, list[Any]] = {}
@@ -132,6 +132,25 @@ def host_of(maddr: Multiaddr) -> str:
 def port_of(maddr: Multiaddr) -> int:
     """The TCP port of an address."""
     return int(maddr.value_for_protocol("tcp") or 0)
+
+
+def host_and_port(maddr: Multiaddr) -> tuple[str, int]:
+    """The IP address or name, and the TCP port of an address."""
+    return host_of(maddr), port_of(maddr)
+
+
+def endpoint_of(data: bytes) -> Endpoint | None:
+    """The TCP endpoint of a multiaddr's bytes; None if it is none."""
+    try:
+        maddr = Multiaddr(data)
+        kinds = [protocol.name for protocol in maddr.protocols()]
+        if len(kinds) < 2 or kinds[0] not in ("ip4", "ip6") or kinds[1] != "tcp":
+            return None
+        host = ipaddress.ip_address(str(maddr.value_for_protocol(kinds[0])))
+        port = int(maddr.value_for_protocol("tcp") or 0)
+    except Exception:
+        return None
+    return Endpoint(str(host), port) if port else None
 
 
 def with_port(maddr: Multiaddr, port: int) -> Multiaddr:

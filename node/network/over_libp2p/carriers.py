@@ -9,7 +9,6 @@ import trio
 from libp2p.io.trio import TrioTCPStream
 
 from gossamer.node.network.over_libp2p.congestion import tune
-from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.transport import Path
 
 # Silently dead links fail readers and writers after this, as Linux counts it (RFC 5482).
@@ -59,24 +58,21 @@ def tuned(stream: trio.SocketStream) -> TcpConnection:
     """A connection with the options that all connections have. OSError: it is gone, and closed."""
     try:
         connection = TcpConnection(stream)
-        detect_dead_links(connection)
-        tune(connection)
+        _detect_dead_links(stream)
+        tune(stream)
     except OSError:
         stream.socket.close()
         raise
     return connection
 
 
-def detect_dead_links(connection: object) -> None:
+def _detect_dead_links(stream: trio.SocketStream) -> None:
     """Let the kernel fail a connection whose other side has gone silent.
 
     Symptom: after a link went down neither reader nor writer noticed for more than 45 s;
     py-libp2p's health monitor hangs itself when a writer is blocked.
     """
-    raw_socket = socket_of(connection)
-    if raw_socket is None:
-        return
-    raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
@@ -84,7 +80,7 @@ def detect_dead_links(connection: object) -> None:
         ("TCP_USER_TIMEOUT", DEAD_LINK_SECONDS * 1000),  # absent outside Linux
     ):
         if hasattr(socket, option):
-            raw_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class CircuitEnd(TrioTCPStream):

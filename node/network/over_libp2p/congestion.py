@@ -10,7 +10,7 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
-from gossamer.node.network.over_libp2p.noise import socket_of
+import trio
 
 logger = logging.getLogger(__name__)
 
@@ -67,20 +67,17 @@ _NO_MAX_PACING_RATE = 2**32 - 1
 """Option and value of <asm-generic/socket.h>: bytes per second."""
 
 
-def tune(connection: object) -> None:
+def tune(stream: trio.SocketStream) -> None:
     """Lets the kernel send at the line's rate on long lines, and keep little of what waits.
 
     Without BBR one lost packet in 200 halves the rate of a line of 100 ms again and again. Without
     a bound on unsent bytes seconds of chunks wait in the kernel, where a vote cannot pass them.
     """
-    raw_socket = socket_of(connection)
-    if raw_socket is None:
-        return
     if hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):  # not there, or not allowed to this user: the default stays
-            raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 class LineRate:
@@ -102,23 +99,21 @@ class LineSearch:
     """BBR's search for the line's rate on one connection, helped by what had been found before.
 
     A collapsed estimate. Symptom: a connection that lost one small packet, while others filled the
-    line, had an estimate of 62 kbit/s instead of 20 Mbit/s a second later. The next ring sent 0.09
-    MB/s on it, and put an innocent member out as slow: the estimate took seconds to grow again.
-    Seen in the kernel's view of the sockets (``ss -ti``), where the estimate fell with the
-    retransmission of that packet. So BBR begins anew where its estimate is far below the line's
-    rate: when a stream begins on an idle connection, and once in the middle of a stream.
+    line, had an estimate of 62 kbit/s instead of 20 Mbit/s a second later (``ss -ti``). The next
+    ring put an innocent member out as slow: the estimate took seconds to grow again. So BBR begins
+    anew where its estimate is far below the line's rate: when a stream begins on an idle
+    connection, and once in the middle of a stream.
 
     An overfilled line. BBR does not count a round trip in which the program had nothing to send, so
     a ring that waits for its input never ends the search. Symptom: on a line of 100 Mbit/s and 100
     ms the first megabyte of each ring left at 300 Mbit/s and overflowed the router's queue. In one
-    of twenty rings BBR then took the rate of the loss recovery for the line's, 0.6 to 2 Mbit/s, and
-    ended its search there: the ring took 6 s instead of 2.7 s, or put an innocent member out as
-    slow. So a search is held near the rate that was found before. BBR probes for more by itself
+    of twenty rings BBR then took the rate of the loss recovery for the line's, and ended its search
+    there. So a search is held near the rate that was found before. BBR probes for more by itself
     once the search has ended; then nothing holds it.
     """
 
-    def __init__(self, connection: object, line: LineRate) -> None:
-        self._socket = socket_of(connection)
+    def __init__(self, raw_socket: socket.socket, line: LineRate) -> None:
+        self._socket = raw_socket
         self._line = line
         self._look_at = -math.inf
         self._found_rate = 0.0
@@ -180,24 +175,20 @@ class LineSearch:
             and lost >= LOST_SHARE_MIN * received
         )
 
-    def _is_the_lines(self, bytes_per_second: float) -> bool:
-        """Returns whether a rate is that of this node's line, and not of the other end's or of a
-        collapse."""
-        return bytes_per_second >= LINE_SHARE * self._line.bytes_per_second
-
     def _begin_anew(self, view: BbrView) -> None:
         self._bound(is_searching=True)
         logger.debug("BBR begins anew at %d bytes per second", view.bytes_per_second)
-        if self._socket is not None:
-            with suppress(OSError):  # the connection has ended
-                begin_anew(self._socket)
+        with suppress(OSError):  # the connection has ended
+            begin_anew(self._socket)
 
     def _bound(self, *, is_searching: bool) -> None:
         """Sets the largest rate of the connection."""
         rate = _NO_MAX_PACING_RATE
-        if is_searching and self._found_rate and self._is_the_lines(self._found_rate):
+        # A rate below that share is the other end's, or of a collapse.
+        is_the_lines = self._found_rate >= LINE_SHARE * self._line.bytes_per_second
+        if is_searching and self._found_rate and is_the_lines:
             rate = min(rate, int(SEARCH_GAIN * self._found_rate))
-        if self._socket is None or rate == self._max_pacing_rate:
+        if rate == self._max_pacing_rate:
             return
         self._max_pacing_rate = rate
         with suppress(OSError):
@@ -205,8 +196,6 @@ class LineSearch:
 
     def _view(self) -> BbrView | None:
         """The kernel's view; None: another algorithm or system, or the connection has ended."""
-        if self._socket is None:
-            return None
         with suppress(OSError):
             return bbr_view(self._socket)
         return None

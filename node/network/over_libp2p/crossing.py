@@ -15,9 +15,11 @@ import trio
 from google.protobuf.message import DecodeError
 from libp2p.relay.circuit_v2.dcutr import PROTOCOL_ID
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
+from libp2p.utils import encode_varint_prefixed
 from multiaddr import Multiaddr
 
-from gossamer.node.network.over_libp2p.identify import endpoint_of
+from gossamer.node.network.over_libp2p.addresses import endpoint_of
+from gossamer.node.network.over_libp2p.delimited import read_delimited
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.transport import ORDINARY_ENDS, Stream, TransportError
 from gossamer.protocol.errors import MalformedError
@@ -46,8 +48,6 @@ ADDRESSES_MAX = 4
 
 MESSAGE_BYTES_MAX = 4096
 """Bound on a message, as the specification says."""
-
-_LENGTH_BYTES_MAX = 2
 
 
 class Crossing:
@@ -104,23 +104,14 @@ class Crossing:
 async def _say(stream: Stream, kind: HolePunch.Type.ValueType, endpoints: list[Endpoint]) -> None:
     addresses = [Multiaddr(endpoint.address).to_bytes() for endpoint in endpoints[:ADDRESSES_MAX]]
     message = HolePunch(type=kind, ObsAddrs=addresses).SerializeToString()
-    size = len(message)
-    prefix = bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
-    await stream.send(prefix + message)
+    await stream.send(encode_varint_prefixed(message))
 
 
 async def _hear(stream: Stream, kind: HolePunch.Type.ValueType) -> list[Endpoint]:
-    size = 0
-    for place in range(_LENGTH_BYTES_MAX):
-        (byte,) = await stream.receive_exactly(1)
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            break
-    if size > MESSAGE_BYTES_MAX:
-        raise MalformedError(f"a crossing's message of {size} bytes")
+    data = await read_delimited(stream.receive_exactly, MESSAGE_BYTES_MAX, "a crossing's message")
     message = HolePunch()
     try:
-        message.ParseFromString(bytes(await stream.receive_exactly(size)))
+        message.ParseFromString(data)
     except DecodeError as error:
         raise MalformedError(f"not a crossing's message: {error}") from None
     if message.type != kind:

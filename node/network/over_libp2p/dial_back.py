@@ -21,13 +21,13 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.dial_rules import is_private
-from gossamer.node.network.frames import receive_message, send_frame
+from gossamer.node.network.frames import asked, receive_message, send_frame
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, port_of
 from gossamer.node.network.over_libp2p.carriers import host_behind
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.relay import Doors
-from gossamer.node.network.transport import ORDINARY_ENDS, Stream
+from gossamer.node.network.transport import ORDINARY_ENDS, Stream, Transport
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.dial_back_messages import (
@@ -38,7 +38,6 @@ from gossamer.protocol.wire.dial_back_messages import (
     DialBackMessage,
     Dialled,
     decode_dial_back,
-    encode_dial_back,
 )
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class DialBacks:
 
     def __init__(
         self,
-        doors: Doors,
+        transport: Transport,
         swarm: GuardedSwarm,
         own: OwnAddresses,
         guard: DialGuard,
@@ -85,7 +84,7 @@ class DialBacks:
             guard: bounds the dials that peers ask for.
             peers: the connected peers.
         """
-        self._doors = doors
+        self._transport = transport
         self._swarm = swarm
         self._own = own
         self._guard = guard
@@ -96,7 +95,7 @@ class DialBacks:
         """Local time until which nobody is asked among just these peers."""
         self._helped: OrderedDict[PeerId, float] = OrderedDict()
         self._num_helping = 0
-        doors.handle(DIAL_BACK_PROTOCOL, self._answer, streams_per_peer_max=1)
+        transport.handle(DIAL_BACK_PROTOCOL, self._answer, streams_per_peer_max=1)
 
     # The asker
 
@@ -131,14 +130,10 @@ class DialBacks:
         if host is None or not ports:
             return
         try:
-            stream = await self._doors.open_stream(peer, DIAL_BACK_PROTOCOL)
-            try:
-                with trio.fail_after(ANSWER_SECONDS_MAX):
-                    await _say(stream, DialBack(ports))
+            question = to_msgpack(DialBack(ports))
+            with trio.fail_after(ANSWER_SECONDS_MAX):
+                async with asked(self._transport, peer, DIAL_BACK_PROTOCOL, question) as stream:
                     answer = await _hear(stream)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await stream.reset()
         except ORDINARY_ENDS as error:
             logger.debug("no dial-back from %s: %s", peer, error)
             return
@@ -176,7 +171,7 @@ class DialBacks:
                     port = await self._dial(stream.peer_id, host, request.ports)
                 finally:
                     self._num_helping -= 1
-            await _say(stream, Dialled(port))
+            await send_frame(stream, to_msgpack(Dialled(port)))
 
     def _may_help(self, peer: PeerId, host: str) -> bool:
         if not self._is_in_another_network(host):
@@ -200,10 +195,6 @@ class DialBacks:
                     permit.proven(host)
                     return port
         return 0
-
-
-async def _say(stream: Stream, message: DialBackMessage) -> None:
-    await send_frame(stream, encode_dial_back(message))
 
 
 async def _hear(stream: Stream) -> DialBackMessage:

@@ -1,6 +1,6 @@
 """Echoes to libp2p's pings (`/ipfs/ping/1.0.0`), by which other programs measure a round trip.
 
-Nodes ask each other by yamux's own pings (`node/network/pings.py`).
+Nodes ask each other by yamux's own pings (`yamux/signs_of_life.py`).
 
 Symptom: py-libp2p echoes as fast as a peer sends, on as many streams as it opens. One peer took a
 quarter of a core so, with 32 bytes for each echo.

@@ -29,16 +29,16 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.address_text import bind_remedy
+from gossamer.node.network.counted import counted
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.over_libp2p.addresses import host_of, peer_id_of, why
 from gossamer.node.network.over_libp2p.carriers import CircuitEnd, host_behind
-from gossamer.node.network.over_libp2p.inbound_places import InboundPlaces
+from gossamer.node.network.over_libp2p.inbound_places import giving_way
 from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
-from gossamer.node.network.over_libp2p.noise import layer_of
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.unread import UnreadBytes
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
-from gossamer.node.network.places import NoPlaceError, Rank, network_of
+from gossamer.node.network.places import NoPlaceError, Rank, inbound_max, network_of
 from gossamer.node.network.stream_turns import STRANGERS_FRAMES_RATE, StreamTurns
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -51,8 +51,12 @@ ENTRY_SECONDS_MAX = 5.0
 waits for the other end; a host that is closing may have no listener any more."""
 
 
+_SOMEWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
+"""In the place of a listener's address, which py-libp2p names in its debug log."""
+
+
 class _NoAutoConnector(AutoConnector):
-    """Dials no peer, and remembers none.
+    """Does not start, so it dials no peer; and remembers none.
 
     Symptom: py-libp2p dials, on its own, whatever addresses peers have told it, towards a target
     between its watermarks that cannot be set to zero. Each peer that leaves is remembered, and only
@@ -62,17 +66,8 @@ class _NoAutoConnector(AutoConnector):
     async def start(self) -> None:
         """Nothing to start."""
 
-    async def run_background_task(self, nursery: trio.Nursery) -> None:
-        """No task."""
-
-    async def maybe_connect(self) -> None:
-        """Never."""
-
     def record_disconnect(self, peer_id: ID) -> None:
         """Nothing: this says how soon a peer may be dialled again."""
-
-    def record_failed_connection(self, peer_id: ID) -> None:
-        """Nothing, likewise."""
 
 
 class GuardedSwarm(Swarm):
@@ -81,8 +76,10 @@ class GuardedSwarm(Swarm):
     It has more than 12 attributes, because the transport sets what is asked and told here.
     """
 
-    on_violation: Callable[[ID, RemoteProtocolError], None] | None = None
-    on_connected: Callable[[SwarmConn], None] | None = None
+    on_violation: Callable[[ID, RemoteProtocolError], None] = staticmethod(
+        lambda _peer, _error: None
+    )
+    on_connected: Callable[[SwarmConn], None] = staticmethod(lambda _connection: None)
     on_peers_changed: Callable[[], None] = staticmethod(lambda: None)
     """Is called when a connection begins or ends."""
     rank_of: Callable[[ID], Rank] = staticmethod(lambda _peer: Rank.STRANGER)
@@ -104,9 +101,8 @@ class GuardedSwarm(Swarm):
         super().__init__(peer_id, peerstore, upgrader, transports=[tcp], **kwargs)
         self.tcp = tcp
         self.auto_connector = _NoAutoConnector(self)
-        self._places = InboundPlaces(
-            self.pairs_of, lambda peer: self.rank_of(peer), self.connection_config.max_connections
-        )
+        self._num_arriving = 0
+        """Connections that have a place, and are being entered in the books."""
         self._connected: list[tuple[PeerId, ID]] | None = None  # None: to be looked up
         self.handshakes = Counter[ID | None]()
         """Handshakes that this node has begun and not ended, by the peer that is to be there."""
@@ -116,17 +112,15 @@ class GuardedSwarm(Swarm):
         self._frames = StreamTurns(STRANGERS_FRAMES_RATE)
         self._unread = UnreadBytes(self.get_connections, self._is_stranger)
 
-    async def _handle_inbound_connection(
-        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
-    ) -> None:
-        """Run one inbound connection from accept to end.
+    async def serve(self, carrier: ReadWriteCloser) -> None:
+        """Run one connection that a peer has opened, from accept to end: of TCP, or over a circuit.
 
         Symptoms: py-libp2p keeps a slot for each inbound connection until shutdown, so that a
         host refuses everybody after 250 connections in all; and 300 silent connections keep
         newcomers out until their handshakes time out.
         """
-        raw_conn = ArrivingConnection(read_write_closer, False)
-        begun = self.newcomers.begin(_carrier_of(read_write_closer))
+        raw_conn = ArrivingConnection(carrier, False)
+        begun = self.newcomers.begin(_origin_of(carrier))
         if begun is None:
             await raw_conn.close()
             return
@@ -134,7 +128,7 @@ class GuardedSwarm(Swarm):
         muxed_conn = None
         try:
             with scope:
-                muxed_conn = await self.upgrade_inbound_raw_conn(raw_conn, maddr)
+                muxed_conn = await self.upgrade_inbound_raw_conn(raw_conn, _SOMEWHERE)
         finally:
             # One that only dials back proves its key and leaves.
             is_over = raw_conn.is_proven and not scope.cancel_called and not raw_conn.is_refused
@@ -176,26 +170,24 @@ class GuardedSwarm(Swarm):
     ) -> SwarmConn:
         """Run the initiator's handshakes on a connection, see `dial_once`."""
         muxed_conn: IMuxedConn | None = None
-        self.handshakes[peer_id] += 1
-        try:
-            secured = await self.upgrader.security_multistream.secure_outbound(
-                raw_conn,
-                peer_id,  # type: ignore[arg-type]  # None: `FastNoiseTransport` accepts anybody
-            )
-            muxed_conn = await self.upgrader.upgrade_connection(secured, secured.get_remote_peer())
-            _yamux(muxed_conn).path = path
-            return await self.add_conn(muxed_conn, direction="outbound")
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                try:
-                    if muxed_conn is not None:
-                        await muxed_conn.close()
-                finally:
-                    await raw_conn.close()
-            raise
-        finally:
-            self.handshakes[peer_id] -= 1
-            self.handshakes += Counter()  # keeps those that are left
+        with counted(self.handshakes, peer_id):
+            try:
+                secured = await self.upgrader.security_multistream.secure_outbound(
+                    raw_conn,
+                    peer_id,  # type: ignore[arg-type]  # None: `FastNoiseTransport` accepts anybody
+                )
+                remote = secured.get_remote_peer()
+                muxed_conn = await self.upgrader.upgrade_connection(secured, remote)
+                _yamux(muxed_conn).path = path
+                return await self.add_conn(muxed_conn, direction="outbound")
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    try:
+                        if muxed_conn is not None:
+                            await muxed_conn.close()
+                    finally:
+                        await raw_conn.close()
+                raise
 
     async def answers_at(self, peer_id: ID, host: str, port: int) -> bool:
         """Dials an address from a fresh port; says whether that peer answers. No connection stays.
@@ -213,10 +205,6 @@ class GuardedSwarm(Swarm):
             with trio.CancelScope(shield=True):
                 await raw_conn.close()
         return True
-
-    async def serve_circuit(self, end: CircuitEnd) -> None:
-        """Run one connection that a peer has opened through a relay, from handshake to end."""
-        await self._handle_inbound_connection(end, Multiaddr("/ip4/0.0.0.0/tcp/0"))
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         """Take a connection in, unless its peer or its address may not have it.
@@ -238,27 +226,25 @@ class GuardedSwarm(Swarm):
         yamux.small_frames.turn = partial(self._turn_of_frames, yamux)
         yamux.on_received = self._unread.came
         yamux.was_dialled = direction == "outbound"
-        circuit = layer_of(yamux, CircuitEnd)
-        if circuit is not None:
-            yamux.path = circuit.path
+        carrier = yamux.secured_conn.carrier
+        if isinstance(carrier, CircuitEnd):
+            yamux.path = carrier.path
         elif self.is_crossing(yamux.peer_id):
             # Before it is in the books, where the crossing sees it and ends.
             yamux.path = Path("crossed")
+        num_places = int(direction == "inbound")
+        self._num_arriving += num_places
         try:
-            with (
-                self._places.entering(yamux),
-                trio.CancelScope(shield=True),
-                trio.fail_after(ENTRY_SECONDS_MAX),
-            ):
+            with trio.CancelScope(shield=True), trio.fail_after(ENTRY_SECONDS_MAX):
                 connection = await super().add_conn(yamux, direction)
                 if self.refusals.is_banned(yamux.peer_id):
                     # The ban came meanwhile, and ended only what was in the books.
                     await connection.close()
                     raise SwarmException("this peer is banned here for a while")
         finally:
+            self._num_arriving -= num_places
             self._peers_changed()
-        if self.on_connected is not None:
-            self.on_connected(connection)
+        self.on_connected(connection)
         return connection
 
     async def _turn_of_stream(self, connection: YamuxConnection) -> None:
@@ -323,14 +309,14 @@ class GuardedSwarm(Swarm):
             public_key_of(PeerId(peer_id.to_base58()))
         except MalformedError as error:
             return str(error)
-        arriving = layer_of(connection, ArrivingConnection)
+        arriving = connection.secured_conn.raw_conn
         host = host_behind(connection)
         reason = None
         if self.refusals.is_banned(peer_id):
             reason = "this peer is banned here for a while"
         elif direction == "inbound" and self._is_refused(peer_id, host):
             reason = "its network is banned here for a while"
-        if reason is not None and arriving is not None:
+        if reason is not None and isinstance(arriving, ArrivingConnection):
             arriving.is_refused = True
         elif host:
             self.refusals.came_from(peer_id, host)
@@ -345,8 +331,9 @@ class GuardedSwarm(Swarm):
 
     def _take_place(self, newcomer: YamuxConnection) -> str | None:
         """Ends a connection for a newcomer if need be; says why there is no place for it."""
+        places_max = inbound_max(self.connection_config.max_connections) - self._num_arriving
         try:
-            connection = self._places.giving_way(newcomer)
+            connection = giving_way(newcomer, self.pairs_of(), self.rank_of, places_max)
         except NoPlaceError as error:
             return str(error)
         if connection is not None:
@@ -359,8 +346,7 @@ class GuardedSwarm(Swarm):
         return None
 
     def _note_violation(self, peer_id: ID, problem: str) -> None:
-        if self.on_violation is not None:
-            self.on_violation(peer_id, RemoteProtocolError(problem))
+        self.on_violation(peer_id, RemoteProtocolError(problem))
 
     async def listen_or_raise(self, maddr: Multiaddr) -> None:
         """Listen on one address.
@@ -371,21 +357,16 @@ class GuardedSwarm(Swarm):
             ListenError: names the address and the reason.
         """
         await self.event_background_nursery_created.wait()
-
-        async def handler(read_write_closer: ReadWriteCloser) -> None:
-            await self._handle_inbound_connection(read_write_closer, maddr)
-
-        listener = self.tcp.create_listener(handler)
-        listener.background_nursery = self.background_nursery
-        listener.may_come = self.newcomers.may_come
+        assert self.background_nursery is not None
         try:
-            await listener.listen(maddr)
+            listener = self.tcp.listen(maddr, self.serve, self.newcomers.may_come)
         except OSError as error:
             raise ListenError(
                 f"cannot listen on {maddr}: {error.strerror or error}. "
                 f"{bind_remedy(error, '--listen')}"
             ) from error
-        self.listeners[str(maddr)] = listener
+        self.background_nursery.start_soon(listener.serve)
+        self.listeners[str(maddr)] = listener  # type: ignore[assignment]  # it listens already
 
 
 def _yamux(connection: IMuxedConn) -> YamuxConnection:
@@ -393,8 +374,8 @@ def _yamux(connection: IMuxedConn) -> YamuxConnection:
     return connection
 
 
-def _carrier_of(connection: ReadWriteCloser) -> str:
+def _origin_of(carrier: ReadWriteCloser) -> str:
     """The IP address from which a connection comes; the relay that carries a circuit."""
-    if isinstance(connection, CircuitEnd):
-        return f"relay {connection.path.relay}"
-    return host_behind(connection)
+    if isinstance(carrier, CircuitEnd):
+        return f"relay {carrier.path.relay}"
+    return host_behind(carrier)

@@ -9,13 +9,10 @@ from contextlib import asynccontextmanager
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
-from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.tools.anyio_service.context import background_trio_service
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
@@ -26,6 +23,7 @@ from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.dial_rules import IPNetwork
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import (
+    host_and_port,
     host_of,
     parse_address,
     parse_listen_address,
@@ -35,14 +33,12 @@ from gossamer.node.network.over_libp2p.addresses import (
 from gossamer.node.network.over_libp2p.gossip.pubsub import new_gossip
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.negotiation import GuardedHost, GuardedMuxer, bound_selector
+from gossamer.node.network.over_libp2p.negotiation import GuardedHost, GuardedMuxer, guard_selector
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.transport import (
-    ListenError,
-)
+from gossamer.node.network.transport import ListenError
 
 # A ring has at most 256 members; the rest is for newcomers and observers.
 CONNECTIONS_MAX = 400
@@ -101,7 +97,9 @@ async def open_libp2p_transport(
                 nursery.start_soon(liveness.run)
                 await pubsub.wait_until_ready()
                 own = OwnAddresses(host, announced, networks)
-                guard = DialGuard(trio.current_time, _endpoints(typed))
+                guard = DialGuard(trio.current_time)
+                for each in typed:
+                    guard.note_typed(*host_and_port(parse_address(each)[0]))
                 try:
                     yield Libp2pTransport(host, swarm, pubsub, nursery, own, guard, liveness)
                 except Exception as error:
@@ -114,12 +112,6 @@ async def open_libp2p_transport(
                 await host.close()  # leaving run() alone leaves sockets open
     if failure is not None:
         raise failure
-
-
-def _endpoints(addresses: Sequence[str]) -> list[tuple[str, int]]:
-    """Hosts and ports of addresses. Raises ConnectError where one is not dialable."""
-    parsed = [parse_address(address)[0] for address in addresses]
-    return [(host_of(maddr), port_of(maddr)) for maddr in parsed]
 
 
 async def _listen(swarm: GuardedSwarm, addresses: Sequence[Multiaddr], port: int) -> None:
@@ -159,13 +151,9 @@ def _new_host(
     # Noise only: py-libp2p's default also accepts plaintext, where anybody can claim any peer id.
     noise = FastNoiseTransport(key_pair, noise_privkey=noise_key)
     noise.limits = limits
-    upgrader = TransportUpgrader(
-        {NOISE_PROTOCOL: noise},
-        {TProtocol(YAMUX_PROTOCOL): Yamux},
-    )
-    upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux}, liveness)
-    bound_selector(upgrader.security_multistream._selector)
-    bound_selector(upgrader.muxer_multistream._selector)
+    upgrader = TransportUpgrader({NOISE_PROTOCOL: noise}, {})
+    upgrader.muxer_multistream = GuardedMuxer(liveness)
+    guard_selector(upgrader.security_multistream._selector)
     swarm = GuardedSwarm(
         PortReusingTcp(),
         peer,

@@ -60,11 +60,7 @@ class Watched(Protocol):
 
     def look(self, now: float, *, after_stall: bool) -> float:
         """Asks a silent peer for a sign of life, or drops it. Returns when to look again (local
-        time).
-
-        Args:
-            after_stall: this process stood still: what came meanwhile has yet to be read.
-        """
+        time). `after_stall`: this process stood still, so what came has yet to be read."""
 
     def drop(self, reason: str) -> None:
         """Ends the connection."""
@@ -76,7 +72,7 @@ class Liveness:
     def __init__(self, awake: AwakeClock) -> None:
         """`awake`: a clock that runs. Without it a stop of this process counts as the silence of
         others."""
-        self._awake = awake
+        self.awake = awake
         self._look_at: dict[Watched, float] = {}
         self._added = trio.Event()
         self._listened: Counter[ID] = Counter()
@@ -125,10 +121,6 @@ class Liveness:
     def _ask_seconds(self) -> float:
         return min(ASK_SECONDS_MAX, max(ASK_SECONDS, len(self._look_at) / QUESTIONS_PER_SECOND_MAX))
 
-    def awake_since(self, seconds: float) -> float:
-        """Seconds since a local time for which this process has run."""
-        return self._awake.awake_since(seconds)
-
     def add(self, connection: Watched) -> None:
         """Looks at a connection at once, and from now on."""
         self._look_at[connection] = -math.inf
@@ -144,7 +136,7 @@ class Liveness:
         while True:
             self._added = trio.Event()
             now = trio.current_time()
-            after_stall = bool(self._awake.stalls_since(looked_seconds))
+            after_stall = bool(self.awake.stalls_since(looked_seconds))
             looked_seconds = now
             for connection in [each for each, at in self._look_at.items() if now >= at]:
                 try:

@@ -1,8 +1,7 @@
-"""Bounds the reads of py-libp2p 0.8.1 while two sides agree on a protocol.
+"""Agreement on protocols by multistream-select, in the place of py-libp2p 0.8.1's.
 
 Agreement happens three times: on the secure channel over bare TCP, on the muxer, and on the
 protocol of every stream. See `over_libp2p.guards` for how guards are put in and tested.
-`Doors` says which protocols of streams a peer is offered, and `GuardedHost` agrees on them.
 """
 
 from __future__ import annotations
@@ -13,19 +12,14 @@ from typing import Any
 
 import trio
 from libp2p.abc import IMuxedConn, INetStream, ISecureConn
-from libp2p.custom_types import TMuxerOptions, TProtocol
-from libp2p.exceptions import ParseError
+from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify_push.identify_push import ID_PUSH
-from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.exceptions import IOException
-from libp2p.network.stream.exceptions import StreamEOF, StreamReset
-from libp2p.network.stream.net_stream import NetStream
+from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import (
     MultiselectClientError,
-    MultiselectCommunicatorError,
     MultiselectError,
 )
 from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
@@ -39,199 +33,178 @@ from libp2p.protocol_muxer.multiselect_client import (
     MultiselectClient,
 )
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils import encode_delim
 
+from gossamer.node.network.over_libp2p.addresses import why
 from gossamer.node.network.over_libp2p.congestion import LineRate
+from gossamer.node.network.over_libp2p.delimited import read_delimited
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
+from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
 # The longest protocol id here has 31 bytes; multistream-select names no limit of its own.
 MESSAGE_BYTES_MAX = 1024
-# A message is read in some three calls, and who knows what it wants says so in its second message.
-READS_MAX = 256
+# Of one side. An end that knows what it wants says so in its second message.
+MESSAGES_MAX = 64
+
+_GREETING = MULTISELECT_PROTOCOL_ID
+
+_BROKEN = (IOException, MuxedStreamError, RemoteProtocolError, UnicodeError, trio.TooSlowError)
+"""The ways in which a negotiation ends without an agreement."""
 
 
-class _BoundedReader:
-    """Reads of one negotiation.
+class _Talk:
+    """One negotiation, on a connection or on a stream of yamux.
 
-    Symptom: py-libp2p reads a message of whatever length its prefix says, up to 2**64 bytes, before
-    it looks at it: one peer that has not even said who it is fills the memory.
-    """
+    Symptoms: py-libp2p reads a message of whatever length its prefix says, up to 2**64 bytes,
+    before it looks at it: one peer that has not even said who it is fills the memory. Its stream
+    takes a lock for each read and each write, and each lock gives other tasks a turn. So to agree
+    on a protocol took more turns than what the stream was opened for.
 
-    def __init__(self, inner: ReadWriteCloser) -> None:
-        self._inner = inner
-        self._reads_left = READS_MAX
-
-    async def read(self, n: int | None = None) -> bytes:
-        self._reads_left -= 1
-        if n is None or n > MESSAGE_BYTES_MAX or self._reads_left < 0:
-            raise ParseError(f"a negotiation reads {n} bytes, or has gone on for too long")
-        return await self._take(n)
-
-    async def _take(self, n: int) -> bytes:
-        return await self._inner.read(n)
-
-    async def write(self, data: bytes) -> None:
-        await self._inner.write(data)
-
-    async def flush(self) -> None:
-        """Sends what is held back."""
-
-
-class _BoundedStream(_BoundedReader):
-    """The same for a stream of yamux, in few turns of its task.
-
-    Symptom: py-libp2p's stream takes a lock for each read and each write, and each lock gives other
-    tasks a turn. A message of the negotiation is read in three calls. So to agree on a protocol
-    took more turns than what the stream was opened for.
-
-    What is written while more of the other side is here already waits for the answer to that. So
+    What is said while more of the other side is here already waits for the answer to that. So
     greeting and answer go out together, and neither side waits for the other one longer than it
     would.
     """
 
-    def __init__(self, stream: NetStream, muxed: YamuxStream) -> None:
-        super().__init__(stream)
-        self._muxed = muxed
+    def __init__(self, communicator: MultiselectCommunicator) -> None:
+        self._carrier = communicator.read_writer
+        muxed = getattr(self._carrier, "muxed_stream", None)
+        self.stream = muxed if isinstance(muxed, YamuxStream) else None
         self._unsent = b""
+        self._messages_left = MESSAGES_MAX
 
-    async def _take(self, n: int) -> bytes:
-        if not self._muxed.has_unread:
-            await self.flush()
-        try:
-            return await self._muxed.read(n)
-        except MuxedStreamEOF as error:
-            raise StreamEOF from error
-        except MuxedStreamError as error:
-            raise StreamReset from error
+    async def say(self, *messages: str) -> None:
+        self._unsent += b"".join(map(_delimited, messages))
+        await self._flush_unless_more_is_here()
 
-    async def write(self, data: bytes) -> None:
-        self._unsent += data
-        if not self._muxed.has_unread:
+    async def hear(self) -> str:
+        """The next message. Raises one of `_BROKEN`."""
+        await self._flush_unless_more_is_here()
+        self._messages_left -= 1
+        if self._messages_left < 0:
+            raise OversizedError("a negotiation that goes on for too long")
+        message = await read_delimited(self._receive, MESSAGE_BYTES_MAX, "a negotiation's message")
+        if not message.endswith(b"\n"):
+            raise MalformedError("a negotiation's message without an end")
+        return message[:-1].decode()
+
+    async def _flush_unless_more_is_here(self) -> None:
+        if self.stream is None or not self.stream.has_unread:
             await self.flush()
 
     async def flush(self) -> None:
+        """Sends what is held back."""
         unsent, self._unsent = self._unsent, b""
-        if not unsent:
-            return
+        if unsent and self.stream is not None:
+            await self.stream.send(unsent)
+        elif unsent:
+            await self._carrier.write(unsent)
+
+    async def _receive(self, num_bytes: int) -> bytes | bytearray:
+        if self.stream is not None:
+            return await self.stream.receive_exactly(num_bytes)
+        data = b""
+        while len(data) < num_bytes:
+            more = await self._carrier.read(num_bytes - len(data))
+            if not more:
+                raise ConnectionClosedError("the other end hung up in the negotiation")
+            data += more
+        return data
+
+
+class _Multiselect(Multiselect):
+    """Answers the other side's questions."""
+
+    async def negotiate(
+        self, communicator: Any, negotiate_timeout: float = DEFAULT_NEGOTIATE_TIMEOUT
+    ) -> Any:
+        """The protocol that the other side wants, and its handler. Raises MultiselectError."""
+        offered, talk = self.offered_to(communicator), _Talk(communicator)
         try:
-            await self._muxed.send(unsent)
-        except MuxedStreamError as error:
-            raise StreamReset from error
+            with trio.fail_after(negotiate_timeout):
+                await talk.say(_GREETING)
+                if await talk.hear() != _GREETING:
+                    raise MalformedError("not multistream-select")
+                while True:
+                    wanted = TProtocol(await talk.hear())
+                    if wanted in offered:
+                        await talk.say(wanted)
+                        await talk.flush()
+                        return wanted, offered[wanted]
+                    listed = "\n".join([*filter(None, offered), ""])
+                    await talk.say(listed if wanted == "ls" else PROTOCOL_NOT_FOUND_MSG)
+        except _BROKEN as error:
+            raise MultiselectError(f"no agreement: {why(error)}") from error
+
+    def offered_to(self, _communicator: Any) -> dict[TProtocol | None, Any]:
+        """Protocols, and the handler of each."""
+        return self.handlers
 
 
-def _bound(communicator: object) -> _BoundedReader | None:
-    """Bounds what is read, and returns what reads and writes from now on."""
-    if not isinstance(communicator, MultiselectCommunicator):
-        return None
-    inner = communicator.read_writer
-    if isinstance(inner, _BoundedReader):
-        return inner
-    if isinstance(inner, NetStream) and isinstance(inner.muxed_stream, YamuxStream):
-        bounded: _BoundedReader = _BoundedStream(inner, inner.muxed_stream)
-    else:
-        bounded = _BoundedReader(inner)
-    communicator.read_writer = bounded  # type: ignore[assignment]
-    return bounded
-
-
-class _BoundedMultiselect(Multiselect):
-    async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does what py-libp2p's method does, with bounded reads."""
-        bounded = _bound(communicator)
-        agreed = await super().negotiate(communicator, *args, **kwargs)
-        if bounded is not None:
-            await _flushed(bounded)
-        return agreed
-
-
-async def _flushed(bounded: _BoundedReader) -> None:
-    """Sends what a negotiation held back."""
-    try:
-        await bounded.flush()
-    except IOException as error:
-        raise MultiselectError("the stream ended before the answer was out") from error
-
-
-class Doors:
-    """The protocols that a peer is offered: all of them, or only those that strangers are served.
+class Doors(_Multiselect):
+    """Agrees on the protocols of streams that others open. A peer is offered all of them, or only
+    those that strangers are served.
 
     They stay the same while a connection lives, as long as `admits` does not change its mind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handlers: dict[TProtocol | None, Any]) -> None:
+        super().__init__(handlers)
         self.admits: Callable[[ID], bool] = lambda _peer: True
         """Returns whether a peer is no stranger."""
         self.for_strangers: set[TProtocol] = set()
 
-
-class _DoorKeeper(_BoundedMultiselect):
-    """Agrees on the protocols of streams that others open."""
-
-    def __init__(self, handlers: dict[TProtocol | None, Any], doors: Doors) -> None:
-        super().__init__(handlers)
-        self._doors = doors
-
-    async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does what py-libp2p's method does, with the protocols that are open to the caller."""
-        if self._doors.admits(communicator.read_writer.muxed_conn.peer_id):
-            return await super().negotiate(communicator, *args, **kwargs)
-        offered: dict[TProtocol | None, Any] = {
-            protocol: handler
-            for protocol, handler in self.handlers.items()
-            if protocol in self._doors.for_strangers
-        }
-        return await _BoundedMultiselect(offered).negotiate(communicator, *args, **kwargs)
+    def offered_to(self, communicator: Any) -> dict[TProtocol | None, Any]:
+        """The protocols that are open to the caller, and the handler of each."""
+        if self.admits(communicator.read_writer.muxed_conn.peer_id):
+            return self.handlers
+        return {name: one for name, one in self.handlers.items() if name in self.for_strangers}
 
 
-class _BoundedMultiselectClient(MultiselectClient):
-    async def select_one_of(self, protocols: Any, communicator: Any, *args: Any) -> Any:
-        """Does what py-libp2p's method does, with bounded reads."""
-        _bound(communicator)
-        return await super().select_one_of(protocols, communicator, *args)
-
-
-class _StreamClient(_BoundedMultiselectClient):
-    """Asks for the protocol of a stream without a wait for the other side's greeting.
+class _MultiselectClient(MultiselectClient):
+    """Asks for a protocol; for that of a stream without a wait for the other side's greeting.
 
     Both sides greet each other unasked, and what is asked for does not depend on the greeting. So a
     stream begins one round trip earlier, with the same bytes.
     """
 
-    async def select_one_of(self, protocols: Any, communicator: Any, *args: Any) -> Any:
-        """Does what py-libp2p's method does, with greeting and question in one message."""
-        if len(protocols) != 1:
-            return await super().select_one_of(protocols, communicator, *args)
-        _bound(communicator)
-        [wanted] = protocols
-        answer = None
-        with trio.move_on_after(*(args or (DEFAULT_NEGOTIATE_TIMEOUT,))):
-            answer = await _ask_for(wanted, communicator)
-        if answer == wanted:
-            return wanted
+    async def select_one_of(
+        self,
+        protocols: Sequence[TProtocol],
+        communicator: Any,
+        negotiate_timeout: float = DEFAULT_NEGOTIATE_TIMEOUT,
+    ) -> TProtocol:
+        """The first protocol that the other side speaks. Raises MultiselectClientError."""
+        talk = _Talk(communicator)
+        wanted, *others = protocols
+        try:
+            with trio.fail_after(negotiate_timeout):
+                await talk.say(*([_GREETING] if talk.stream is None else [_GREETING, wanted]))
+                answer = await talk.hear()
+                if answer == _GREETING:
+                    if talk.stream is None:
+                        await talk.say(wanted)
+                    answer = await talk.hear()
+                while answer == PROTOCOL_NOT_FOUND_MSG and others:
+                    wanted = others.pop(0)
+                    await talk.say(wanted)
+                    answer = await talk.hear()
+        except _BROKEN as error:
+            tried = ", ".join(protocols)
+            raise MultiselectClientError(f"no agreement on {tried}: {why(error)}") from error
         if answer == PROTOCOL_NOT_FOUND_MSG:
-            raise MultiselectClientError(f"protocols not supported: tried {wanted}")
-        what = "response timed out" if answer is None else f"unrecognized response {answer!r}"
-        raise MultiselectClientError(f"{what}, protocols tried: {wanted}")
-
-
-_GREETING = MULTISELECT_PROTOCOL_ID
-
-
-async def _ask_for(protocol: str, communicator: MultiselectCommunicator) -> str:
-    """Returns the answer of the other side, or what it says in the place of a greeting."""
-    try:
-        await communicator.read_writer.write(b"".join(agreement_on(protocol)))
-        greeting = await communicator.read()
-        return await communicator.read() if greeting == _GREETING else greeting
-    except (IOException, MultiselectCommunicatorError) as error:
-        raise MultiselectClientError(f"no agreement on {protocol}: {error}") from error
+            raise MultiselectClientError(f"protocols not supported: tried {', '.join(protocols)}")
+        if answer != wanted:
+            raise MultiselectClientError(f"asked for {wanted}, the answer is {answer!r}")
+        return wanted
 
 
 def agreement_on(protocol: str) -> tuple[bytes, bytes, bytes]:
@@ -246,10 +219,10 @@ def _delimited(message: str) -> bytes:
     return bytes(encode_delim(message.encode()))
 
 
-def bound_selector(selector: GenericMultistreamSelector[Any]) -> None:
-    """Bounds what is read to agree on a secure channel or a muxer."""
-    selector.multiselect = _BoundedMultiselect(selector.multiselect.handlers)
-    selector.multiselect_client = _BoundedMultiselectClient()
+def guard_selector(selector: GenericMultistreamSelector[Any]) -> None:
+    """Lets `_Talk` agree on a secure channel or a muxer."""
+    selector.multiselect = _Multiselect(selector.multiselect.handlers)
+    selector.multiselect_client = _MultiselectClient()
 
 
 class GuardedMuxer(MuxerMultistream):
@@ -261,20 +234,17 @@ class GuardedMuxer(MuxerMultistream):
     reader that pauses for 5 s makes the writer fail.
     """
 
-    def __init__(self, muxers: TMuxerOptions, liveness: Liveness) -> None:
-        super().__init__(muxers)
+    def __init__(self, liveness: Liveness) -> None:
+        super().__init__({TProtocol(YAMUX_PROTOCOL): Yamux})
+        guard_selector(self._selector)
         self._liveness = liveness
         self._line = LineRate()
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Agree on yamux and start it."""
-        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         assert isinstance(conn, NoiseSession)
-        return self._annotate_connection(
-            YamuxConnection(conn, peer_id, liveness=self._liveness, line=self._line),
-            conn,
-            protocol,
-        )
+        return YamuxConnection(conn, peer_id, self._liveness, self._line)
 
 
 class GuardedHost(BasicHost):
@@ -283,17 +253,15 @@ class GuardedHost(BasicHost):
     count_stream: Callable[[str, YamuxStream], None] | None = None
 
     def __init__(self, swarm: Swarm) -> None:
-        """Bounds what is read to agree on a stream's protocol, offers what `doors` says, and drops
-        one protocol.
+        """Agrees on a stream's protocol as `Doors` says, and drops one protocol.
 
         Symptom: by ``/ipfs/id/push/1.0.0`` any peer files any addresses under its id, for good.
         """
         super().__init__(swarm, disable_identify_address_discovery=True)
-        self.doors = Doors()
-        handlers = self.multiselect.handlers
-        kept = {name: handler for name, handler in handlers.items() if name != ID_PUSH}
-        self.multiselect = _DoorKeeper(kept, self.doors)
-        self.multiselect_client = _StreamClient()
+        self.doors = Doors(self.multiselect.handlers)
+        self.doors.remove_handler(ID_PUSH)
+        self.multiselect = self.doors
+        self.multiselect_client = _MultiselectClient()
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
         """Negotiate and handle one inbound stream.

@@ -1,7 +1,7 @@
 """Connections that others open, from the accept to the proof of a key, and who is refused then.
 
-`node/network/doorstep.py` has the rules for handshakes, `protocol/policy/network_bans.py` those
-for networks.
+`node/network/doorstep.py` has the rules for handshakes, `protocol/policy/conduct/network_bans.py`
+those for networks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gossamer.node.network.dial_rules import address_of, destinations
 from gossamer.node.network.doorstep import Arrival, Doorstep, TurnedAwayError
 from gossamer.node.network.places import network_of
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.network_bans import NetworkBans
+from gossamer.protocol.policy.conduct.network_bans import NetworkBans
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,6 @@ class Newcomers:
         self._scopes: dict[Arrival, trio.CancelScope] = {}
         self._said: dict[str, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._scopes)
-
     def may_come(self, host: str) -> bool:
         """Returns whether a newcomer from an IP address may begin. This is asked before anything is
         done for it."""
@@ -81,11 +78,8 @@ class Newcomers:
     def end(self, arrival: Arrival, *, is_proven: bool) -> None:
         """A handshake is over; `is_proven`: by a key that is welcome here."""
         del self._scopes[arrival]
-        if is_proven:
-            self._doorstep.finished(arrival)
-        else:
-            self.num_unfinished += 1
-            self._doorstep.broke_off(arrival)
+        self._doorstep.end(arrival, is_proven=is_proven)
+        self.num_unfinished += not is_proven
 
     def know(self, network: str) -> None:
         """A peer with standing has come from a network, or answered there."""

@@ -19,13 +19,15 @@ import select
 import socket
 import sys
 import termios
-from typing import TypeVar
+from typing import cast
 
 import trio
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.io import NoiseTransportReadWriter
@@ -52,10 +54,8 @@ _BATCH_BYTES_MAX = BATCH_MESSAGES_MAX * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
 
 
 class _Buffers:
-    """Shared by all connections of an event loop: used only between two awaits, never across.
-
-    With a pair for each of some hundred connections the daemon would not stay within its memory.
-    """
+    """Shared by all connections of an event loop, for the daemon's memory. They are used between
+    two awaits, never across one."""
 
     def __init__(self) -> None:
         self.read = memoryview(bytearray(_READ_BYTES_MAX + MESSAGE_BYTES_MAX + _LENGTH_BYTES))
@@ -74,39 +74,16 @@ def _shared_buffers() -> _Buffers:
         return buffers
 
 
-_Layer = TypeVar("_Layer")
-
-
-def layer_of(connection: object, kind: type[_Layer]) -> _Layer | None:
-    """The object of a class among the layers of a py-libp2p connection; None if there is none."""
-    layer: object | None = connection
-    for _ in range(12):  # deeper than any stack of py-libp2p 0.8.1
-        if isinstance(layer, kind):
-            return layer
-        for name in ("secured_conn", "conn", "raw_conn", "read_write_closer", "stream"):
-            below = getattr(layer, name, None)
-            if below is not None and below is not layer:
-                layer = below
-                break
-        else:
-            return None
-    return None
-
-
-def socket_of(connection: object) -> socket.socket | None:
-    """The operating system's socket under any layer of a py-libp2p connection."""
-    stream = layer_of(connection, trio.SocketStream)
-    return None if stream is None else stream.socket  # type: ignore[return-value]  # same methods
-
-
 class NoiseSession(SecureSession):
     """An established noise channel over a TCP socket.
 
     It has more than 12 attributes: each direction has a key, a counter and buffers.
     """
 
-    def __init__(self, session: SecureSession, limits: Limits = NO_LIMITS) -> None:
-        """Take over a session whose handshake py-libp2p has just finished."""
+    def __init__(
+        self, session: SecureSession, raw_conn: IRawConnection, limits: Limits = NO_LIMITS
+    ) -> None:
+        """Take over a session whose handshake py-libp2p has just finished on a connection."""
         super().__init__(
             local_peer=session.local_peer,
             local_private_key=session.local_private_key,
@@ -115,13 +92,14 @@ class NoiseSession(SecureSession):
             is_initiator=session.is_initiator,
             conn=session.conn,
         )
-        channel = session.conn
-        raw_socket = socket_of(channel)
-        if not isinstance(channel, NoiseTransportReadWriter) or raw_socket is None:
-            raise TypeError("the fast noise channel needs a TCP connection of py-libp2p 0.8.1")
+        channel = cast(NoiseTransportReadWriter, session.conn)
         protocol = channel.noise_state.noise_protocol
         sender, receiver = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
-        self._socket = raw_socket
+        self.raw_conn = cast(RawConnection, raw_conn)
+        self.carrier = cast(TrioTCPStream, self.raw_conn.stream)
+        """TCP, or one end of a circuit in its place."""
+        # The same methods, where nothing is waited for.
+        self.socket = cast(socket.socket, self.carrier.stream.socket)
         self._sealer, self._seal_count = ChaCha20Poly1305(sender.k), sender.n
         self._opener, self._open_count = ChaCha20Poly1305(receiver.k), receiver.n
         self._buffers = _shared_buffers()
@@ -130,12 +108,12 @@ class NoiseSession(SecureSession):
         self._sealed = 0  # bytes in the write buffer
         self._missing = 1  # bytes that have to come before a message can be opened, as far as known
         self._is_drained = False  # whether the newest read took all that had come
-        self._unsent = b""  # the end of a message that `try_send` could not write
+        self._unsent = b""  # the end of a message that `send_at_once` could not write
         self._closed = False
         # Inside a circuit nothing is counted: the connection that carries it is.
-        is_network = raw_socket.family != getattr(socket, "AF_UNIX", None)
+        is_network = self.socket.family != getattr(socket, "AF_UNIX", None)
         self._limits = limits if is_network else NO_LIMITS
-        self._window = ReceiveWindow(raw_socket)
+        self._window = ReceiveWindow(self.socket)
 
     # -- receiving
 
@@ -257,24 +235,22 @@ class NoiseSession(SecureSession):
         """Returns whether `send_rest` has to be called before the next `flush`."""
         return bool(self._unsent)
 
-    def try_send(self, plaintext: bytes | memoryview) -> bool:
-        """Send one small message now, without a wait, and say whether that was possible.
+    def send_at_once(self, plaintext: bytes | memoryview) -> None:
+        """Send one small message without a wait. What the socket does not take is left to
+        `send_rest`.
 
         Whether the kernel wants more is not asked: so short a message does not pile up there. Call
-        it only while no batch is sealed and no `flush` is under way.
+        it only without a limit, while nothing is sealed or unsent and no `flush` is under way.
 
         Raises:
             ConnectionClosedError: the connection is gone.
         """
-        if self.limit.is_limited or self._unsent:
-            return False
         self.seal(plaintext)
         end, sent = self._take_sealed()
         self._unsent = bytes(self._buffers.write[sent:end])
-        return True
 
     async def send_rest(self) -> None:
-        """Write what `try_send` could not. ConnectionClosedError: the connection is gone."""
+        """Write what `send_at_once` could not. ConnectionClosedError: the connection is gone."""
         unsent, self._unsent = self._unsent, b""
         await self._write_rest(memoryview(unsent))
 
@@ -350,7 +326,7 @@ class NoiseSession(SecureSession):
         await super().close()
 
     def _descriptor(self) -> int:
-        descriptor = self._socket.fileno()
+        descriptor = self.socket.fileno()
         if descriptor < 0 or self._closed:
             raise ConnectionClosedError("connection closed")
         return descriptor
@@ -358,7 +334,7 @@ class NoiseSession(SecureSession):
     async def _wait(self, wait: object) -> None:
         self._descriptor()
         try:
-            await wait(self._socket)  # type: ignore[operator]
+            await wait(self.socket)  # type: ignore[operator]
         except (trio.ClosedResourceError, OSError, ValueError) as error:
             raise ConnectionClosedError("connection closed") from error
 
@@ -378,7 +354,7 @@ class FastNoiseTransport(NoiseTransport):
         session = await super().secure_inbound(conn)
         if isinstance(conn, ArrivingConnection):
             conn.is_proven = True
-        return NoiseSession(session, self.limits)  # type: ignore[arg-type]
+        return NoiseSession(session, conn, self.limits)  # type: ignore[arg-type]
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID | None) -> ISecureConn:
         """The initiator's side; with `peer_id` None any answering peer is accepted.
@@ -395,4 +371,4 @@ class FastNoiseTransport(NoiseTransport):
             session = await super().secure_inbound(Replayed(conn, both.message))  # type: ignore[arg-type]
             if peer_id is not None and session.get_remote_peer() != peer_id:
                 raise PeerIDMismatchesPubkey("another peer dialled from that address") from None
-        return NoiseSession(session, self.limits)  # type: ignore[arg-type]
+        return NoiseSession(session, conn, self.limits)  # type: ignore[arg-type]

@@ -1,36 +1,42 @@
-"""The addresses of this node: those of its interfaces, and those that others see."""
+"""The addresses of this node: those of its interfaces, and those that others see (libp2p identify,
+version 1.0.0)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
+import trio
+from google.protobuf.message import DecodeError
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify.identify import ID as IDENTIFY_PROTOCOL
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from multiaddr import Multiaddr
 
-from gossamer.node.network.dial_rules import (
-    IPNetwork,
-    address_of,
-    is_loopback,
-    is_private,
-)
+from gossamer.node.network.dial_rules import IPNetwork, address_of, is_loopback, is_private
 from gossamer.node.network.over_libp2p.addresses import (
     dialable,
+    endpoint_of,
     host_of,
     interface_networks,
     peer_id_of,
+    port_of,
 )
-from gossamer.node.network.over_libp2p.identify import PROTOCOL, ask_observed
-from gossamer.node.network.over_libp2p.noise import socket_of
+from gossamer.node.network.over_libp2p.delimited import read_delimited
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
-from gossamer.node.network.port_mapping import Mapping
 from gossamer.node.network.reachability import Endpoint, Neighbourhood, Reachability
 from gossamer.node.network.transport import ORDINARY_ENDS, Stream
+from gossamer.protocol.errors import MalformedError
 
 logger = logging.getLogger(__name__)
 
-OpenStream = Callable[[str], Awaitable[Stream]]
-"""Opens a stream of a protocol on one connection."""
+IDENTIFY = str(IDENTIFY_PROTOCOL)
+
+ANSWER_SECONDS_MAX = 10.0
+"""Two round trips, at a peer that may be busy."""
+
+ANSWER_BYTES_MAX = 16 * 1024
+"""An answer has a key, some addresses and protocol names: about 1 KiB."""
 
 
 class OwnAddresses:
@@ -66,7 +72,7 @@ class OwnAddresses:
         public = [address for address in bound if address not in private]
         return list(dict.fromkeys((*self._announced, *self.mapped, *public, *seen, *private)))
 
-    def note_mapping(self, mapping: Mapping | None) -> None:
+    def note_mapping(self, mapping: Endpoint | None) -> None:
         """A router forwards a port to this node, or does not any more."""
         self.mapped = () if mapping is None else (mapping.address,)
 
@@ -75,9 +81,8 @@ class OwnAddresses:
         and bridges of containers."""
         found = []
         for bound in self._host.get_transport_addrs():
-            port = int(bound.value_for_protocol("tcp") or 0)
             hosts = (host_of(Multiaddr(address)) for address in dialable(bound))
-            found += [Endpoint(host, port) for host in hosts if not is_loopback(host)]
+            found += [Endpoint(host, port_of(bound)) for host in hosts if not is_loopback(host)]
         return found
 
     def outer(self) -> list[Endpoint]:
@@ -96,17 +101,21 @@ class OwnAddresses:
             is_on_loopback=bool(hosts) and all(map(is_loopback, hosts)),
         )
 
-    async def learn(self, connection: YamuxConnection, open_stream: OpenStream) -> None:
+    async def learn(
+        self, connection: YamuxConnection, open_stream: Callable[[str], Awaitable[Stream]]
+    ) -> None:
         """Learns from a new connection whether this node can be dialled, and where others see it.
 
         A connection that this node dialled from another port than its listeners' shows nothing.
+
+        Args:
+            open_stream: opens a stream of a protocol on that connection.
         """
         peer, remote = peer_id_of(connection.peer_id), connection.get_remote_address()
-        raw_socket = socket_of(connection)
-        if remote is None or raw_socket is None:
+        if remote is None:
             return
         try:
-            local_port = raw_socket.getsockname()[1]
+            local_port = connection.secured_conn.socket.getsockname()[1]
         except OSError:
             return  # the connection has ended
         if local_port not in self._listening_ports():
@@ -116,7 +125,7 @@ class OwnAddresses:
                 self.reachability.dialled_in(peer, remote[0])
             return
         try:
-            stream = await open_stream(PROTOCOL)
+            stream = await open_stream(IDENTIFY)
             try:
                 seen = await ask_observed(stream)
             finally:
@@ -127,6 +136,23 @@ class OwnAddresses:
         if seen is not None:
             self.reachability.saw(peer, remote[0], seen)
 
-    def _listening_ports(self) -> set[int]:
-        bound = self._host.get_transport_addrs()
-        return {int(address.value_for_protocol("tcp") or 0) for address in bound}
+    def _listening_ports(self) -> Collection[int]:
+        return {port_of(bound) for bound in self._host.get_transport_addrs()}
+
+
+async def ask_observed(stream: Stream) -> Endpoint | None:
+    """The address that the other end sees; None if it does not say one.
+
+    Raises:
+        RemoteProtocolError: the answer is not one.
+        StreamClosed: the stream ended before.
+        trio.TooSlowError: no answer in `ANSWER_SECONDS_MAX`.
+    """
+    with trio.fail_after(ANSWER_SECONDS_MAX):
+        data = await read_delimited(stream.receive_exactly, ANSWER_BYTES_MAX, "an identify answer")
+    answer = Identify()
+    try:
+        answer.ParseFromString(data)
+    except DecodeError as error:
+        raise MalformedError(f"not an identify answer: {error}") from None
+    return endpoint_of(answer.observed_addr)

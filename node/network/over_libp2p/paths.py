@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import trio
 from libp2p.abc import INetConn, INetStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
+from gossamer.node.network.counted import counted
 from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.over_libp2p import crossing
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, peer_id_of, why
@@ -19,13 +19,14 @@ from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.gossip.pubsub import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
+from gossamer.node.network.over_libp2p.streams import Streams
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.node.network.places import network_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Endpoint
-from gossamer.node.network.relay import Circuits, Doors, carry, ends
-from gossamer.node.network.transport import RACE_SECONDS, ConnectError, Path, Stream
+from gossamer.node.network.relay import Circuits, carry, ends
+from gossamer.node.network.transport import RACE_SECONDS, ConnectError, Path, Stream, Transport
 from gossamer.protocol.ids import PeerId
 
 logger = logging.getLogger(__name__)
@@ -59,33 +60,30 @@ PAUSE_LOOK_SECONDS = 2.0
 """Interval of the looks, in that pause, whether a dial has made a direct connection meanwhile. Then
 the circuit ends, which is in no hurry."""
 
-OpenOn = Callable[[INetConn, PeerId, str], Awaitable[Stream]]
-"""Opens a stream of a protocol on one connection to a peer."""
-
 
 class Paths:
     """Makes connections that need a third peer, and knows which path each connection takes."""
 
     def __init__(
         self,
-        doors: Doors,
+        transport: Transport,
         swarm: GuardedSwarm,
         own: OwnAddresses,
         guard: DialGuard,
         nursery: trio.Nursery,
-        open_on: OpenOn,
+        streams: Streams,
     ) -> None:
         self._swarm = swarm
         self._own = own
         self._guard = guard
         self._nursery = nursery
-        self._open_on = open_on
-        self.circuits = Circuits(doors, self._serve_end, self._network_of)
+        self._streams = streams
+        self.circuits = Circuits(transport, self._serve_end, self._network_of)
         self._crossings = Counter[PeerId]()
         """Crossings under way with each peer: its connections show no open port of this node."""
         swarm.is_crossing = lambda peer: peer_id_of(peer) in self._crossings
         self._crossing = Crossing(self._dial, own.outer)
-        doors.handle(
+        transport.handle(
             crossing.PROTOCOL, self._crossing.answer, streams_per_peer_max=crossing.STREAMS_MAX
         )
 
@@ -124,7 +122,7 @@ class Paths:
 
     def _learn(self, connection: INetConn, muxed: YamuxConnection) -> None:
         async def open_stream(protocol: str) -> Stream:
-            return await self._open_on(connection, peer_id_of(muxed.peer_id), protocol)
+            return await self._streams.open_on(connection, peer_id_of(muxed.peer_id), protocol)
 
         self._nursery.start_soon(self._own.learn, muxed, open_stream)
 
@@ -149,7 +147,7 @@ class Paths:
 
     async def _serve_end(self, path: Path, end: trio.SocketStream) -> None:
         try:
-            await self._swarm.serve_circuit(CircuitEnd(end, path))
+            await self._swarm.serve(CircuitEnd(end, path))
         except Exception as error:
             logger.debug("a circuit through %s failed: %s", path.relay, why(error))
 
@@ -177,7 +175,7 @@ class Paths:
         direct = self.connections(libp2p_id(peer))[-1][1]
         for muxed in (direct, circuit.muxed_conn):
             assert isinstance(muxed, YamuxConnection)
-            if not await muxed.answers_within(PROBE_SECONDS_MAX):
+            if not await muxed.signs.answers_within(PROBE_SECONDS_MAX):
                 return False
         return not _has_streams(circuit)
 
@@ -189,7 +187,7 @@ class Paths:
 
     async def _cross(self, connection: INetConn, peer: PeerId) -> None:
         async def open_stream() -> Stream:
-            return await self._open_on(connection, peer, crossing.PROTOCOL)
+            return await self._streams.open_on(connection, peer, crossing.PROTOCOL)
 
         pause_seconds = RETRY_SECONDS_MIN
         while not connection.is_closed:
@@ -225,17 +223,12 @@ class Paths:
                     logger.debug("crossing to %s: %s", peer, lost)
                 await trio.sleep(REDIAL_SECONDS)
 
-        self._crossings[peer] += 1
-        try:
-            with trio.move_on_after(seconds):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(keep_dialling)
-                    while not self._is_direct(peer):  # noqa: ASYNC110 - connections set no event
-                        await trio.sleep(LOOK_SECONDS)
-                    nursery.cancel_scope.cancel()
-        finally:
-            self._crossings[peer] -= 1
-            self._crossings += Counter()  # keeps those that are left
+        with counted(self._crossings, peer), trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep_dialling)
+                while not self._is_direct(peer):  # noqa: ASYNC110 - connections set no event
+                    await trio.sleep(LOOK_SECONDS)
+                nursery.cancel_scope.cancel()
         return self._is_direct(peer)
 
 

@@ -31,24 +31,43 @@ class SimultaneousOpen(Exception):
         """The other end's first message, with its length."""
 
 
-class FirstAnswer:
+class Replayed:
+    """A raw connection on which bytes that were read already are read first."""
+
+    is_initiator = False
+
+    def __init__(self, conn: IRawConnection, first: bytes = b"") -> None:
+        self.conn = conn
+        self._first = first
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self._first:
+            return await self.conn.read(n)
+        taken, self._first = self._first[:n], self._first[n:] if n is not None else b""
+        return taken
+
+    async def write(self, data: bytes) -> None:
+        await self.conn.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.conn, name)
+
+
+class FirstAnswer(Replayed):
     """A raw connection that looks at the first message that comes in answer to this end's first.
 
     It ends with the handshake: what follows reads from the socket.
     """
 
-    def __init__(self, conn: IRawConnection) -> None:
-        self.conn = conn
-        self.is_initiator = True
-        self._mine: bytes | None = None
-        self._answer = bytearray()
-        self._has_looked = False
+    is_initiator = True
+    _mine: bytes | None = None
+    _has_looked = False
 
     async def write(self, data: bytes) -> None:
         """See `IRawConnection`; the first message is remembered."""
         if self._mine is None:
             self._mine = data[-KEY_BYTES:]
-        await self.conn.write(data)
+        await super().write(data)
 
     async def read(self, n: int | None = None) -> bytes:
         """See `IRawConnection`.
@@ -63,12 +82,8 @@ class FirstAnswer:
                 if self._mine is None or self._mine < answer[_LENGTH_BYTES:]:
                     raise SimultaneousOpen(answer)
                 answer = await self._message()
-            self._answer += answer
-        if not self._answer:
-            return await self.conn.read(n)
-        taken = bytes(self._answer[:n])
-        del self._answer[: len(taken)]
-        return taken
+            self._first = answer
+        return await super().read(n)
 
     async def _message(self) -> bytes:
         length = await self._exactly(_LENGTH_BYTES)
@@ -85,29 +100,3 @@ class FirstAnswer:
                 raise ConnectionError("the other end hung up in the handshake")
             data += more
         return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.conn, name)
-
-
-class Replayed:
-    """A raw connection on which a message that was read already is read first."""
-
-    def __init__(self, conn: IRawConnection, message: bytes) -> None:
-        self.conn = conn
-        self.is_initiator = False
-        self._rest = message
-
-    async def read(self, n: int | None = None) -> bytes:
-        """See `IRawConnection`."""
-        if not self._rest:
-            return await self.conn.read(n)
-        taken, self._rest = self._rest[:n], self._rest[n:] if n is not None else b""
-        return taken
-
-    async def write(self, data: bytes) -> None:
-        """See `IRawConnection`."""
-        await self.conn.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.conn, name)

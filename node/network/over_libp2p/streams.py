@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 
 import trio
@@ -14,11 +14,11 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
+from gossamer.node.network.counted import counted
 from gossamer.node.network.over_libp2p.addresses import peer_id_of, why
 from gossamer.node.network.over_libp2p.gossip.pubsub import GOSSIP_PREFIX
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost, agreement_on
 from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
-from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ORDINARY_ENDS,
     Bytes,
@@ -32,8 +32,8 @@ from gossamer.node.network.transport import (
 from gossamer.protocol.ids import PeerId
 
 
-class Libp2pStream:
-    """One stream of py-libp2p as a `gossamer.node.network.transport.Stream`."""
+class Libp2pStream(Stream):
+    """One stream of py-libp2p. The interface describes its methods."""
 
     def __init__(
         self,
@@ -54,23 +54,19 @@ class Libp2pStream:
 
     @property
     def peer_id(self) -> PeerId:
-        """The authenticated peer."""
         return self._peer_id
 
     @property
     def protocol(self) -> str:
-        """The negotiated protocol."""
         return self._protocol
 
     async def send(self, *parts: Bytes) -> None:
-        """See `Stream.send`."""
         try:
             await self._muxed.send(*parts)
         except MuxedStreamError as error:
             raise self._closed(error) from None
 
     async def receive_exactly(self, num_bytes: int) -> bytearray:
-        """See `Stream.receive_exactly`."""
         try:
             if self._agreement:
                 self._muxed.push()
@@ -85,12 +81,10 @@ class Libp2pStream:
             raise self._closed(error) from None
 
     async def close(self) -> None:
-        """See `Stream.close`."""
         self._muxed.discard()
         await self._net_stream.close()
 
     async def reset(self) -> None:
-        """See `Stream.reset`."""
         self._muxed.abort()
         with trio.CancelScope(shield=True):  # only bookkeeping, nothing here waits for the peer
             await self._net_stream.reset()
@@ -152,15 +146,16 @@ class Streams:
         return Libp2pStream(stream, stream.muxed_stream, protocol, agreement)
 
     def handle(self, protocol: str, handler: StreamHandler, streams_per_peer_max: int) -> None:
-        """See `Transport.handle`."""
-        slots = StreamSlots(streams_per_peer_max)
+        num_open = Counter[PeerId]()
 
         async def run(net_stream: NetStream) -> None:
             assert isinstance(net_stream.muxed_stream, YamuxStream)
             self._host.count(net_stream)
             stream = Libp2pStream(net_stream, net_stream.muxed_stream, protocol)
             try:
-                with slots.taken_by(stream.peer_id):
+                with counted(num_open, stream.peer_id) as number:
+                    if number > streams_per_peer_max:
+                        raise StreamClosed(f"the peer has {streams_per_peer_max} open already")
                     await handler(stream)
             except ORDINARY_ENDS as error:
                 logger.debug("%s with %s ends: %s", protocol, stream.peer_id, reason_of(error))
@@ -189,5 +184,4 @@ class Streams:
             stream.traffic = counter
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """See `Transport.traffic`."""
         return {key: (sent, received) for key, (sent, received) in sorted(self._traffic.items())}

@@ -12,10 +12,9 @@ import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import trio
-from libp2p.abc import IListener, IRawConnection
+from libp2p.abc import IRawConnection
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP
@@ -23,8 +22,10 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.dial_rules import address_of
+from gossamer.node.network.over_libp2p.addresses import host_and_port
 from gossamer.node.network.over_libp2p.carriers import remote_of, tuned
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.transport import RACE_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -56,31 +57,32 @@ _FAMILIES = {
     "dns": socket.AF_UNSPEC,
 }
 
+_LOOPBACK = ("127.0.0.1", "::1")
+
 # Windows gives the word another meaning: two programs would get each other's connections.
 CAN_SHARE_PORTS = hasattr(socket, "SO_REUSEPORT") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE")
 
 
-def host_and_port(maddr: Multiaddr) -> tuple[socket.AddressFamily, str, int]:
-    """Family (``AF_UNSPEC`` for a name of either), host and TCP port of an address."""
-    kind = maddr.protocols()[0]
-    port = int(maddr.value_for_protocol("tcp") or 0)
-    return (
-        socket.AddressFamily(_FAMILIES[kind.name]),
-        str(maddr.value_for_protocol(kind.code)),
-        port,
-    )
+def _family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _bound(family: socket.AddressFamily, host: str, port: int, *, shares: bool) -> socket.socket:
+def _fresh(host: str) -> socket.socket:
+    """A TCP socket of the family of an IP address, bound to nothing."""
+    fresh = socket.socket(_family_of(host), socket.SOCK_STREAM)
+    fresh.setblocking(False)
+    return fresh
+
+
+def _bound(host: str, port: int, *, shares: bool) -> socket.socket:
     """A TCP socket bound to an address. With `shares` another socket of this user may be too."""
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = _fresh(host)
     try:
-        bound.setblocking(False)
         if not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shares:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
+        if bound.family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind((host, port))
     except BaseException:
@@ -89,7 +91,7 @@ def _bound(family: socket.AddressFamily, host: str, port: int, *, shares: bool) 
     return bound
 
 
-def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> socket.socket:
     """A socket that listens, and whose port this process may dial from.
 
     Symptom: py-libp2p listens with SO_REUSEPORT, so a second daemon on the same port starts
@@ -97,14 +99,14 @@ def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.soc
     bound once without that option first, which fails while another program listens on it.
     """
     for attempt in range(FREE_PORT_ATTEMPTS):
-        exclusive = _bound(family, host, port, shares=False)
+        exclusive = _bound(host, port, shares=False)
         if not CAN_SHARE_PORTS:
             exclusive.listen(LISTEN_BACKLOG)
             return exclusive
         chosen = exclusive.getsockname()[1]
         exclusive.close()
         try:
-            shared = _bound(family, host, chosen, shares=True)
+            shared = _bound(host, chosen, shares=True)
             shared.listen(LISTEN_BACKLOG)
         except OSError:
             if port or attempt == FREE_PORT_ATTEMPTS - 1:
@@ -114,45 +116,50 @@ def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.soc
     raise AssertionError
 
 
-class PortSharingListener(IListener):
+class PortSharingListener:
     """A TCP listener that no other program can share, see `_listening`."""
 
-    def __init__(self, handler: Callable[[ReadWriteCloser], Awaitable[None]]) -> None:
-        self._handler = handler
-        self._listener: trio.SocketListener | None = None
-        self._scope = trio.CancelScope()
-        self._stopped = trio.Event()
-        self.background_nursery: trio.Nursery | None = None  # set by the swarm
-        self.may_come: Callable[[str], bool] = lambda _host: True  # likewise
+    def __init__(
+        self,
+        maddr: Multiaddr,
+        handler: Callable[[ReadWriteCloser], Awaitable[None]],
+        may_come: Callable[[str], bool],
+    ) -> None:
+        """Binds an address.
 
-    async def listen(self, maddr: Multiaddr) -> None:
-        """Bind and begin to accept.
+        Args:
+            handler: gets each connection, and returns when it has ended.
+            may_come: whether a newcomer from an IP address may begin a handshake now.
 
         Raises:
             OSError: the address is taken or not ours.
         """
-        assert self.background_nursery is not None
         listening = _listening(*host_and_port(maddr))
+        self.host, self.port = listening.getsockname()[:2]
+        """The port is the one that the kernel chose for port 0."""
         self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        self.background_nursery.start_soon(self._serve, self._listener)
+        self._handler = handler
+        self._may_come = may_come
+        self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
 
-    async def _serve(self, listener: trio.SocketListener) -> None:
-        """Accepts for ever. A newcomer that is turned away costs no task and no answer."""
+    async def serve(self) -> None:
+        """Accepts until `close`. A newcomer that is turned away costs no task and no answer."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     while True:
-                        stream = await self._accepted(listener)
+                        stream = await self._accepted()
                         if stream is not None:
                             nursery.start_soon(self._accept, stream)
         finally:
             self._stopped.set()
-            listener.socket.close()
+            self._listener.socket.close()
 
-    async def _accepted(self, listener: trio.SocketListener) -> trio.SocketStream | None:
+    async def _accepted(self) -> trio.SocketStream | None:
         """The next connection; None if it is gone, or is turned away."""
         try:
-            stream = await listener.accept()
+            stream = await self._listener.accept()
         except OSError as error:
             if error.errno not in _OUT_OF_SOCKETS:
                 raise
@@ -160,7 +167,7 @@ class PortSharingListener(IListener):
             await trio.sleep(OUT_OF_SOCKETS_SECONDS)
             return None
         try:
-            if self.may_come(remote_of(stream)[0]):
+            if self._may_come(remote_of(stream)[0]):
                 return stream
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _END_WITH_RESET)
         except OSError as error:  # it has gone already
@@ -174,27 +181,14 @@ class PortSharingListener(IListener):
         except Exception as error:  # whatever one newcomer does must not end the listener
             logger.debug("inbound connection failed: %r", error)
 
-    @property
-    def bound(self) -> tuple[socket.AddressFamily, str, int] | None:
-        """Family, host and port, with the port that the kernel chose for port 0."""
-        if self._listener is None:
-            return None
-        host, port = self._listener.socket.getsockname()[:2]
-        return socket.AddressFamily(self._listener.socket.family), host, port
-
     def get_addrs(self) -> tuple[Multiaddr, ...]:
         """The bound address."""
-        if self.bound is None:
-            return ()
-        family, host, port = self.bound
-        kind = "ip6" if family == socket.AF_INET6 else "ip4"
-        return (Multiaddr(f"/{kind}/{host}/tcp/{port}"),)
+        return (Multiaddr(Endpoint(self.host, self.port).address),)
 
     async def close(self) -> None:
         """Stop accepting; connections live on."""
         self._scope.cancel()
-        if self._listener is not None:
-            await self._stopped.wait()
+        await self._stopped.wait()
 
 
 class PortReusingTcp(TCP):
@@ -206,10 +200,10 @@ class PortReusingTcp(TCP):
 
     def ports(self) -> list[int]:
         """Ports of the listeners, the first listener's first."""
-        return [bound[2] for listener in self._listeners if (bound := listener.bound) is not None]
+        return [listener.port for listener in self._listeners]
 
     async def dial(self, maddr: Multiaddr, permit: Permit | None = None) -> IRawConnection:
-        """Connect from the port of a listener where that is possible; see `detect_dead_links`.
+        """Connect from the port of a listener where that is possible.
 
         Args:
             permit: is asked for the name, if there is one, and for each IP address; None for an
@@ -219,22 +213,22 @@ class PortReusingTcp(TCP):
             OSError: the kernel's or the resolver's reason, which py-libp2p hides.
             DialRefusedError: the permit does not cover it.
         """
-        family, host, port = host_and_port(maddr)
+        host, port = host_and_port(maddr)
+        family = _FAMILIES[maddr.protocols()[0].name]
         if permit is not None and address_of(host) is None:
             permit.take(host)
         found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-        targets = list(dict.fromkeys((each[0], each[4][0], each[4][1]) for each in found))
-        ways = targets[:NAME_ADDRESSES_MAX]
+        ways = list(dict.fromkeys(each[4][0] for each in found))[:NAME_ADDRESSES_MAX]
 
-        async def attempt(target: tuple[socket.AddressFamily, str, int]) -> trio.SocketStream:
+        async def attempt(host: str) -> trio.SocketStream:
             if permit is None:
-                return await self._connect(target)
-            permit.take(target[1])
+                return await self._connect(host, port)
+            permit.take(host)
             try:
-                return await self._connect(target)
+                return await self._connect(host, port)
             except OSError as error:
                 if error.errno in _NEVER_LEFT:
-                    permit.unused(target[1])
+                    permit.unused(host)
                 raise
 
         try:
@@ -251,54 +245,49 @@ class PortReusingTcp(TCP):
         Raises:
             OSError: the kernel's reason, or that no listener's port can be used.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        source = self._source(family, host, port)
+        source = self._source(host, port)
         if source is None:
             raise OSError(errno.EADDRNOTAVAIL, "no listener's port to dial from")
-        return _raw(await _connected(_bound(family, *source, shares=True), host, port))
+        return _raw(await _connected(_bound(*source, shares=True), host, port))
 
     async def dial_afresh(self, host: str, port: int) -> IRawConnection:
         """Connect to an IP address from a port that the kernel chooses. Raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        unconnected = socket.socket(family, socket.SOCK_STREAM)
-        unconnected.setblocking(False)
-        return _raw(await _connected(unconnected, host, port))
+        return _raw(await _connected(_fresh(host), host, port))
 
-    async def _connect(self, target: tuple[socket.AddressFamily, str, int]) -> trio.SocketStream:
-        family, host, port = target
-        source = self._source(family, host, port)
+    async def _connect(self, host: str, port: int) -> trio.SocketStream:
+        source = self._source(host, port)
         if source is not None:
             try:
-                return await _connected(_bound(family, *source, shares=True), host, port)
+                return await _connected(_bound(*source, shares=True), host, port)
             except OSError as error:
                 # The pair of addresses is in use, for example by a connection that ended a moment
                 # ago: any other port does.
                 if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                     raise
-        plain = socket.socket(family, socket.SOCK_STREAM)
-        plain.setblocking(False)
-        return await _connected(plain, host, port)
+        return await _connected(_fresh(host), host, port)
 
-    def _source(self, family: socket.AddressFamily, host: str, port: int) -> tuple[str, int] | None:
+    def _source(self, host: str, port: int) -> tuple[str, int] | None:
         """Host and port of a listener to dial from; None: any port does.
 
         A socket that connects to its own address would be connected to itself.
         """
-        if not CAN_SHARE_PORTS or host in ("127.0.0.1", "::1"):
+        if not CAN_SHARE_PORTS or host in _LOOPBACK:
             return None
-        for listener in self._listeners:
-            bound = listener.bound
-            if bound is None or bound[0] != family or bound[1] in ("127.0.0.1", "::1"):
+        for each in self._listeners:
+            if _family_of(each.host) != _family_of(host) or each.host in _LOOPBACK:
                 continue
-            if bound[2] != port or not _is_mine(family, host):
-                return bound[1], bound[2]
+            if each.port != port or not _is_mine(host):
+                return each.host, each.port
         return None
 
-    def create_listener(
-        self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]
-    ) -> Any:
-        """A listener for one address."""
-        listener = PortSharingListener(handler_function)
+    def listen(
+        self,
+        maddr: Multiaddr,
+        handler: Callable[[ReadWriteCloser], Awaitable[None]],
+        may_come: Callable[[str], bool],
+    ) -> PortSharingListener:
+        """Listens on one address, see `PortSharingListener`. Raises OSError."""
+        listener = PortSharingListener(maddr, handler, may_come)
         self._listeners.append(listener)
         return listener
 
@@ -307,10 +296,10 @@ def _raw(stream: trio.SocketStream) -> RawConnection:
     return RawConnection(tuned(stream), True)
 
 
-def _is_mine(family: socket.AddressFamily, host: str) -> bool:
+def _is_mine(host: str) -> bool:
     """Returns whether an address belongs to this machine."""
     try:
-        _bound(family, host, 0, shares=False).close()
+        _bound(host, 0, shares=False).close()
     except OSError:
         return False
     return True

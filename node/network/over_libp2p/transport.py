@@ -14,16 +14,16 @@ from libp2p.abc import INetConn
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
+from multiaddr import Multiaddr
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.dial_guard import DialGuard, Permit
 from gossamer.node.network.over_libp2p import echoes
 from gossamer.node.network.over_libp2p.addresses import (
-    host_of,
+    host_and_port,
     libp2p_id,
     parse_address,
     peer_id_of,
-    port_of,
     why,
 )
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
@@ -51,6 +51,7 @@ from gossamer.node.network.transport import (
     ReachReport,
     Stream,
     StreamHandler,
+    Transport,
 )
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
@@ -66,11 +67,8 @@ PROBE_SECONDS_MAX = 5.0
 END_SECONDS_MAX = 5.0
 
 
-class Libp2pTransport:
-    """`gossamer.node.network.transport.Transport` over the real network.
-
-    It has as many public methods as that interface.
-    """
+class Libp2pTransport(Transport):
+    """The real network. The interface describes its methods."""
 
     def __init__(
         self,
@@ -93,10 +91,10 @@ class Libp2pTransport:
         self._topics: dict[str, GossipHandler] = {}
         self._streams = Streams(host)
         self._streams.handle(echoes.PROTOCOL, echoes.answer, echoes.STREAMS_MAX)
-        self._offence_handler: OffenceHandler | None = None
+        self._offence_handler: OffenceHandler = lambda _peer, _error: None
         self._admits: PeerTest = lambda _peer: True
         swarm.on_violation = self._on_offence
-        self.paths = Paths(self, swarm, own, guard, nursery, self._streams.open_on)
+        self.paths = Paths(self, swarm, own, guard, nursery, self._streams)
         swarm.on_connected = self.paths.connected
         nursery.start_soon(DialBacks(self, swarm, own, guard, self.peers).run)
         pubsub.on_message = self._on_gossip
@@ -105,7 +103,6 @@ class Libp2pTransport:
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own id."""
         return self._peer_id
 
     @property
@@ -114,11 +111,9 @@ class Libp2pTransport:
         return self._swarm.tcp.ports()[0]
 
     def addresses(self) -> list[str]:
-        """See `Transport.addresses`."""
         return [f"{address}/p2p/{self._peer_id}" for address in self.own.all()]
 
     def reach(self) -> ReachReport:
-        """See `Transport.reach`."""
         known, newcomers = self.own.reachability, self._swarm.newcomers
         return ReachReport(
             known.reach,
@@ -131,15 +126,17 @@ class Libp2pTransport:
     # -- connections
 
     async def connect(self, address: str) -> PeerId:
-        """See `Transport.connect`."""
-        maddr, _ = parse_address(address)
-        self._guard.note_typed(host_of(maddr), port_of(maddr))
-        return await self._connect(address, None)
-
-    async def _connect(self, address: str, permit: Permit | None) -> PeerId:
         maddr, expected = parse_address(address)
-        if expected == self._host.get_id():
-            raise ConnectError(f"{address} is this node's own address; give another peer's")
+        self._guard.note_typed(*host_and_port(maddr))
+        return await self._connect(address, maddr, expected, None)
+
+    async def _connect(
+        self, address: str, maddr: Multiaddr, expected: ID | None, permit: Permit | None
+    ) -> PeerId:
+        me = self._host.get_id()
+        own = ConnectError(f"{address} is this node's own address; give another peer's")
+        if expected == me:
+            raise own
         if expected is not None and await self._keep_or_drop(expected):
             return peer_id_of(expected)
         if expected is not None and self._swarm.refusals.is_banned(expected):
@@ -150,23 +147,21 @@ class Libp2pTransport:
         except Exception as error:
             raise ConnectError(f"cannot connect to {address}: {why(error)}") from error
         remote: ID = connection.muxed_conn.peer_id
-        if remote == self._host.get_id():
+        if remote == me:
             await self._close([connection])
-            raise ConnectError(f"{address} is this node's own address; give another peer's")
+            raise own
         return peer_id_of(remote)
 
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
-        """See `Transport.connect_any`."""
         neighbourhood = self.own.neighbourhood()
 
         async def attempt(address: str) -> None:
             maddr, expected = parse_address(address)
             if expected is not None and peer_id_of(expected) != peer_id:
                 raise ConnectError(f"{address} belongs to another peer")
-            is_typed = self._guard.is_typed(host_of(maddr), port_of(maddr))
+            is_typed = self._guard.is_typed(*host_and_port(maddr))
             permit = None if is_typed else self._guard.permit(neighbourhood)
-            whole = address if expected is not None else f"{address}/p2p/{peer_id}"
-            await self._connect(whole, permit)
+            await self._connect(address, maddr, libp2p_id(peer_id), permit)
 
         ways = self._worth_dialling(addresses, neighbourhood)[:ADDRESSES_TRIED_MAX]
         try:
@@ -179,25 +174,18 @@ class Libp2pTransport:
         return address
 
     def is_answering(self, peer_id: PeerId) -> bool:
-        """See `Transport.is_answering`."""
         return libp2p_id(peer_id) in self._swarm.handshakes
 
     def _worth_dialling(self, addresses: Sequence[str], neighbourhood: Neighbourhood) -> list[str]:
         """Addresses of one peer without those of networks that this machine is not in. One that
         the owner typed is always worth it."""
-        hosts, typed = [], []
-        for address in addresses:
-            try:
-                maddr, _ = parse_address(address)
-            except ConnectError:
-                hosts.append("")  # a name like any other: the dial says what is wrong with it
-                typed.append(False)
-            else:
-                hosts.append(host_of(maddr))
-                typed.append(self._guard.is_typed(hosts[-1], port_of(maddr)))
-        worth = neighbourhood.worth_dialling(hosts)
-        ways = zip(addresses, worth, typed, strict=True)
-        return [address for address, is_worth, is_typed in ways if is_worth or is_typed]
+        found = list(map(_host_and_port, addresses))
+        worth = neighbourhood.worth_dialling([host for host, _ in found])
+        return [
+            address
+            for address, is_worth, where in zip(addresses, worth, found, strict=True)
+            if is_worth or self._guard.is_typed(*where)
+        ]
 
     async def _keep_or_drop(self, peer: ID) -> bool:
         """Returns whether a connection to `peer` lives that goes through no relay. Otherwise those
@@ -208,7 +196,7 @@ class Libp2pTransport:
         """
         dead = []
         for connection, muxed in self._swarm.pairs_of(peer):
-            lives = muxed.is_established and await muxed.answers_within(PROBE_SECONDS_MAX)
+            lives = muxed.is_established and await muxed.signs.answers_within(PROBE_SECONDS_MAX)
             if lives and muxed.path.kind != "relayed":
                 return True
             if not lives:
@@ -230,21 +218,17 @@ class Libp2pTransport:
                     nursery.start_soon(connection.close)
 
     def peers(self) -> list[PeerId]:
-        """See `Transport.peers`."""
         admits = self._admits
         return [peer_id for peer_id, _ in self._swarm.connected() if admits(peer_id)]
 
     def on_peers_changed(self, handler: Callable[[], None]) -> None:
-        """See `Transport.on_peers_changed`."""
         self._swarm.on_peers_changed = handler
 
     def admit(self, admits: PeerTest) -> None:
-        """See `Transport.admit`."""
         self._admits = admits
         self._host.doors.admits = lambda peer: admits(peer_id_of(peer))
 
     def let_in(self, peer_id: PeerId) -> None:
-        """See `Transport.let_in`."""
         if self._swarm.get_connections(libp2p_id(peer_id)):
             self._pubsub.let_in(libp2p_id(peer_id))
             self.paths.let_in(libp2p_id(peer_id))
@@ -253,7 +237,6 @@ class Libp2pTransport:
     def keep_places_of(
         self, is_known: PeerTest, has_standing: PeerTest, is_expected: PeerTest
     ) -> None:
-        """See `Transport.keep_places_of`."""
 
         def rank_of(peer: ID) -> Rank:
             peer_id = peer_id_of(peer)
@@ -267,55 +250,45 @@ class Libp2pTransport:
         self._swarm.is_expected = lambda peer: is_expected(peer_id_of(peer))
 
     async def disconnect(self, peer_id: PeerId) -> None:
-        """See `Transport.disconnect`."""
         await self._close(self._swarm.get_connections(libp2p_id(peer_id)))
 
     def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
-        """See `Transport.ban`."""
         peer = libp2p_id(peer_id)
         self._swarm.refusals.ban(peer, seconds, is_offender=is_offender)
         self._nursery.start_soon(self._close, self._swarm.get_connections(peer))
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:
-        """See `Transport.round_trip_seconds`."""
         for _, muxed in self._swarm.pairs_of(libp2p_id(peer_id)):
-            if muxed.rtt() > 0:
-                return muxed.rtt()
+            if muxed.signs.rtt_seconds > 0:
+                return muxed.signs.rtt_seconds
         return None
 
     def heard_seconds(self, peer_id: PeerId) -> float | None:
-        """See `Transport.heard_seconds`."""
         pairs = self._swarm.pairs_of(libp2p_id(peer_id))
-        return max((muxed.heard_seconds for _, muxed in pairs), default=None)
+        return max((muxed.signs.heard_seconds for _, muxed in pairs), default=None)
 
     def signs_seconds(self) -> float:
-        """See `Transport.signs_seconds`."""
         return self._liveness.signs_seconds()
 
     def listen(self, peers: Collection[PeerId]) -> Callable[[], None]:
-        """See `Transport.listen`."""
         listened = [libp2p_id(peer) for peer in peers]
         self._liveness.listen(listened)
         return lambda: self._liveness.end_listening(listened)
 
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
-        """See `Transport.connect_through`."""
         await self.paths.connect_through(relay, peer_id)
 
     def relay_for(
         self, may_relay: MayRelay, rate: RateLimit = NO_LIMIT, *, introduces: bool = False
     ) -> None:
-        """See `Transport.relay_for`."""
         self.paths.circuits.terms = RelayTerms(may_relay, rate, introduces)
 
     def path(self, peer_id: PeerId) -> Path | None:
-        """See `Transport.path`."""
         return self.paths.path(peer_id)
 
     # -- streams
 
     async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
-        """See `Transport.open_stream`."""
         connections = self.paths.connections(libp2p_id(peer_id))
         if not connections:
             raise ConnectError(f"not connected to {peer_id}")
@@ -331,7 +304,6 @@ class Libp2pTransport:
         streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
         for_strangers: bool = False,
     ) -> None:
-        """See `Transport.handle`."""
         if for_strangers:
             self._host.doors.for_strangers.add(TProtocol(protocol))
         self._streams.handle(protocol, handler, streams_per_peer_max)
@@ -339,7 +311,6 @@ class Libp2pTransport:
     # -- gossip
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """See `Transport.publish`."""
         if len(data) > GOSSIP_BYTES_MAX:
             raise ValueError(
                 f"a gossip message has at most {GOSSIP_BYTES_MAX} bytes, not {len(data)}"
@@ -347,7 +318,6 @@ class Libp2pTransport:
         await self._pubsub.publish(topic, data)
 
     def subscribe(self, topic: str, handler: GossipHandler, *, retains: bool = False) -> None:
-        """See `Transport.subscribe`."""
         known = topic in self._topics
         self._topics[topic] = handler
         if retains:
@@ -370,14 +340,19 @@ class Libp2pTransport:
     # -- offences
 
     def on_offence(self, handler: OffenceHandler) -> None:
-        """See `Transport.on_offence`."""
         self._offence_handler = handler
 
     def _on_offence(self, peer: ID, error: RemoteProtocolError) -> None:
         logger.debug("peer %s: %s", peer, error)
-        if self._offence_handler is not None:
-            self._offence_handler(peer_id_of(peer), error)
+        self._offence_handler(peer_id_of(peer), error)
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """See `Transport.traffic`."""
         return self._streams.traffic()
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Of what cannot be dialled ("", 0): the dial says what is wrong with it."""
+    try:
+        return host_and_port(parse_address(address)[0])
+    except ConnectError:
+        return "", 0

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.peers.run_exchange import serve_manifest
+from gossamer.node.peers.blocks.uploads import Uploads
+from gossamer.node.peers.members.run_exchange import serve_admission, serve_manifest
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
@@ -228,7 +229,8 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_allocated(tmp_pat
 
     async def serve_and_join() -> Answer:
         async with open_libp2p_transport(founder, ["/ip4/127.0.0.1/tcp/0"]) as transport:
-            serve_manifest(transport, signed)
+            serve_admission(transport, lambda _peer: True)
+            serve_manifest(transport, signed, Uploads())
             return await trio.to_thread.run_sync(
                 lambda: gossamer("join", transport.addresses()[0], *options)
             )

@@ -186,13 +186,9 @@ def test_a_line_that_becomes_metered(founded: Path, home: Home, tmp_path: Path) 
         node.wait_for(takes_part, PATIENCE_SECONDS, "training on another line")
 
 
-def test_an_upgrade_goes_on_with_the_directory_of_the_release_before(
-    founded: Path, home: Home
-) -> None:
+def test_a_node_goes_on_where_the_number_of_the_format_was_lost(founded: Path, home: Home) -> None:
     shutil.copytree(founded, home.state)
-    # Release 0.2 wrote no format, and kept the moments of the optimiser beside the other files.
     (home.state / "format").unlink()
-    (home.state / "trainer" / "optimizer").rename(home.state / "optimizer")
     before = home.types("peers", "--json")
     assert before.status == 0, before
     node = home.node()
@@ -201,7 +197,6 @@ def test_an_upgrade_goes_on_with_the_directory_of_the_release_before(
         assert status.round >= 3
         wait_for_round(node, status.round + 1)
     assert (home.state / "format").read_text() == f"{FORMAT}\n"
-    assert not (home.state / "optimizer").exists()
 
 
 @pytest.mark.long

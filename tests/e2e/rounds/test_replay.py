@@ -109,7 +109,7 @@ def states_by_train(record: Record, text: Text, read: Sequence[Reading]) -> list
     states = [record.state_digest(swarm.parameters, swarm.momentum)]
     for header, reading in zip(record.headers, read, strict=True):
         for name, spans in reading.items():
-            text.push_spans(worker_of[name].queue, spans)
+            text.push_spans(worker_of[name].queue.push, spans)
         tokens = swarm.round(header.round, [worker_of[each.peer_id] for each in header.members])
         assert tokens == [member.tokens for member in header.members]
         states.append(record.state_digest(swarm.parameters, swarm.momentum))

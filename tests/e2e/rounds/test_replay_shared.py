@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.node.telemetry.status import Status
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest

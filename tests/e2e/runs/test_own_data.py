@@ -16,7 +16,7 @@ from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.signed_manifests import open_signed_manifest
-from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.own_data import INDEX_NAME, OwnData
 from gossamer.node.storage.state_dir import StateDir

@@ -37,7 +37,10 @@ def test_a_node_talks_to_its_own_network_only_where_its_owner_lets_it(
     settings = cast(Any, Settings)(state_dir=tmp_path, lan=lan, port_mapping=port_mapping)
     own = SimpleNamespace(interfaces=list, note_mapping=print)
     transport = SimpleNamespace(peer_id=peer(1), port=4610, own=own)
-    node = SimpleNamespace(run_id=RUN_ID, known_peers=KnownPeers(tmp_path / "peers"))
+    node = SimpleNamespace(
+        inputs=SimpleNamespace(manifest=SimpleNamespace(run_id=RUN_ID)),
+        first=SimpleNamespace(known_peers=KnownPeers(tmp_path / "peers")),
+    )
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -53,7 +53,9 @@ def test_durable_writes_are_made_in_threads(
             await world.reach(2, "a", "b")
             swarm, identity = world.participant("b").context.swarm, world.identity("b")
             twin = msgspec.structs.replace(announce(), incarnation=swarm.incarnation + 7)
-            signed = seal(twin, identity.peer_id, world.nodes["b"].run_id, identity.sign)
+            signed = seal(
+                twin, identity.peer_id, world.nodes["b"].inputs.manifest.run_id, identity.sign
+            )
             swarm.gossip._take_own(signed)
             world.nodes["b"].pause()
             number = swarm.incarnation

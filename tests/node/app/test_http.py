@@ -25,7 +25,7 @@ from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.policy.throttle import Rate
+from gossamer.protocol.policy.conduct.throttle import Rate
 
 TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
 TOKEN = "5e" * 32
@@ -107,14 +107,8 @@ def serving(node: Node, use: Callable[[str], Awaitable[None]]) -> None:
 
     async def main() -> None:
         async def start(task_status: Any) -> None:
-            await serve_http(
-                "127.0.0.1:0",
-                node.status,
-                node.metrics.registry,
-                node,
-                TOKEN,
-                task_status=task_status,
-            )
+            app = build_app(node.status, node.metrics.registry, node, TOKEN)
+            await serve_http("127.0.0.1:0", app, task_status=task_status)
 
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
@@ -704,13 +698,10 @@ def test_a_failing_server_is_started_again_on_the_same_address(
 
     async def failing_serve(*arguments: Any, **options: Any) -> None:
         nonlocal failures
-        options["task_status"].started()
         if failures:
             failures -= 1
             raise RuntimeError("one client too many")
-        await hypercorn.trio.serve(
-            *arguments, **{**options, "task_status": trio.TASK_STATUS_IGNORED}
-        )
+        await hypercorn.trio.serve(*arguments, **options)
 
     monkeypatch.setattr("gossamer.node.app.http_server.serve", failing_serve)
     monkeypatch.setattr("gossamer.node.app.http_server._RESTART_SECONDS", 0.0)
@@ -734,7 +725,7 @@ def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
         bind = f"{host}:{taken.getsockname()[1]}"
         node = Node()
         with pytest.raises(ApiBindError, match=reason):
-            trio.run(serve_http, bind, node.status, CollectorRegistry(), node, TOKEN)
+            trio.run(serve_http, bind, build_app(node.status, CollectorRegistry(), node, TOKEN))
 
 
 def test_the_status_is_json_that_any_tool_reads() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,9 +23,9 @@ from gossamer.node.machine import capacity
 from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.power_limit import PowerLimit
-from gossamer.node.storage import limits_file
+from gossamer.node.storage import owner_orders
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.limits_file import read_limits
+from gossamer.node.storage.owner_orders import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
@@ -182,7 +181,7 @@ def test_a_node_whose_run_does_not_fit_into_the_disk_limit_pauses(tmp_path: Path
 
 
 def limits_of(settings: Settings) -> OwnerLimits:
-    return OwnerLimits(settings, StateDir(settings.state_dir), run_abandonable, {})
+    return OwnerLimits(settings, StateDir(settings.state_dir), run_abandonable)
 
 
 def watch_of(limits: OwnerLimits) -> PauseWatch:
@@ -240,13 +239,13 @@ def changing(limits: OwnerLimits, **changes: str) -> None:
 
 def test_a_change_is_kept_first_and_then_obeyed(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
-    limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable, {})
+    limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable)
     seen: list[int] = []
     limits.join(lambda now: seen.append(now.threads))
     changing(limits, threads="3", upload="10")
     assert seen == [3]
     assert limits.rates.up.bytes_per_second == 1_250_000
-    again = OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)
+    again = OwnerLimits(settings(tmp_path), state_dir, run_abandonable)
     assert again.settings.threads == 3
     assert again.rates.up.bytes_per_second == 1_250_000
 
@@ -270,14 +269,14 @@ def test_a_full_disk_takes_a_change_when_it_has_room_again(
     is_written = trio.Event()
 
     async def main() -> None:
-        monkeypatch.setattr(limits_file, "write_atomically", refuse)
+        monkeypatch.setattr(owner_orders, "write_atomically", refuse)
         assert "the disk is full" in await limits.change({"disk": "8GiB"})
         assert seen == [8 * 1024**3]
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 reads = lambda _: NodeUses({"memory": 0.0}, {}, 0, 0.0)  # noqa: E731
-                nursery.start_soon(limits.run, reads, Metrics(), run_abandonable)
-                monkeypatch.setattr(limits_file, "write_atomically", write_and_tell)
+                nursery.start_soon(limits.run, reads, Metrics())
+                monkeypatch.setattr(owner_orders, "write_atomically", write_and_tell)
                 await is_written.wait()
                 nursery.cancel_scope.cancel()
         assert await limits.change({"threads": "2"}) == ""
@@ -287,7 +286,7 @@ def test_a_full_disk_takes_a_change_when_it_has_room_again(
 
 
 def test_the_metrics_show_a_change_at_once_though_a_driver_hangs(tmp_path: Path) -> None:
-    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {})
+    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable)
     metrics = Metrics()
     is_asked, may_answer = threading.Event(), threading.Event()
 
@@ -298,7 +297,7 @@ def test_the_metrics_show_a_change_at_once_though_a_driver_hangs(tmp_path: Path)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(limits.run, hanging_driver, metrics, run_abandonable)
+            nursery.start_soon(limits.run, hanging_driver, metrics)
             await trio.to_thread.run_sync(is_asked.wait)
             await limits.change({"upload": "10", "threads": "3"})
             nursery.cancel_scope.cancel()
@@ -316,9 +315,9 @@ def test_a_driver_that_hangs_takes_one_thread_and_is_read_again_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look that left a thread behind would in the end leave none for the disk."""
-    monkeypatch.setattr(owner_limits, "READ_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("gossamer.node.base.threads.READ_SECONDS_MAX", 0.05)
     monkeypatch.setattr(owner_limits, "LOOK_SECONDS", 0.05)
-    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {})
+    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable)
     may_answer, has_answered = threading.Event(), threading.Event()
     asked: list[float] = []
 
@@ -331,7 +330,7 @@ def test_a_driver_that_hangs_takes_one_thread_and_is_read_again_when_it_answers(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(limits.run, hanging_driver, Metrics(), run_abandonable)
+            nursery.start_soon(limits.run, hanging_driver, Metrics())
             await trio.sleep(2.0)
             num_asked = len(asked)
             threads = trio.to_thread.current_default_thread_limiter().borrowed_tokens
@@ -347,11 +346,16 @@ def test_a_driver_that_hangs_takes_one_thread_and_is_read_again_when_it_answers(
         may_answer.set()
 
 
+async def too_little_disk(_settings: Settings) -> list[str]:
+    await trio.lowlevel.checkpoint()
+    return ["disk: 3 GB or more"]
+
+
 def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
-    limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable, {})
-    check: Callable[[Settings], list[str]] = lambda now: ["disk: 3 GB or more"]  # noqa: E731
-    limits.join(lambda now: pytest.fail("obeyed"), lambda: check)
+    limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable)
+    limits.join(lambda now: pytest.fail("obeyed"))
+    limits.check = too_little_disk
     with pytest.raises(ConfigError, match="3 GB or more"):
         changing(limits, disk="1GiB", threads="3")
     assert limits.settings.threads == 0
@@ -360,8 +364,9 @@ def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:
 
 def test_a_limit_that_stays_as_it_was_is_not_refused(tmp_path: Path) -> None:
     """A run may have grown since: that is no reason to refuse another limit."""
-    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {"disk": "1GiB"})
-    limits.join(lambda now: None, lambda: lambda now: ["disk: 3 GB or more"])
+    write_limits(tmp_path / "limits", {"disk": "1GiB"})
+    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable)
+    limits.check = too_little_disk
     changing(limits, threads="3")
     assert limits.settings.threads == 3
 
@@ -371,7 +376,7 @@ def test_a_damaged_file_of_limits_is_not_passed_over(tmp_path: Path, content: by
     state_dir = StateDir(tmp_path)
     state_dir.limits_path.write_bytes(content)
     with pytest.raises(StateDirError, match="remove it"):
-        OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)
+        OwnerLimits(settings(tmp_path), state_dir, run_abandonable)
 
 
 def test_a_share_of_a_card_of_another_maker_is_a_limit_too(

@@ -145,19 +145,16 @@ class Node:
             raise self.refuses.pop(0)
 
     def notices(self, *places: str) -> Notices:
-        return Notices(
-            places or ("desktop",),
-            cast(Participant, self),
-            self.state_dir,
-            waits_seconds=(0.0, 0.0, 0.0),
-            send=self.send,
-        )
+        return Notices(places or ("desktop",), cast(Participant, self), self.state_dir)
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(tmp_path)
     monkeypatch.setattr(notices, "LOOK_SECONDS", 0.01)
-    return Node(tmp_path)
+    monkeypatch.setattr(notices, "WAITS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(notices, "send_notice", node.send)
+    return node
 
 
 async def until_sent(node: Node, number: int) -> None:
@@ -243,8 +240,9 @@ def test_a_slow_disk_holds_up_neither_the_loop_nor_the_notice(
         is_sent.set()
 
     monkeypatch.setattr(notices, "write_atomically", write)
+    monkeypatch.setattr(notices, "send_notice", send)
     node.is_finished = True
-    watch = Notices(("desktop",), cast(Participant, node), node.state_dir, send=send)
+    watch = node.notices()
 
     async def main() -> None:
         with trio.fail_after(20):
@@ -296,7 +294,8 @@ def test_a_place_that_hangs_does_not_hold_up_the_end(
         tried.set()
         hangs.wait(30)
 
-    watch = Notices(("desktop",), cast(Participant, node), node.state_dir, send=send)
+    monkeypatch.setattr(notices, "send_notice", send)
+    watch = node.notices()
 
     async def main() -> None:
         with trio.fail_after(10):
@@ -331,7 +330,7 @@ def test_an_owner_hears_that_the_node_was_put_out(node: Node) -> None:
 
 
 def test_without_places_nothing_is_watched(node: Node) -> None:
-    watch = Notices((), cast(Participant, node), node.state_dir, send=node.send)
+    watch = Notices((), cast(Participant, node), node.state_dir)
     node.progress.phase = "failed"
     trio.run(watch.run)  # returns at once
     assert node.sent == []

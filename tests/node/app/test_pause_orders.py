@@ -14,7 +14,7 @@ from gossamer.node.app.pause_orders import CLOCK_SECONDS, PauseOrders
 from gossamer.node.base.disk_health import DiskFullError, write_atomically
 from gossamer.node.base.pausing import UserPause
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.storage import pause_file
+from gossamer.node.storage import owner_orders
 from gossamer.node.storage.state_dir import StateDir
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = True
         self._write = write_atomically
-        monkeypatch.setattr(pause_file, "write_atomically", self.write)
+        monkeypatch.setattr(owner_orders, "write_atomically", self.write)
 
     def write(self, path: Path, *parts: bytes) -> None:
         if self.is_full:
@@ -104,6 +104,12 @@ def test_a_disk_that_hangs_delays_no_order(tmp_path: Path) -> None:
         orders.pause()
         await trio.sleep(1)
         assert participant.told == [UserPause()]
+        orders.resume()
+        await trio.sleep(1)
+        assert participant.told == [UserPause(), "resume"]
+        orders.pause(60)
+        await trio.sleep(61 + CLOCK_SECONDS)
+        assert participant.told[3:] == ["over"]
 
     running(tmp_path, story, hangs)
 

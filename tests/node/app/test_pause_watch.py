@@ -17,7 +17,7 @@ from gossamer.node.machine.machine_use import MachineUse
 def test_a_reader_that_hangs_takes_one_thread_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pause_watch, "READ_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("gossamer.node.base.threads.READ_SECONDS_MAX", 0.05)
     goes_on, asked = threading.Event(), []
 
     def hangs() -> bool:
@@ -49,14 +49,10 @@ def test_rules_that_change_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch
     watch = PauseWatch(rules, use, lambda: 1_700_000_000.0, run_abandonable)
     send, receive = trio.open_memory_channel[Sequence[Hold]](8)
 
-    class Participant:
-        def hold_off(self, holds: Sequence[Hold]) -> None:
-            send.send_nowait(holds)
-
     async def main() -> None:
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch.run, Participant())
+                nursery.start_soon(watch.run, send.send_nowait)
                 assert await receive.receive() == ()
                 watch.change(PauseRules(parse_work_hours("09:00-11:00"), zone=UTC))
                 assert [hold.reason for hold in await receive.receive()] == ["schedule"]

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from gossamer.node.app.reporting import SETTLED_ROUNDS, say_hello, settled_head
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol.ids import Digest
 from tests.node.storage.test_chain_store import PEER, RUN_ID, chain_of
 from tests.support.builders import manifest

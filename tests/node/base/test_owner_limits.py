@@ -80,6 +80,8 @@ def test_the_schedule_is_written_as_it_is_set() -> None:
     nothing = with_limits(settings, dict.fromkeys(SCHEDULE, "off"))
     assert nothing == Settings(state_dir=given.state_dir)
     assert {rule_text(nothing, name) for name in SCHEDULE} == {"off"}
+    unlimited = with_limits(settings, dict.fromkeys(SETTING_OF, "off"))
+    assert not any(getattr(unlimited, setting) for setting in SETTING_OF.values())
 
 
 def test_all_mistakes_are_said_at_once() -> None:

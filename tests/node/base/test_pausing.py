@@ -20,6 +20,12 @@ TEN = NOON + 10 * 3600
 HOURS = parse_work_hours("22:00-07:00")
 
 
+def orders_of(user_pause: UserPause | None, *others: Hold) -> Orders:
+    orders = Orders()
+    orders.user_pause, orders.others = user_pause, others
+    return orders
+
+
 def test_outside_of_the_hours_the_node_is_held_until_they_begin() -> None:
     rules = PauseRules(HOURS, BERLIN)
     assert rules.holds(Reading(NOON)) == (Hold("schedule", resumes_at=TEN),)
@@ -33,12 +39,12 @@ def test_a_metered_line_holds_the_node_and_its_bytes() -> None:
     assert holds == (Hold("metered", "the line is metered"),)
     assert PauseRules(runs_on_metered=True).holds(metered) == ()
     assert PauseRules().holds(Reading(NOON, is_metered=None)) == ()
-    assert Orders(None, holds).spares_line
-    assert not Orders(UserPause(), [Hold("battery")]).spares_line
+    assert orders_of(None, *holds).spares_line
+    assert not orders_of(UserPause(), Hold("battery")).spares_line
 
 
 def test_the_owners_word_is_shown_first_and_each_hold_ends_by_itself() -> None:
-    orders = Orders(UserPause(), [Hold("schedule", resumes_at=TEN)])
+    orders = orders_of(UserPause(), Hold("schedule", resumes_at=TEN))
     assert [hold.reason for hold in orders.holds] == ["user", "schedule"]
     orders.user_pause = None
     assert orders.hold == Hold("schedule", resumes_at=TEN)
@@ -48,7 +54,7 @@ def test_the_owners_word_is_shown_first_and_each_hold_ends_by_itself() -> None:
 
 
 def test_a_pause_after_the_round_lets_the_round_end() -> None:
-    orders = Orders(UserPause(after_round=True))
+    orders = orders_of(UserPause(after_round=True))
     assert orders.hold == Hold("user")  # there is no round to finish
     orders.is_in_round = True
     assert not orders.wants_device

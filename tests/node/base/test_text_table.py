@@ -10,6 +10,7 @@ from gossamer.node.base.text_table import (
     columns_of,
     look_of,
     named_lines,
+    sparkline,
     table_lines,
 )
 
@@ -73,3 +74,11 @@ def test_colours_are_for_terminals_of_people_who_want_them(
     assert look_of(io.StringIO(), {"FORCE_COLOR": "1"}).styles
     (line,) = table_lines([("peer", "left")], [], Look(styles=styles))
     assert line == ("\x1b[2mpeer\x1b[0m" if styles else "peer")
+
+
+def test_a_sparkline_fits_its_width() -> None:
+    assert sparkline([3.0, 2.0, 1.0], 10, "abc") == "cba"
+    assert sparkline([4.0, 4.0, 1.0, 1.0], 2, "abc") == "ca"
+    assert sparkline([1.0, 1.0], 5, "abc") == "aa"
+    assert sparkline([4.0, 2.0, 1.0, 0.0], 4) == "█▅▃▁"  # 1.75 of 7 rounds to 2, and 3.5 to 4
+    assert sparkline([float(number) for number in range(1000)], 8) == "▁▂▃▄▅▆▇█"

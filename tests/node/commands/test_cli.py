@@ -470,13 +470,12 @@ def test_a_pause_in_the_place_of_another_is_told_with_its_own_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = datetime.now(timezone(timedelta(hours=5, minutes=45)))
-    before, after = now + timedelta(hours=2), now + timedelta(hours=5)
-    # The node writes the order to its disk first, and shows the one before until then.
-    answers(monkeypatch, paused_until(before), paused_until(before), paused_until(after))
+    after = now + timedelta(hours=5)
+    answers(monkeypatch, paused_until(after))
     assert run_command(["pause", "--for", "5h"]) == 0
     text = f"The device is free. The node goes on at {after:%H:%M}, or with: gossamer resume\n"
     assert capsys.readouterr().out == text
-    answers(monkeypatch, paused_until(after), paused_until(None))
+    answers(monkeypatch, paused_until(None))
     assert run_command(["pause"]) == 0
     assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
 
@@ -558,15 +557,23 @@ def test_status_says_when_the_node_goes_on() -> None:
 def test_resume_says_what_still_holds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    user, schedule = PauseStatus(reason="user"), PauseStatus(reason="schedule")
-    answers(monkeypatch, replace(PAUSED, pauses=(user, schedule)),
-            replace(PAUSED, paused_reason="schedule", pauses=(schedule,)))  # fmt: skip
+    schedule = PauseStatus(reason="schedule")
+    answers(monkeypatch, replace(PAUSED, paused_reason="schedule", pauses=(schedule,)))
     assert run_command(["resume"]) == 0
     out = capsys.readouterr().out
     assert out == "Your pause has ended. The node still does not train: schedule\n"
     answers(monkeypatch, STATUS)
     assert run_command(["resume"]) == 0
     assert capsys.readouterr().out == "The node goes on.\n"
+
+
+def test_a_mistyped_preset_is_told_before_anything_is_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "state"
+    assert run_command(["start", "--preset", "huge", "--state-dir", str(root)]) == 2
+    assert errors(capsys)[0].startswith('gossamer: preset is "huge"; allowed: "tiny"')
+    assert not root.exists()
 
 
 @pytest.mark.parametrize("order", ["pause", "resume", "finish", "leave"])

@@ -22,7 +22,7 @@ from gossamer.node.base.settings import (
 )
 from gossamer.node.cli import run_command
 from gossamer.node.command_table import app
-from gossamer.node.storage.limits_file import write_limits
+from gossamer.node.storage.owner_orders import write_limits
 from gossamer.node.storage.state_dir import StateDir
 
 

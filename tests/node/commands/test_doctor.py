@@ -11,11 +11,11 @@ from rich.console import Console
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.commands.machine import machine_checks, state_checks, torch_checks
-from gossamer.node.commands.machine.compiler_check import check_compiler
 from gossamer.node.commands.machine.doctor import run_doctor
 from gossamer.node.commands.machine.reach_check import check_reach_of_idle
+from gossamer.node.commands.machine.torch_checks import check_compiler
 from gossamer.node.machine.torch_probe import TorchReport
-from gossamer.node.storage.limits_file import write_limits
+from gossamer.node.storage.owner_orders import write_limits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
 from gossamer.node.telemetry.status import PeerStatus, Status

@@ -12,7 +12,7 @@ from gossamer.node.cli import run_command
 from gossamer.node.commands.daemon import limits
 from gossamer.node.commands.options import StateOptions
 from gossamer.node.storage import order_lock
-from gossamer.node.storage.limits_file import read_limits, write_limits
+from gossamer.node.storage.owner_orders import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
 
 SECOND_COMMAND_SECONDS = 1.0

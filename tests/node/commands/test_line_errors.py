@@ -24,6 +24,11 @@ from gossamer.node.cli import run_command
         ("service logs --last 3", "--last: `gossamer service logs` has no such option",
          "service logs"),
         ("pause 5min", "`gossamer pause` does not take '5min'", "pause"),
+        ("pause --for", "`gossamer pause`: --for needs a value", "pause"),
+        ("rollback", "`gossamer rollback`: TO-ROUND is missing", "rollback"),
+        ("identity restore", "`gossamer identity restore`: FILE is missing", "identity restore"),
+        ("config edti", "there is no command `config edti`; did you mean `gossamer config edit`?",
+         "config"),
         ("join --threads four", 'Invalid value for --threads: unable to convert "four" into int.',
          "join"),
     ],
@@ -41,7 +46,8 @@ def test_a_mistake_is_said_with_what_to_write(
 @pytest.mark.parametrize(
     ("line", "mistake"),
     [
-        ("joi", 'Unknown command "joi". Did you mean "join"?'),
+        ("joi", "there is no command `joi`; did you mean `gossamer join`?"),
+        ("frobnicate", "there is no command `frobnicate`"),
         ("stop --state-dir here", "there is no command `stop`; did you mean `gossamer leave`?"),
         ("quit", "there is no command `quit`; did you mean `gossamer leave`?"),
         ("continue", "there is no command `continue`; did you mean `gossamer resume`?"),
@@ -54,5 +60,5 @@ def test_a_word_that_is_no_command(
 ) -> None:
     assert run_command(line.split()) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"gossamer: {mistake}")
+    assert first == f"gossamer: {mistake}"
     assert second == "gossamer: `gossamer --help` shows the commands"

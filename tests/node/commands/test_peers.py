@@ -13,7 +13,7 @@ from gossamer.node.commands.views import peers as peers_command
 from gossamer.node.commands.views.peers import summary
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.credit import read_credits
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.owner_files import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import PeerStatus

@@ -16,13 +16,13 @@ from gossamer.node.cli import run_command
 from gossamer.node.commands.machine import reset
 from gossamer.node.network.identity import Identity
 from gossamer.node.service.managers import ServiceError
-from gossamer.node.storage.erasing import erase
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.state_names import (
     HELD_NAME,
     IDENTITY_NAMES,
     KEPT_NAMES,
     RUN_NAMES,
+    erase,
 )
 from tests.support.node_world import World, simulate
 

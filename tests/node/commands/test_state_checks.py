@@ -119,12 +119,10 @@ def test_a_damaged_number_of_the_format_is_written_anew(tmp_path: Path, damaged:
     assert state_dir.read_manifest() is not None
 
 
-def test_a_directory_of_release_0_2_is_migrated_once(tmp_path: Path) -> None:
+def test_a_lost_number_of_the_format_is_written_anew(tmp_path: Path) -> None:
     state_dir = founded(tmp_path)
     state_dir.format_path.unlink()
-    (tmp_path / "optimizer").write_bytes(b"moments")
     assert [check.level for check in check_run(state_dir)] == ["ok", "ok"]  # it can be read
     with state_dir.locked():
-        assert state_dir.optimizer_path.read_bytes() == b"moments"
-    assert not (tmp_path / "optimizer").exists()
+        pass
     assert int(state_dir.format_path.read_text()) == FORMAT

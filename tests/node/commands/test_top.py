@@ -6,15 +6,9 @@ import pytest
 from gossamer.node.app.client import ClientError
 from gossamer.node.cli import run_command
 from gossamer.node.commands.views import top
-from gossamer.node.commands.views.top import TYPED_MAX, TypedLine, _owner_line, curve
+from gossamer.node.commands.views.top import TYPED_MAX, TypedLine, _owner_line
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus, Status
-
-
-def test_the_curve_ends_with_the_newest_value() -> None:
-    assert curve([4.0, 2.0, 1.0, 0.0], 4) == "█▅▃▁"  # 1.75 of 7 rounds to 2, and 3.5 to 4
-    assert curve([float(number) for number in range(1000)], 8) == "▂▃▄▄▅▆▇█"
-    assert curve([1.0, 1.0]) == "▁▁"
 
 
 def test_limits_and_schedule_are_a_line() -> None:
@@ -48,18 +42,18 @@ def test_keys_are_orders_of_the_node(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_line_is_typed_key_by_key() -> None:
     line = TypedLine()
-    assert (line.is_open, line.shown) == (False, "")
-    line.open()
+    assert (line.typed, line.shown) == (None, "")
+    line.typed = ""
     assert [line.take(key) for key in "uplaa\x7f\x7foad=10"] == [None] * 13
     assert line.shown.endswith(" upload=10_")
     assert line.take("") is None, "a refresh changes nothing"
     assert line.take("\n") == "upload=10"
-    assert not line.is_open
-    line.open()
+    assert line.typed is None
+    line.typed = ""
     line.take("x")
     line.take("\x1b")
-    assert not line.is_open
-    line.open()
+    assert line.typed is None
+    line.typed = ""
     for _ in range(2 * TYPED_MAX):
         line.take("x")
     assert line.take("\r") == "x" * TYPED_MAX

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands import unnamed_peers
-from gossamer.node.commands.unnamed_peers import answering_peer, confirmed
+from gossamer.node.commands.unnamed_peers import answering_peer, confirm_on_terminal
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import TransportError
@@ -21,46 +23,46 @@ PEER = "12D3KooWK99VoVxNE7XzyBwXEzW7xhK7Gpv85r9F3V3fyKSUKPH5"
 WHOLE = f"{ADDRESS}/p2p/{PEER}#{'ab' * 32}"
 
 
-def _confirm(answer: str, *addresses: str, is_terminal: bool = True) -> tuple[str, ...]:
-    questions: list[str] = []
-
-    def ask(question: str) -> str:
-        questions.append(question)
-        return answer
-
-    found = confirmed(addresses, is_terminal=is_terminal, ask=ask, answering=lambda _: PEER)
-    assert all(PEER in question for question in questions)
-    return found
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_a_confirmed_peer_is_named() -> None:
-    assert _confirm("y", WHOLE, ADDRESS) == (WHOLE, f"{ADDRESS}/p2p/{PEER}")
+Confirm = Callable[..., tuple[str, ...]]
 
 
-@pytest.mark.parametrize("answer", ["", "n", "what?"])
-def test_a_peer_that_is_not_confirmed_is_not_joined(answer: str) -> None:
-    with pytest.raises(ConfigError, match="not confirmed"):
-        _confirm(answer, ADDRESS)
-
-
-def test_the_end_of_the_input_confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-D."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+@pytest.fixture
+def confirm(monkeypatch: pytest.MonkeyPatch) -> Confirm:
+    """Confirms addresses on a terminal, or on none, where a person types what is given."""
     monkeypatch.setattr(unnamed_peers, "answering_peer", lambda _address: PEER)
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(sys, "stdout", Terminal())
+
+    def confirm(typed: str, *addresses: str, terminal: type[io.StringIO] = Terminal) -> Any:
+        shown = terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", terminal(typed))
+            patch.setattr(sys, "stdout", shown)
+            found = confirm_on_terminal(addresses)
+        assert not shown.getvalue() or PEER in shown.getvalue()
+        return found
+
+    return confirm
+
+
+def test_a_confirmed_peer_is_named(confirm: Confirm) -> None:
+    assert confirm("y\n", WHOLE, ADDRESS) == (WHOLE, f"{ADDRESS}/p2p/{PEER}")
+
+
+@pytest.mark.parametrize("typed", ["\n", "n\n", "what?\n", ""])
+def test_a_peer_that_is_not_confirmed_is_not_joined(confirm: Confirm, typed: str) -> None:
+    """The last one is Ctrl-D: the end of the input confirms nothing."""
     with pytest.raises(ConfigError, match="not confirmed"):
-        unnamed_peers.confirm_on_terminal((ADDRESS,))
+        confirm(typed, ADDRESS)
 
 
-def test_without_a_terminal_the_whole_link_is_asked_for() -> None:
+def test_without_a_terminal_the_whole_link_is_asked_for(confirm: Confirm) -> None:
     with pytest.raises(ConfigError, match="the whole link"):
-        _confirm("y", ADDRESS, is_terminal=False)
-    assert _confirm("n", WHOLE, is_terminal=False) == (WHOLE,)
+        confirm("y\n", ADDRESS, terminal=io.StringIO)
+    assert confirm("n\n", WHOLE, terminal=io.StringIO) == (WHOLE,)
 
 
 def test_the_peer_that_answers_is_asked_for_its_name() -> None:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.demo import story
-from gossamer.node.demo.live_view import print_summary, sparkline
+from gossamer.node.demo.live_view import print_summary
 from gossamer.node.demo.plot import Mark, draw_loss_curve
 from gossamer.node.demo.record import Record
 from gossamer.node.demo.story import MANIFEST, failures, run_demo
@@ -142,12 +142,6 @@ def test_a_demo_that_is_stopped_says_what_stays(
 
 def test_the_manifest_is_valid(tmp_path: Path) -> None:
     assert parse_manifest_file(MANIFEST, tmp_path).name == "demo"
-
-
-def test_a_sparkline_fits_its_width() -> None:
-    assert sparkline([3.0, 2.0, 1.0], 10, "abc") == "cba"
-    assert sparkline([4.0, 4.0, 1.0, 1.0], 2, "abc") == "ca"
-    assert sparkline([1.0, 1.0], 5, "abc") == "aa"
 
 
 def test_a_curve_is_drawn(tmp_path: Path) -> None:

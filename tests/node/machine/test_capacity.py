@@ -20,7 +20,6 @@ from gossamer.node.machine.capacity import (
     torch_has_rocm,
     training_gpus,
     trains_on_host,
-    with_trainer_device,
 )
 from gossamer.node.telemetry.gpus import Gpu, GpuCollector, Gpus
 
@@ -65,7 +64,7 @@ def test_several_cards_are_one_device_with_their_memory_together(
     assert [gpu.name for gpu in training_gpus("cuda:0,cuda:1", both)] == ["Small", "Large"]
     measured = measure_capacity("all", both)
     assert (measured.device, measured.device_memory_bytes) == ("Large, Small", 88_000)
-    told = with_trainer_device(measured, "cuda:0,cuda:1", "2 x Card", both)
+    told = measure_capacity("cuda:0,cuda:1", both, "2 x Card")
     assert (told.device, told.device_kind) == ("2 x Card", "cuda")
     two = measure_capacity("cpu,cpu", [])
     assert two.device.startswith("2 x ")
@@ -212,11 +211,10 @@ def test_cuda_visible_devices_may_hide_all(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_trainer_knows_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
-    guess = measure_capacity("auto", [SMALL, LARGE])
     # An owner may let CUDA count the fastest card first; NVML counts by bus.
-    assert with_trainer_device(guess, "cuda:0", "Large", [SMALL, LARGE]).device == "Large"
-    assert with_trainer_device(guess, "cpu", "", [SMALL]).device_kind == "cpu"
-    apple = with_trainer_device(measure_capacity("cpu", []), "mps", "Apple M2", [])
+    assert measure_capacity("cuda:0", [SMALL, LARGE], "Large").device == "Large"
+    assert measure_capacity("cpu", [SMALL]).device_kind == "cpu"
+    apple = measure_capacity("mps", [], "Apple M2")
     assert (apple.device, apple.device_kind) == ("Apple M2", "mps")
     assert apple.device_memory_bytes == apple.host_memory_bytes
 
@@ -230,7 +228,7 @@ def test_a_cuda_device_that_nvml_does_not_know_is_amd(
     assert capacity._amd_memory_bytes(tmp_path) == [17163091968]
     monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [17163091968])
     monkeypatch.setattr(capacity, "torch_has_rocm", lambda: True)
-    measured = with_trainer_device(measure_capacity("cpu", []), "cuda:0", "Radeon", [])
+    measured = measure_capacity("cuda:0", [], "Radeon")
     assert (measured.device, measured.device_kind) == ("Radeon", "rocm")
     assert measured.device_memory_bytes == 17163091968
 

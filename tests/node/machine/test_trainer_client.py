@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import signal
@@ -17,12 +16,13 @@ import pytest
 import trio
 import trio.testing
 import zstandard
+from structlog.testing import capture_logs
 
 from gossamer.node.base.setting_values import Switch
 from gossamer.node.base.settings import Settings
 from gossamer.node.machine import trainer_client
 from gossamer.node.machine.trainer_client import FAILURES_MAX, TrainerClient
-from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.storage.state_dir import StateDir
@@ -102,12 +102,14 @@ os._exit(worker_loop.main(None))
 """
 """The real worker on a machine that has memory for two sequences at once."""
 
+RESTART_SECONDS = 0.001
+
 Story = Callable[[TrainerClient, trio.Nursery], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_client, "Backoff", functools.partial(Backoff, first_seconds=0.001))
+    monkeypatch.setattr(trainer_client, "RESTART_SECONDS", RESTART_SECONDS)
 
 
 @pytest.fixture
@@ -184,8 +186,12 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.005)
 
 
+def begun(number: int) -> m.Begin:
+    return m.Begin(round=number, first_step=0, steps_max=1, seconds_max=60.0)
+
+
 async def train(trainer: TrainerClient, number: int) -> m.Finished:
-    finished = await trainer.train(number, 0, 1, 60.0)
+    finished = await trainer.train(begun(number))
     assert await trainer.collect()
     return finished
 
@@ -197,7 +203,7 @@ def test_work_with_a_value_out_of_range_is_not_collected(
     async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
         await train(trainer, 1)
         before = trainer.pending.copy()
-        await trainer.train(2, 0, 1, 60.0)
+        await trainer.train(begun(2))
         trainer._process.pseudo_gradient[-1] = value
         assert not await trainer.collect()
         assert await trainer.collect(), "once a round: there is nothing any more"
@@ -350,7 +356,10 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
         assert told.num_configured == 1
 
     check = f"if os.path.exists({str(broken)!r}): sys.exit('no torch here')"
-    act(story, manifest, monkeypatch, told, check)
+    with capture_logs() as lines:
+        act(story, manifest, monkeypatch, told, check)
+    waits = [line["restart_in_seconds"] for line in lines if "restart_in_seconds" in line]
+    assert waits == [RESTART_SECONDS * 2**n for n in range(FAILURES_MAX)]
 
 
 def test_the_next_worker_finds_the_momentum_and_waits_for_word_of_it(
@@ -454,7 +463,7 @@ def test_a_worker_that_dies_for_want_of_memory_takes_less_in_its_next_life(
         for number in range(1, FAILURES_MAX):
             await until(lambda: trainer.is_up and trainer.lives == len(steps) + 1)
             await trainer.queue(0, str(shard), 0, len(tokens))
-            steps.append((await trainer.train(number, 0, 1, 60.0)).steps)
+            steps.append((await trainer.train(begun(number))).steps)
             if steps[-1]:
                 break
         assert trainer.failure is None

@@ -17,9 +17,9 @@ import zstandard
 from msgspec.structs import replace
 
 from gossamer.node.machine import trainer_exit, trainer_process
-from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerEvent, TrainerGoneError, TrainerProcess
-from gossamer.trainer.ipc import framing
+from gossamer.trainer.ipc import framing, pipe
 from gossamer.trainer.ipc import messages as m
 from tests.support import small_model
 
@@ -288,7 +288,7 @@ def test_what_a_worker_says_is_bounded_by_its_run(spare_bytes: int) -> None:
     trainer = TrainerProcess(
         4,
         command=[sys.executable, "-c", code],
-        message_bytes_max=len(frame) - framing.LENGTH_BYTES + spare_bytes,
+        message_bytes_max=len(frame) - pipe.LENGTH_BYTES + spare_bytes,
     )
 
     async def scenario(nursery: trio.Nursery) -> None:
@@ -414,19 +414,6 @@ def test_a_program_that_is_not_there() -> None:
     trainer = TrainerProcess(4, command=["/nonexistent/program"])
     with pytest.raises(FileNotFoundError):
         end_of(trainer)
-
-
-def test_back_off_grows_to_its_limit_and_starts_again() -> None:
-    backoff = Backoff(first_seconds=1.0, factor=2.0, seconds_max=5.0)
-    delays = [backoff.delay_seconds]
-    for _ in range(4):
-        backoff = backoff.after(was_useful=False)
-        delays.append(backoff.delay_seconds)
-    assert delays == [0.0, 1.0, 2.0, 4.0, 5.0]
-    for _ in range(5000):
-        backoff = backoff.after(was_useful=False)
-    assert backoff.delay_seconds == 5.0
-    assert backoff.after(was_useful=True).delay_seconds == 1.0
 
 
 def test_the_daemons_side_does_not_load_torch() -> None:

@@ -20,8 +20,8 @@ from gossamer.node.modes.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.modes.ring_steps import RingParts, RingSteps
 from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
 from gossamer.node.rounds.settlement import WorkSaver
-from gossamer.node.storage.shared_parameters import sign_payloads
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state.shared_parameters import sign_payloads
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -271,13 +271,13 @@ def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
     node = Node(Chain(3, mine=[3]), Place(digest("2")))
 
     async def main() -> None:
+        work = SimpleNamespace(must_save=False, save=lambda: None)
+        trainings = SimpleNamespace(work=work, trainer=node.trainer, run_in_thread=in_no_thread)
         saver = WorkSaver(
             cast(Any, node.committed),
-            cast(Any, SimpleNamespace(must_save=False, save=lambda: None)),
-            cast(Any, node.trainer),
+            cast(Any, trainings),
             cast(Any, SimpleNamespace(place=node.momentum().settle)),
             DiskHealth(),
-            in_no_thread,
             trio.lowlevel.checkpoint,
         )
         await saver.save(now=True)

@@ -14,7 +14,7 @@ import trio.testing
 
 from gossamer.node.modes.ring_steps import RingParts
 from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.codecs.record_tree import root_over
 from gossamer.protocol.codecs.sign_codec import SignUpdate

@@ -13,7 +13,7 @@ import pytest
 from gossamer.node.modes.pending_work import PendingWork
 from gossamer.node.modes.shared import SharedSteps
 from gossamer.node.rounds.opening import mode_of
-from gossamer.node.storage.next_state import payloads_for
+from gossamer.node.storage.state.next_state import payloads_for
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.manifest_checks import problems_of

@@ -45,7 +45,7 @@ class World:
 def test_no_circuit_ends_while_a_place_is_free() -> None:
     world = World()
     world.fill(1)
-    assert (world.ended, len(world.places)) == ([], CIRCUITS_MAX)
+    assert (world.ended, len(world.places.taken)) == ([], CIRCUITS_MAX)
 
 
 def test_a_further_circuit_of_a_pair_ends_its_oldest_in_whatever_direction() -> None:
@@ -116,7 +116,7 @@ def test_a_place_is_free_when_its_circuit_has_ended() -> None:
     world.places.leave(circuits[3])
     world.places.leave(circuits[3])  # also when it was ended for another one
     world.take(1.0, "a", "b", "another")
-    assert len(world.places) == CIRCUITS_MAX
+    assert len(world.places.taken) == CIRCUITS_MAX
 
 
 def test_callers_of_one_network_begin_circuits_at_a_bounded_rate() -> None:

@@ -6,16 +6,17 @@ import ipaddress
 
 import pytest
 
-from gossamer.node.network.dial_budget import (
-    BUCKETS_MAX,
+from gossamer.node.network.dial_guard import (
     CROSSING,
     ELSEWHERE,
     NEAR,
     DialBudget,
+    DialGuard,
     DialRates,
+    DialRefusedError,
 )
-from gossamer.node.network.dial_guard import DialGuard, DialRefusedError
 from gossamer.node.network.reachability import Neighbourhood
+from gossamer.protocol.policy.conduct.throttle import THROTTLES_MAX
 
 VICTIM = "198.51.100.7"
 ATTACKER = "203.0.113.9"
@@ -91,7 +92,8 @@ def test_buckets_are_bounded(rates: DialRates) -> None:
         for number in range(40):
             host = ipaddress.ip_address(first + 256 * (40 * second + number))
             budget.try_take(float(second), str(host))
-            assert len(budget) <= BUCKETS_MAX + 2
+            assert len(budget._hosts) <= THROTTLES_MAX
+            assert len(budget._networks) <= THROTTLES_MAX
 
 
 HOME = Neighbourhood(frozenset(), (ipaddress.ip_network("192.168.1.0/24"),))

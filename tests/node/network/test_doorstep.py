@@ -50,8 +50,8 @@ def test_a_crowd_that_finishes_is_not_slowed_down() -> None:
     door = Doorstep()
     for _ in range(1000):
         arrival, _ = door.arrive(0.0, STRANGER)
-        door.finished(arrival)
-    assert not len(door)
+        door.end(arrival, is_proven=True)
+    assert not len(door.under_way)
 
 
 def test_unfinished_handshakes_of_one_host_are_few() -> None:
@@ -60,7 +60,7 @@ def test_unfinished_handshakes_of_one_host_are_few() -> None:
     for second in range(100):
         for arrival in begin_many(door, float(second), STRANGER):
             total += 1
-            door.broke_off(arrival)
+            door.end(arrival, is_proven=False)
     assert total == pytest.approx(HOST.burst + 99 * HOST.per_second, abs=1)
     # The neighbours, and everybody else, are not turned away for it.
     assert len(begin_many(door, 100.0, NEIGHBOUR, 10)) == 10
@@ -85,7 +85,7 @@ def flood(door: Doorstep, now: float, number: int, times: int) -> int:
             except TurnedAwayError:
                 door.turned_away(now, host)
             else:
-                door.broke_off(arrival)
+                door.end(arrival, is_proven=False)
                 total += 1
     return total
 
@@ -113,7 +113,7 @@ def test_silent_connections_of_one_network_keep_no_other_one_out() -> None:
             with suppress(TurnedAwayError):
                 door.arrive(0.5 * tick, f"203.0.114.{host}")
     assert door.may_come(20.0, ELSEWHERE)
-    assert len(door) == NETWORK_UNDER_WAY_MAX
+    assert len(door.under_way) == NETWORK_UNDER_WAY_MAX
 
 
 def test_networks_do_not_push_each_other_out_without_end() -> None:
@@ -133,16 +133,16 @@ def test_a_silent_connection_gives_way_and_a_young_one_does_not() -> None:
     assert not door.may_come(YIELD_SECONDS / 2, STRANGER)
     arrival, ended = door.arrive(YIELD_SECONDS, STRANGER)
     assert ended is held[0]
-    door.finished(held[0])  # what the swarm says of it later changes nothing
-    door.finished(arrival)
-    assert len(door) == len(held) - 1
+    door.end(held[0], is_proven=True)  # what the swarm says of it later changes nothing
+    door.end(arrival, is_proven=True)
+    assert len(door.under_way) == len(held) - 1
 
 
 def test_a_newcomer_ends_no_handshake_of_another_host_without_need() -> None:
     door = Doorstep()
     begin_many(door, 0.0, NEIGHBOUR, 3)
     for arrival in begin_many(door, 0.0, STRANGER):
-        door.broke_off(arrival)
+        door.end(arrival, is_proven=False)
     assert not door.may_come(YIELD_SECONDS / 2, STRANGER)
 
 
@@ -151,10 +151,10 @@ def test_handshakes_under_way_are_bounded_with_members_too() -> None:
     for number in range(100):
         door.know(network_of(f"20.{number}.0.1"))
         begin_many(door, 0.0, f"20.{number}.0.1")
-    assert len(door) == UNDER_WAY_MAX
+    assert len(door.under_way) == UNDER_WAY_MAX
     _, ended = door.arrive(YIELD_SECONDS, "20.99.0.1")
     assert ended is not None
-    assert len(door) == UNDER_WAY_MAX
+    assert len(door.under_way) == UNDER_WAY_MAX
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -163,7 +163,7 @@ def test_what_is_remembered_is_bounded() -> None:
         host = f"20.{number // 200}.{number % 200}.1"
         door.know(network_of(host))
         with suppress(TurnedAwayError):
-            door.broke_off(door.arrive(0.01 * number, host)[0])
+            door.end(door.arrive(0.01 * number, host)[0], is_proven=False)
     assert len(door._hosts) <= BUCKETS_MAX
     assert len(door._networks) <= BUCKETS_MAX
     assert len(door._known) == KNOWN_MAX
@@ -172,7 +172,7 @@ def test_what_is_remembered_is_bounded() -> None:
 def come_and_go(door: Doorstep, now: float, host: str) -> bool:
     """A newcomer that breaks off or is turned away; says whether it was let in."""
     try:
-        door.broke_off(door.arrive(now, host)[0])
+        door.end(door.arrive(now, host)[0], is_proven=False)
     except TurnedAwayError:
         door.turned_away(now, host)
         return False

@@ -15,7 +15,7 @@ from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.network import lan
 from gossamer.node.network.lan import LanNeighbours, Neighbour, info_of, look_around, neighbour_of
 from gossamer.node.network.reachability import Endpoint
-from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.peers.members.run_exchange import JoinError
 from gossamer.protocol.ids import PeerId
 from tests.support.builders import peers
 from tests.support.daemons import poll

@@ -17,7 +17,6 @@ from gossamer.node.network.port_mapping import (
     LOOK_SECONDS,
     RENEW_SECONDS,
     RETRY_SECONDS,
-    Mapping,
     MappingError,
     PortMapper,
     UpnpGateway,
@@ -26,18 +25,18 @@ from gossamer.node.network.port_mapping import (
 from gossamer.node.network.reachability import Endpoint
 
 PORT = 4610
-OUTER = Mapping("203.0.113.7", PORT)
+OUTER = Endpoint("203.0.113.7", PORT)
 
 
-class Router:
+class Router(UpnpGateway):
     """Answers from a list; the last answer is repeated."""
 
-    def __init__(self, *answers: Mapping | MappingError) -> None:
+    def __init__(self, *answers: Endpoint | MappingError) -> None:
         self.answers = list(answers)
         self.mapped: list[int] = []
         self.unmapped: list[int] = []
 
-    def map(self, port: int) -> Mapping:
+    def map(self, port: int) -> Endpoint:
         self.mapped.append(port)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, MappingError):
@@ -54,9 +53,9 @@ def _run(
     monkeypatch: pytest.MonkeyPatch,
     hosts: Callable[[], list[str]] = lambda: ["192.168.1.10"],
     suspended: Callable[[], float] = lambda: 0.0,
-) -> list[Mapping | None]:
+) -> list[Endpoint | None]:
     """Returns the mappings that a mapper reports in this time."""
-    told: list[Mapping | None] = []
+    told: list[Endpoint | None] = []
 
     async def inline(function: Callable[[], object]) -> object:
         await trio.lowlevel.checkpoint()
@@ -86,7 +85,7 @@ def test_a_mapping_is_renewed_before_its_lease_ends_and_removed_at_the_end(
 
 
 def test_another_outer_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = Mapping("203.0.113.8", PORT + 1)
+    moved = Endpoint("203.0.113.8", PORT + 1)
     router = Router(OUTER, moved)
     assert _run(router, 1.5 * RENEW_SECONDS, monkeypatch) == [OUTER, moved]
     assert router.unmapped == [PORT + 1]
@@ -112,11 +111,11 @@ def test_a_mapping_that_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_router_of_another_network_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop is carried to another home, to a network without a router, and back."""
     moves = [(0.0, "192.168.1.10"), (50.0, "10.0.0.7"), (100.0, "203.0.113.9"), (150.0, "10.0.0.7")]
-    other = Mapping("203.0.113.8", PORT)
+    other = Endpoint("203.0.113.8", PORT)
     asked: list[float] = []
 
     class Timed(Router):
-        def map(self, port: int) -> Mapping:
+        def map(self, port: int) -> Endpoint:
             asked.append(trio.current_time())
             return super().map(port)
 
@@ -140,7 +139,7 @@ def test_the_router_is_asked_again_when_the_machine_has_slept(
     asked: list[float] = []
 
     class Timed(Router):
-        def map(self, port: int) -> Mapping:
+        def map(self, port: int) -> Endpoint:
             asked.append(trio.current_time())
             return super().map(port)
 
@@ -215,7 +214,7 @@ def router(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Upn
 
 def test_a_router_forwards_a_port_and_ends_it(router: Callable[..., UpnpGateway]) -> None:
     gateway = router(first_port=PORT + 2, before="print('noise of the library')")
-    assert gateway.map(PORT) == Mapping(OUTSIDE, PORT + 2)
+    assert gateway.map(PORT) == Endpoint(OUTSIDE, PORT + 2)
     gateway.unmap(PORT + 2)
 
 

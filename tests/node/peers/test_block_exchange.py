@@ -19,8 +19,20 @@ from gossamer.node.base.disk_health import DiskFullError
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
-from gossamer.node.peers.block_exchange import BlockService, FetchError, ServeLimits
-from gossamer.node.peers.fetching import FetchLimits
+from gossamer.node.peers.blocks import block_exchange
+from gossamer.node.peers.blocks.block_exchange import (
+    IDLE_SECONDS,
+    SEND_SECONDS,
+    STREAMS_PER_PEER_MAX,
+    BlockService,
+    FetchError,
+)
+from gossamer.node.peers.blocks.fetching import (
+    PEERS_MAX,
+    REQUEST_SECONDS,
+    REQUESTS_PER_PEER_MAX,
+    TRIAL_SECONDS,
+)
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -54,10 +66,8 @@ class CountingService(BlockService):
     blocks_served = 0
     bytes_served = 0
 
-    async def _send_block(
-        self, stream: Stream, digest: Digest, file: BinaryIO, *, inline: bool
-    ) -> None:
-        await super()._send_block(stream, digest, file, inline=inline)
+    async def _send_block(self, stream: Stream, digest: Digest, file: BinaryIO) -> None:
+        await super()._send_block(stream, digest, file)
         self.blocks_served += 1
         self.bytes_served += self._store.size(digest) or 0
 
@@ -93,24 +103,19 @@ class World:
 
         return await self.nursery.start(run)
 
-    def node(
-        self, transport: Transport, serve_limits: ServeLimits | None = None
-    ) -> tuple[BlockStore, CountingService]:
+    def node(self, transport: Transport) -> tuple[BlockStore, CountingService]:
         store = BlockStore(self.folder / transport.peer_id, QUOTA_BYTES)
         service = CountingService(
             transport,
             store,
             on_offence=lambda peer_id, error: self.offences.append((peer_id, error.reason)),
-            serve_limits=serve_limits,
         )
         return store, service
 
-    async def seed(
-        self, name: str, blocks: Sequence[bytes], serve_limits: ServeLimits | None = None
-    ) -> CountingService:
+    async def seed(self, name: str, blocks: Sequence[bytes]) -> CountingService:
         """An honest peer with these blocks."""
         transport = await self.join(name)
-        store, service = self.node(transport, serve_limits)
+        store, service = self.node(transport)
         for each in blocks:
             store.put(each)
         await self.transport.connect(transport.addresses()[0])
@@ -188,13 +193,12 @@ def test_a_download_leaves_no_stream_behind(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with world(tmp_path) as here:
-            limits = ServeLimits()
-            blocks = make_blocks(2 * limits.streams_per_peer_max)
-            await here.seed("seed", blocks, limits)
+            blocks = make_blocks(2 * STREAMS_PER_PEER_MAX)
+            await here.seed("seed", blocks)
             for block in blocks:
                 await here.fetch([block])
             assert here.has(blocks)
-            assert trio.current_time() < limits.idle_seconds
+            assert trio.current_time() < IDLE_SECONDS
 
     run(test)
 
@@ -508,7 +512,7 @@ def test_peers_that_refuse_slowly_do_not_hold_up_a_fetch(tmp_path: Path, seed: i
             await here.seed(f"steady {seed}", blocks)
             await here.fetch(blocks)
             assert here.has(blocks)
-            assert trio.current_time() < 2 * FetchLimits().request_seconds
+            assert trio.current_time() < 2 * REQUEST_SECONDS
 
     run(main)
 
@@ -538,7 +542,7 @@ def test_peers_that_bring_little_give_their_places_to_others(tmp_path: Path, see
             await here.fetch(blocks)
             assert here.has(blocks)
             # In the worst case the steady peer is the last of all that are tried.
-            assert trio.current_time() < 6 * FetchLimits().trial_seconds
+            assert trio.current_time() < 6 * TRIAL_SECONDS
 
     run(main)
 
@@ -577,9 +581,8 @@ def test_requests_under_way_are_bounded(tmp_path: Path) -> None:
                 await here.stranger(f"peer {index}", listener)
             with trio.move_on_after(2):
                 await here.fetch(make_blocks(100))
-            limits = FetchLimits()
-            assert len(here.asked) == limits.peers_max
-            assert len(received) == limits.peers_max * limits.requests_per_peer_max
+            assert len(here.asked) == PEERS_MAX
+            assert len(received) == PEERS_MAX * REQUESTS_PER_PEER_MAX
             assert len(set(received)) == len(received)
 
     run(main)
@@ -653,7 +656,7 @@ def test_a_cancelled_fetch_goes_on_where_it_was(
             assert here.store.num_pinned() == 0
             await here.fetch(blocks)
             assert here.has(blocks)
-            assert seed.blocks_served <= 20 + FetchLimits().requests_per_peer_max
+            assert seed.blocks_served <= 20 + REQUESTS_PER_PEER_MAX
 
     run(main)
 
@@ -724,7 +727,7 @@ def test_a_peer_that_never_reads_is_cut_off(tmp_path: Path) -> None:
             stream = await here.visit("idler")
             for each in blocks:
                 await send_frame(stream, encode_request(digest_of(each)))
-            await trio.sleep(ServeLimits().send_seconds + 1)
+            await trio.sleep(SEND_SECONDS + 1)
             # The stream's window was filled, nothing more was read from the disk, and that was it.
             assert seed.bytes_served <= WINDOW_BYTES
             num_received = 0
@@ -743,7 +746,6 @@ def test_a_silent_stream_is_closed_and_streams_are_bounded(tmp_path: Path) -> No
         async with world(tmp_path) as here:
             blocks = make_blocks(1)
             await here.seed("a", blocks)
-            limits = ServeLimits()
             transport = await here.visitor("many")
 
             async def is_served() -> bool:
@@ -757,20 +759,22 @@ def test_a_silent_stream_is_closed_and_streams_are_bounded(tmp_path: Path) -> No
                     payload == blocks[0]
                 )
 
-            served = [await is_served() for _ in range(limits.streams_per_peer_max + 2)]
-            assert served == [True] * limits.streams_per_peer_max + [False] * 2
+            served = [await is_served() for _ in range(STREAMS_PER_PEER_MAX + 2)]
+            assert served == [True] * STREAMS_PER_PEER_MAX + [False] * 2
             await here.fetch(blocks)  # another peer has its own share
-            await trio.sleep(limits.idle_seconds + 1)
+            await trio.sleep(IDLE_SECONDS + 1)
             assert await is_served()
 
     run(main)
 
 
-def test_all_peers_together_are_bounded(tmp_path: Path) -> None:
+def test_all_peers_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_exchange, "STREAMS_MAX", 3)
+
     async def main() -> None:
         async with world(tmp_path) as here:
             blocks = make_blocks(1)
-            await here.seed("small", blocks, ServeLimits(streams_max=3))
+            await here.seed("small", blocks)
             served = 0
             for index in range(5):
                 with suppress(TransportError):  # refused at once, or soon after

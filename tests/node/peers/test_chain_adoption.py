@@ -11,16 +11,20 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.chain_records import BehindError, UnknownHeadError
+from gossamer.node.peers.chain.chain_records import BehindError, UnknownHeadError
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.chain_checkpoint import (
+from gossamer.protocol.policy.heads.chain_checkpoint import (
     KEPT_ROUNDS,
+    claimed_by,
     decode_checkpoint,
-    encode_checkpoint,
     signing_bytes,
 )
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, NO_SUMMARY, encode_summary
+from gossamer.protocol.policy.heads.chain_summary import (
+    CHECKPOINT_PERIOD,
+    NO_SUMMARY,
+)
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
 from tests.support.long_chains import rounds_after
@@ -81,10 +85,16 @@ def test_a_newcomer_gets_the_kept_headers_and_can_serve_the_next_one(tmp_path: P
 
 def forge(member: Member, **changes: object) -> None:
     """The member serves another checkpoint under the signatures of the last one."""
-    [one] = member.checkpoints._path
+    one = member.checkpoints._path[0].signed
     checkpoint = decode_checkpoint(one.checkpoint, member.manifest.run_id)
     other = msgspec.structs.replace(checkpoint, **changes)
-    member.checkpoints._path = (SignedCheckpoint(encode_checkpoint(other), one.signatures),)
+    serve(member, SignedCheckpoint(to_msgpack(other), one.signatures))
+
+
+def serve(member: Member, signed: SignedCheckpoint) -> None:
+    """The member serves this checkpoint in place of its own."""
+    assert len(member.checkpoints._path) == 1
+    member.checkpoints._path = (claimed_by(signed, member.manifest.run_id),)
 
 
 def test_a_checkpoint_with_another_content_than_was_signed_is_an_offence(tmp_path: Path) -> None:
@@ -102,12 +112,12 @@ def test_a_checkpoint_that_too_few_or_strangers_signed_is_not_followed(
     tmp_path: Path, who: str
 ) -> None:
     async def story(member: Member, newcomer: Peer) -> None:
-        [one] = member.checkpoints._path
+        one = member.checkpoints._path[0].signed
         if who == "too few":  # two of four, the founder among them
             names = set(member.members[:2])
             signatures = tuple(each for each in one.signatures if each.author in names)
             assert len(signatures) == 2
-            member.checkpoints._path = (SignedCheckpoint(one.checkpoint, signatures),)
+            serve(member, SignedCheckpoint(one.checkpoint, signatures))
         else:  # a private history: its members are invented, and sign all of it
             strangers = [Identity.from_seed(bytes([200 + n]) * 32) for n in range(4)]
             checkpoint = decode_checkpoint(one.checkpoint, member.manifest.run_id)
@@ -118,12 +128,8 @@ def test_a_checkpoint_that_too_few_or_strangers_signed_is_not_followed(
             )
             private = msgspec.structs.replace(checkpoint, stakes=stakes)
             message = signing_bytes(member.manifest.run_id, private.digest)
-            member.checkpoints._path = (
-                SignedCheckpoint(
-                    encode_checkpoint(private),
-                    tuple(CheckpointSignature(s.peer_id, s.sign(message)) for s in strangers),
-                ),
-            )
+            signatures = tuple(CheckpointSignature(s.peer_id, s.sign(message)) for s in strangers)
+            serve(member, SignedCheckpoint(to_msgpack(private), signatures))
         with pytest.raises(BehindError, match="too few members"):
             await learn(member, newcomer)
         assert_nothing_is_taken(newcomer)
@@ -133,7 +139,7 @@ def test_a_checkpoint_that_too_few_or_strangers_signed_is_not_followed(
 
 def test_another_summary_than_was_signed_is_an_offence(tmp_path: Path) -> None:
     async def story(member: Member, newcomer: Peer) -> None:
-        member.checkpoints._summary = encode_summary(NO_SUMMARY)
+        member.checkpoints._summary = to_msgpack(NO_SUMMARY)
         with pytest.raises(MalformedError):
             await learn(member, newcomer)
         assert_nothing_is_taken(newcomer)

@@ -8,15 +8,17 @@ from msgspec.structs import replace
 
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.chain_checkpoints import ChainCheckpoints, Pending
+from gossamer.node.peers.blocks.uploads import Uploads
+from gossamer.node.peers.chain.chain_checkpoints import ChainCheckpoints, Pending
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.chain_checkpoint import (
+from gossamer.protocol.policy.heads.chain_checkpoint import (
     ChainCheckpoint,
     checkpoint_of,
-    encode_checkpoint,
+    claimed_by,
     signing_bytes,
 )
-from gossamer.protocol.policy.chain_summary import (
+from gossamer.protocol.policy.heads.chain_summary import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     ChainSummary,
@@ -39,7 +41,8 @@ def checkpoint(first: int, end: int, period: int) -> tuple[ChainCheckpoint, Chai
     rounds = rounds_after(members, period * CHECKPOINT_PERIOD, RUN.run_id)
     headers = [header for _, header in rounds]
     summary = extended(NO_SUMMARY, headers)
-    made = checkpoint_of(headers[-1], dict.fromkeys(members, TOKENS), summary)
+    stakes = dict.fromkeys(members, TOKENS)
+    made = checkpoint_of(headers[-1], stakes, summary, stakes)
     return made, summary
 
 
@@ -48,7 +51,7 @@ def signed(made: ChainCheckpoint, first: int, end: int) -> SignedCheckpoint:
     signatures = (
         CheckpointSignature(each.peer_id, each.sign(message)) for each in IDENTITIES[first:end]
     )
-    return SignedCheckpoint(encode_checkpoint(made), tuple(signatures))
+    return SignedCheckpoint(to_msgpack(made), tuple(signatures))
 
 
 def pending(made: ChainCheckpoint, summary: ChainSummary, first: int, end: int) -> Pending:
@@ -62,10 +65,10 @@ def test_a_path_that_the_roll_does_not_prove_any_more_ends_nothing(tmp_path: Pat
     branches = {each: each for each in PEERS}
     made = ChainCheckpoints(
         RUN, ScriptedTransport(), tmp_path, DiskHealth(), branches.__getitem__, lambda _: None,
-        lambda *_: None,
+        lambda *_: None, Uploads(),
     )  # fmt: skip
     one, summary = checkpoint(0, 7, 1)
-    made.take_path([signed(one, 0, 4)], summary)
+    made.take_path([claimed_by(signed(one, 0, 4), RUN.run_id)], summary)
     made.pending = pending(*checkpoint(4, 8, 2), 4, 8)
     branches.update(dict.fromkeys(PEERS[1:4], PEERS[1]))
     assert not made.take_if_proven()
@@ -78,12 +81,13 @@ def test_a_path_that_the_roll_does_not_prove_any_more_ends_nothing(tmp_path: Pat
 
 def test_a_checkpoint_up_to_the_path_that_came_meanwhile_is_not_taken(tmp_path: Path) -> None:
     made = ChainCheckpoints(
-        RUN, ScriptedTransport(), tmp_path, DiskHealth(), None, lambda _: None, lambda *_: None
+        RUN, ScriptedTransport(), tmp_path, DiskHealth(), None, lambda _: None, lambda *_: None,
+        Uploads(),
     )  # fmt: skip
     one, summary = checkpoint(0, 7, 1)
     later, later_summary = checkpoint(0, 7, 2)
     made.pending = pending(one, summary, 0, 4)
-    made.take_path([signed(later, 0, 4)], later_summary)
+    made.take_path([claimed_by(signed(later, 0, 4), RUN.run_id)], later_summary)
     assert not made.take_if_proven()
     assert made.last_round == 2 * CHECKPOINT_PERIOD
     assert made.pending is None

@@ -40,6 +40,20 @@ SLOW_SECONDS = 2 * DIRECT_SECONDS
 """Time until the first byte of a peer that is busy."""
 
 
+QUICKER = 4
+"""Factor by which nodes look for peers, and dial them again, more often than in a run."""
+
+
+def wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a node `QUICKER`."""
+    for module, name in (
+        (discovery_module, "LOOK_SECONDS"),
+        (redial, "BACK_OFF_SECONDS_MIN"),
+        (redial, "RECENT_BACK_OFF_SECONDS_MAX"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name) / QUICKER)
+
+
 @asynccontextmanager
 async def busy(port: int) -> AsyncIterator[str]:
     """The address of a machine that takes connections at once and serves them late."""
@@ -96,12 +110,10 @@ async def circuits_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *, answers:
         if not answers:
             connect = PortReusingTcp._connect
 
-            async def silent(
-                tcp: PortReusingTcp, target: tuple[socket.AddressFamily, str, int]
-            ) -> trio.SocketStream:
-                if address.endswith(f"/{target[2]}"):
+            async def silent(tcp: PortReusingTcp, host: str, port: int) -> trio.SocketStream:
+                if address.endswith(f"/{port}"):
                     await trio.sleep_forever()
-                return await connect(tcp, target)
+                return await connect(tcp, host, port)
 
             monkeypatch.setattr(PortReusingTcp, "_connect", silent)
         await node.connect(relay.addresses()[0])
@@ -212,7 +224,7 @@ def test_a_peer_of_another_run_is_not_dialled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was dialled again each time that it, or this node, had ended the connection."""
-    monkeypatch.setattr(discovery_module, "LOOK_SECONDS", 0.1)
+    wait_less(monkeypatch)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -242,7 +254,7 @@ def test_a_peer_of_another_run_is_not_dialled(
                         await trio.sleep(0.05)
                 elsewhere.add(typed.peer_id)
                 await node.disconnect(typed.peer_id)
-                await trio.sleep(3.0)  # longer than the wait before a second dial
+                await trio.sleep(4.0 / QUICKER)  # longer than the wait before a second dial
                 assert node.peers() == []
                 nursery.cancel_scope.cancel()
 
@@ -262,6 +274,7 @@ def test_a_peer_that_bans_this_node_is_not_dialled_at_every_look(
         return await connect_any(node, peer, addresses)
 
     monkeypatch.setattr(Libp2pTransport, "connect_any", counted)
+    wait_less(monkeypatch)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -275,7 +288,7 @@ def test_a_peer_that_bans_this_node_is_not_dialled_at_every_look(
             membership = Membership(node.peer_id)
             said = announce(addresses=tuple(peer.addresses()))
             membership.announced(0.0, peer.peer_id, said)
-            with trio.move_on_after(12.0):
+            with trio.move_on_after(16.0 / QUICKER):
                 await discovery_of(node, tmp_path, membership).run()
 
     trio.run(main)

@@ -9,14 +9,14 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.entrance import Entrance, roll_of
-from gossamer.node.peers.introductions import claim_of
-from gossamer.node.peers.run_exchange import NotAdmittedError
-from gossamer.node.storage.roll_file import RollFile
+from gossamer.node.peers.members.entrance import Entrance, roll_of
+from gossamer.node.peers.members.introductions import claim_of
+from gossamer.node.peers.members.run_exchange import NotAdmittedError
+from gossamer.node.storage.admission_files import RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import public_key_of
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.wire.invitation_messages import Entry, Invitation, RollPage
 from tests.fuzz.scripted import ME, Offences, ScriptedTransport
 from tests.support.builders import manifest, members_of, peer

@@ -7,11 +7,11 @@ from unittest.mock import MagicMock
 import pytest
 import trio
 
-from gossamer.node.peers import equivocations
-from gossamer.node.peers.equivocations import NUMBERS_MAX, Equivocations
 from gossamer.node.peers.offences import Offences
+from gossamer.node.peers.statements import equivocations
+from gossamer.node.peers.statements.equivocations import NUMBERS_MAX, Equivocations
 from gossamer.protocol.limits import INCARNATION_MAX
-from gossamer.protocol.policy.bans import BAN_SECONDS_MAX
+from gossamer.protocol.policy.conduct.bans import BAN_SECONDS_MAX
 from gossamer.protocol.wire.statements import Equivocation
 from tests.support.builders import RUN_ID, announce, peer, ready, sealed, verify
 from tests.support.memory_transport import run_simulated

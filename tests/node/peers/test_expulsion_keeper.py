@@ -11,14 +11,14 @@ import trio.testing
 
 from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.peers.expulsion_keeper import LOOK_SECONDS, ExpulsionKeeper
-from gossamer.node.peers.introductions import claim_of
-from gossamer.node.storage import expulsion_file
-from gossamer.node.storage.expulsion_file import ExpulsionFile
+from gossamer.node.peers.members.expulsion_keeper import LOOK_SECONDS, ExpulsionKeeper
+from gossamer.node.peers.members.introductions import claim_of
+from gossamer.node.storage import admission_files
+from gossamer.node.storage.admission_files import ExpulsionFile
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS
-from gossamer.protocol.policy.expulsions import CONFIRM_ROUNDS
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.members.expulsion_count import VOTE_ROUNDS
+from gossamer.protocol.policy.members.expulsions import CONFIRM_ROUNDS
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.wire.expulsion_messages import (
     VOTE_PERIOD,
     VOTES_MAX,
@@ -179,7 +179,7 @@ def test_votes_that_the_disk_refuses_once_are_on_it_after_the_next_look(
             raise DiskError("no space left on device")
         write(path, data)
 
-    monkeypatch.setattr(expulsion_file, "write_atomically", refusing)
+    monkeypatch.setattr(admission_files, "write_atomically", refusing)
 
     async def run_here(work: Callable[[], object]) -> object:
         await trio.lowlevel.checkpoint()

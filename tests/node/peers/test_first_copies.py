@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from gossamer.node.peers.first_copies import SHARDS_PER_LOOK, FirstCopies
-from gossamer.node.peers.replication import COPIES, LOOK_SECONDS
+from gossamer.node.peers.blocks.first_copies import SHARDS_PER_LOOK, FirstCopies
+from gossamer.node.peers.blocks.replication import COPIES, LOOK_SECONDS
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.accounting.ledger import keeper_rank
 from gossamer.protocol.accounting.run_data import RunData

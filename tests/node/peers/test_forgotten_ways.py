@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gossamer.node.peers.block_exchange import FetchError
-from gossamer.node.peers.chain_records import BehindError
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.blocks.block_exchange import FetchError
+from gossamer.node.peers.chain.chain_records import BehindError
+from gossamer.node.peers.chain.chain_sync import ChainSync
 from gossamer.protocol.ids import Digest
 from tests.support.committed_rounds import Holder, small_manifest
 

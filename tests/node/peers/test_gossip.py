@@ -12,26 +12,31 @@ from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers import comparison_pace
-from gossamer.node.peers.compact_rosters import LACKING_MAX, LACKING_OF_ONE_MAX, LACKING_SECONDS
-from gossamer.node.peers.comparison_pace import (
+from gossamer.node.peers.statements import store_comparison
+from gossamer.node.peers.statements.compact_rosters import (
+    LACKING_MAX,
+    LACKING_OF_ONE_MAX,
+    LACKING_SECONDS,
+)
+from gossamer.node.peers.statements.gossip import PUBLISHING_RING_MAX, Gossip
+from gossamer.node.peers.statements.store_comparison import (
     APART_SECONDS,
+    DROPPED_SECONDS,
     NEWS_SECONDS,
     QUIET_RECONCILE_SECONDS,
     RECONCILE_SECONDS,
+    StoreComparison,
 )
-from gossamer.node.peers.gossip import PUBLISHING_RING_MAX, Gossip
-from gossamer.node.peers.store_comparison import StoreComparison
-from gossamer.node.peers.unwanted import DROPPED_SECONDS
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.policy.gossip_quota import ASKER_RATE
+from gossamer.protocol.policy.conduct.gossip_quota import ASKER_RATE
 from gossamer.protocol.rounds.roster import make_roster
 from gossamer.protocol.state.chain import Commit
-from gossamer.protocol.wire.envelopes import encode_signed, seal
+from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.gossip_messages import encode_compact, encode_own
 from gossamer.protocol.wire.statements import Announce, Ready, Roster, Signed, Statement
-from tests.support.builders import HEAD, RUN_ID, announce, ready
+from tests.support.builders import HEAD, RING_RULES, RUN_ID, announce, ready
 from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
@@ -243,7 +248,7 @@ def readies() -> dict[PeerId, tuple[Signed, Ready]]:
 
 
 def roster_of(signed: dict[PeerId, tuple[Signed, Ready]]) -> Roster:
-    return make_roster(HEAD, 5, 0, {peer: one for peer, (one, _) in signed.items()}, "fp32", 1024)
+    return make_roster(HEAD, 5, 0, {peer: one for peer, (one, _) in signed.items()}, RING_RULES)
 
 
 def rosters_in(heard: list[Statement]) -> list[Statement]:
@@ -253,8 +258,8 @@ def rosters_in(heard: list[Statement]) -> list[Statement]:
 @pytest.fixture
 def no_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores are compared only when something is missing."""
-    monkeypatch.setattr(comparison_pace, "RECONCILE_SECONDS", 1e6)
-    monkeypatch.setattr(comparison_pace, "QUIET_RECONCILE_SECONDS", 1e6)
+    monkeypatch.setattr(store_comparison, "RECONCILE_SECONDS", 1e6)
+    monkeypatch.setattr(store_comparison, "QUIET_RECONCILE_SECONDS", 1e6)
 
 
 @pytest.mark.usefixtures("no_comparisons")
@@ -279,7 +284,7 @@ def test_a_roster_comes_without_the_ready_that_are_known(monkeypatch: pytest.Mon
         assert rosters_in(listeners[1].heard) == [roster]
         assert gossips[1].statement_store.has(sealed.digest), "byte for byte"
         assert sizes == [pytest.approx(115 + 8 * len(known), abs=15)]
-        assert sizes[0] < len(encode_signed(sealed)) / 5
+        assert sizes[0] < len(to_msgpack(sealed)) / 5
 
     with_two(story)
 

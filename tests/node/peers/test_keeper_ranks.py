@@ -13,8 +13,8 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.node.peers import keeper_ranks, replication
-from gossamer.node.peers.keeper_ranks import HASHES_PER_SLICE, KeeperRanks
+from gossamer.node.peers.blocks import replication
+from gossamer.node.peers.blocks.replication import HASHES_PER_SLICE, KeeperRanks
 from gossamer.protocol.accounting import ledger
 from gossamer.protocol.accounting.ledger import keeper_rank
 from gossamer.protocol.accounting.run_data import RunData
@@ -36,7 +36,7 @@ class Hashes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        monkeypatch.setattr(keeper_ranks, "keeper_rank", self._rank)
+        monkeypatch.setattr(replication, "keeper_rank", self._rank)
 
     def _rank(self, shard: int, peer: PeerId) -> bytes:
         self.count += 1
@@ -102,7 +102,7 @@ def test_a_look_hashes_nothing_with_32_768_shards_and_64_peers(
         hashed += 1
         return (shard * 40_503 + hash(peer) % 65_536 & 0xFFFFFFFF).to_bytes(4)
 
-    monkeypatch.setattr(keeper_ranks, "keeper_rank", rank)
+    monkeypatch.setattr(replication, "keeper_rank", rank)
     living = [PeerId(f"peer {number}") for number in range(64)]
     ranks = KeeperRanks(ME, num_shards, COPIES)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, MARKS_MAX
+from gossamer.protocol.policy.heads.chain_checkpoint import KEPT_ROUNDS
+from gossamer.protocol.policy.heads.chain_summary import CHECKPOINT_PERIOD, MARKS_MAX
 from tests.benchmarks.long_chain import measure
 
 EARLY, LATE = 8 * CHECKPOINT_PERIOD, 391 * CHECKPOINT_PERIOD

@@ -10,7 +10,6 @@ import dataclasses
 import ipaddress
 import math
 import random
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,10 +97,8 @@ def _dials_of(
     """The hosts that a node in a home dials within some seconds, when peers announce these."""
     hosts: list[str] = []
 
-    async def connect(
-        _self: PortReusingTcp, target: tuple[socket.AddressFamily, str, int]
-    ) -> trio.SocketStream:
-        hosts.append(target[1])
+    async def connect(_self: PortReusingTcp, host: str, _port: int) -> trio.SocketStream:
+        hosts.append(host)
         await trio.sleep(0.05)
         raise ConnectionRefusedError(111, "Connection refused")
 

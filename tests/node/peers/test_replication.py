@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.peers.replication import LOOK_SECONDS, keep_copies
+from gossamer.node.peers.blocks.replication import LOOK_SECONDS, keep_copies
 from gossamer.node.storage.block_files import MissingBlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.accounting.run_data import RunData

@@ -13,26 +13,26 @@ from msgspec.structs import replace
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.peers import roll_keeper
-from gossamer.node.peers.members_words import WORD_SECONDS, MembersWords
-from gossamer.node.peers.own_entries import OTHERS_MAX, WITNESSES_MAX, OwnEntries
-from gossamer.node.peers.roll_keeper import (
+from gossamer.node.peers.members import roll_keeper
+from gossamer.node.peers.members.members_words import WORD_SECONDS, MembersWords
+from gossamer.node.peers.members.own_entries import OTHERS_MAX, WITNESSES_MAX, OwnEntries
+from gossamer.node.peers.members.roll_keeper import (
     INTRODUCE_AGAIN_SECONDS,
     RECONCILE_SECONDS,
     REFUSED_SECONDS,
     RollKeeper,
 )
-from gossamer.node.storage import roll_file
-from gossamer.node.storage.roll_file import RollFile
+from gossamer.node.storage import admission_files
+from gossamer.node.storage.admission_files import RollFile
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
     Entry,
     RollPage,
     Welcomed,
     decode_claim,
-    encode,
     proof_bytes,
 )
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedTransport
@@ -99,11 +99,11 @@ def test_a_claim_brings_a_member_back_whose_copied_entry_counts_no_more(tmp_path
     roll, others = new_roll(), attacked(new_roll())
     roll.add(RollPage((*FIRST, MINE), ()))
     made = keeper(tmp_path, roll)
-    made._heard(ROOT.peer_id, encode(RollPage((COPY,), ())))
+    made._heard(ROOT.peer_id, to_msgpack(RollPage((COPY,), ())))
     assert roll.entry(ME.peer_id) == COPY
-    made._heard(ROOT.peer_id, encode(RollPage((LOST_SLOT,), ())))
+    made._heard(ROOT.peer_id, to_msgpack(RollPage((LOST_SLOT,), ())))
     assert roll.entry(ME.peer_id) == MINE, "it comes back by itself where it kept its entry"
-    shown = encode(made._own.claim(roll))
+    shown = to_msgpack(made._own.claim(roll))
     assert len(shown) <= CLAIM_BYTES_MAX
     other = RollKeeper(
         others, ScriptedTransport(), ROOT, Offences(), RollFile(tmp_path), (),  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_an_introduction_takes_the_kept_entry_again_after_a_restart(tmp_path: Pa
     roll = new_roll()
     roll.add(RollPage((*FIRST, MINE), ()))
     made = keeper(tmp_path, roll)
-    made._heard(ROOT.peer_id, encode(RollPage((COPY,), ())))
+    made._heard(ROOT.peer_id, to_msgpack(RollPage((COPY,), ())))
     page = made._page()
     assert MINE in page.entries, "the disk has both"
     again = new_roll()
@@ -275,7 +275,7 @@ def test_a_revocation_that_the_disk_refuses_once_is_on_it_before_its_file_goes(
             raise DiskError("no space left on device")
         write(path, data)
 
-    monkeypatch.setattr(roll_file, "write_atomically", refusing)
+    monkeypatch.setattr(admission_files, "write_atomically", refusing)
 
     async def run_here(work: Callable[[], object]) -> object:
         return work()

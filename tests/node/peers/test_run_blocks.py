@@ -13,13 +13,14 @@ import trio
 from trio.testing import MockClock
 
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.peers.run_blocks import READS_MAX, RETRY_SECONDS, RunBlocks
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.run_blocks import READS_MAX, RETRY_SECONDS, RunBlocks
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from tests.support.builders import manifest, peer
 from tests.support.damage import damage
 
@@ -39,7 +40,7 @@ class DamagingDisk:
     async def fetch_checked(self, digests: list[Digest], _sources: object) -> None:
         if not self.store.missing(digests):
             return
-        block = self.store.put(encode_index(INDEX))
+        block = self.store.put(to_msgpack(INDEX))
         self.num_fetched += 1
         if self.num_fetched <= self.num_damaged:
             damage(self.store.path(block))
@@ -53,7 +54,7 @@ def store(tmp_path: Path) -> BlockStore:
 def blocks_of(store: BlockStore, disk: DamagingDisk, me: PeerId = OTHER) -> RunBlocks:
     example = manifest()
     data = msgspec.structs.replace(
-        example.data, index_digest=digest_of(encode_index(INDEX)), num_shards=1
+        example.data, index_digest=digest_of(to_msgpack(INDEX)), num_shards=1
     )
     transport = cast(Transport, SimpleNamespace(peers=list, peer_id=me))
     run = msgspec.structs.replace(example, data=data)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.peers.settled_stakes import SettledStakes
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.peers.members.settled_stakes import SettledStakes
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy import expulsion_count
-from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.policy.members import expulsion_count
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
@@ -62,7 +62,7 @@ def test_settled_heads_of_the_own_chain_may_be_named(
 def test_heads_are_named_as_long_as_votes_count(
     tmp_path: Path, rounds: list[tuple[Commit, Header]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.node.peers.settled_stakes.VOTE_ROUNDS", 64)
+    monkeypatch.setattr("gossamer.node.peers.members.settled_stakes.VOTE_ROUNDS", 64)
     assert expulsion_count.VOTE_ROUNDS > 64
     store = write_chain(tmp_path / "chain", rounds)
     stakes = SettledStakes(store, choice_of(store), lambda: rounds[-1][1].digest)

@@ -9,8 +9,13 @@ from contextlib import AsyncExitStack
 import trio
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.gossip import Gossip
-from gossamer.node.peers.unwanted import REFUSED_FREE_BYTES, REFUSED_MAX, REFUSED_SECONDS, Unwanted
+from gossamer.node.peers.statements.gossip import Gossip
+from gossamer.node.peers.statements.store_comparison import (
+    REFUSED_FREE_BYTES,
+    REFUSED_MAX,
+    REFUSED_SECONDS,
+    Unwanted,
+)
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.statement_store import REPLY_BYTES_MAX, StatementStore

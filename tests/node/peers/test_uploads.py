@@ -13,8 +13,9 @@ from gossamer.node.base.rate_limit import BURST_SECONDS, rate_limit_of
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport, TransportError
-from gossamer.node.peers.block_exchange import BlockService, ServeLimits
-from gossamer.node.peers.uploads import MEMBERS_FIRST_SECONDS, TURN_BYTES_MIN, Uploads
+from gossamer.node.peers.blocks import block_exchange
+from gossamer.node.peers.blocks.block_exchange import BlockService
+from gossamer.node.peers.blocks.uploads import MEMBERS_FIRST_SECONDS, TURN_BYTES_MIN, Uploads
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.limits import MIB
@@ -36,6 +37,11 @@ def identity_of(name: str) -> Identity:
 MEMBER = identity_of("member").peer_id
 
 
+@pytest.fixture(autouse=True)
+def few_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_exchange, "STREAMS_MAX", 32)
+
+
 class World:
     """A node that serves one block, and peers that ask for it again and again."""
 
@@ -46,9 +52,9 @@ class World:
         """Bytes that each peer got."""
         store = BlockStore(folder, 64 * MIB)
         store.put(BLOCK)
-        uploads = Uploads(rate_limit_of([str(MBIT)]), lambda peer: peer == MEMBER)
-        limits = ServeLimits(streams_max=32)
-        self.service = BlockService(server, store, serve_limits=limits, uploads=uploads)
+        uploads = Uploads(rate_limit_of([str(MBIT)]))
+        uploads.is_member = lambda peer: peer == MEMBER
+        self.service = BlockService(server, store, uploads=uploads)
 
     async def drain(self, name: str, client: Transport, num_streams: int) -> None:
         """A peer takes what it gets by some streams, until cancelled."""
@@ -179,7 +185,8 @@ def test_short_answers_count_as_longer_ones() -> None:
 
 def test_a_member_that_does_not_read_holds_strangers_up_for_a_moment_only() -> None:
     async def main() -> None:
-        uploads = Uploads(is_member=lambda peer: peer == MEMBER)
+        uploads = Uploads()
+        uploads.is_member = lambda peer: peer == MEMBER
         stranger = identity_of("stranger").peer_id
         with uploads.serving(MEMBER):
             began = trio.current_time()

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from gossamer.node.peers.chain_sync import ChainSync
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.peers.chain.chain_sync import ChainSync
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.run_end import RunEnd
 from tests.support.builders import manifest, peer

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gossamer.node.peers.block_exchange import FetchError
+from gossamer.node.peers.blocks.block_exchange import FetchError
 from gossamer.node.training.audit_data import AuditData, AuditSequences
 from gossamer.protocol.accounting.excerpts import Excerpt
 from gossamer.protocol.accounting.partitions import Partitions

@@ -16,7 +16,7 @@ from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.training.audit_data import AuditSequences
 from gossamer.protocol.accounting.excerpts import Excerpt
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.audits import SEQUENCES_MIN, Audit
+from gossamer.protocol.policy.auditing.audits import SEQUENCES_MIN, Audit
 from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 ME, MEMBER = PeerId("me"), PeerId("member")
@@ -83,7 +83,8 @@ class Node:
         header = SimpleNamespace(round=number, run_id=bytes(32))
         update = SimpleNamespace(averages=())
         proposal = SimpleNamespace(header=header, update=update)
-        await self.auditor.note(cast(Any, SimpleNamespace(proposal=proposal, commit=None)))
+        outcome = SimpleNamespace(proposal=proposal, commit=None)
+        await self.auditor.note(cast(Any, None), cast(Any, outcome))
         await trio.testing.wait_all_tasks_blocked()
 
     @property

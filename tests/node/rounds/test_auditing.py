@@ -14,7 +14,7 @@ from gossamer.node.rounds.auditor import Auditor
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.training.audit_data import AuditSequences
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.audits import SCALE, SEQUENCES_MIN, Audit
+from gossamer.protocol.policy.auditing.audits import SCALE, SEQUENCES_MIN, Audit
 from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 HEAD = Digest(bytes(32))

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.heads.missing_record import first_checkpoint_behind
 from gossamer.node.network.identity import Identity
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD, encode_summary
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.chain_checkpoint import KEPT_ROUNDS
+from gossamer.protocol.policy.heads.chain_summary import CHECKPOINT_PERIOD
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.committed_rounds import IDENTITY
@@ -275,7 +276,7 @@ def test_the_next_checkpoint_goes_on_from_the_signed_one_also_where_the_record_i
                 whole.checkpoints, whole._note,
             )  # fmt: skip
             rows = (replace(summary.rows[0], tokens=summary.rows[0].tokens + more * 2 * TOKENS),)
-            claimed = encode_summary(replace(summary, rows=rows))
+            claimed = to_msgpack(replace(summary, rows=rows))
             monkeypatch.setattr(whole.checkpoints, "_summary", claimed)
             await keeper.look(inline)  # type: ignore[arg-type]
             assert whole.checkpoints.last_round == NUM_ROUNDS

@@ -21,7 +21,7 @@ from gossamer.node.rounds.decisions import (
     stops_training,
 )
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.policy.head_choice import HeadWeight
+from gossamer.protocol.policy.heads.head_choice import HeadWeight
 
 NOW = 100.0
 BETTER = BetterHead(

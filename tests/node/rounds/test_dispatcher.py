@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from gossamer.node.rounds.decisions import LINGER_SECONDS, LINGER_SECONDS_MAX, linger_seconds
 from gossamer.node.rounds.dispatcher import (
+    SENDS_PER_CHUNK_MAX,
     SILENT_SECONDS,
     TICK_SECONDS,
-    RoundDispatcher,
-)
-from gossamer.node.rounds.effects import (
-    SENDS_PER_CHUNK_MAX,
     LinkFullError,
     LinkTarget,
-    OuterStepOrder,
+    RoundDispatcher,
 )
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.equivocation import open_equivocation
+from gossamer.protocol.policy.conduct.equivocation import open_equivocation
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import (
-    Contested,
+    AverageArrived,
+    AverageFinished,
+    Compute,
+    Computed,
     Contribute,
+    Contributed,
     FinishAverage,
-    LeftOut,
-    Removed,
+    LinkBroken,
+    Observation,
     Send,
 )
 from gossamer.protocol.rounds.commit import Parent
@@ -87,7 +88,7 @@ class Member:
     links: list[Link] = field(default_factory=list)
     contributions: list[tuple[Digest, Contribute]] = field(default_factory=list)
     finishes: list[tuple[Digest, FinishAverage]] = field(default_factory=list)
-    orders: list[OuterStepOrder] = field(default_factory=list)
+    orders: list[Compute] = field(default_factory=list)
     proofs: list[Equivocation] = field(default_factory=list)
     heard: float | None = 0.0
     now: float = 0.0
@@ -104,7 +105,7 @@ class Member:
             verify=verify,
             now=0.0,
         )
-        self.dispatcher = RoundDispatcher(machine, self.me, PAYLOADS, self, self)
+        self.dispatcher = RoundDispatcher(machine, self, self)
 
     def publish(self, signed: Signed, statement: Statement) -> None:
         """See `Effects`."""
@@ -126,7 +127,7 @@ class Member:
         """See `Effects`."""
         self.finishes.append((ring_id, action))
 
-    def take_outer_step(self, order: OuterStepOrder) -> None:
+    def take_outer_step(self, order: Compute) -> None:
         """See `Effects`."""
         self.orders.append(order)
 
@@ -142,16 +143,7 @@ class Member:
         """See `Observer`."""
         raise error
 
-    def removed(self, removed: Removed) -> None:
-        """See `Observer`."""
-
-    def contested(self, contested: Contested) -> None:
-        """See `Observer`."""
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `Observer`."""
-
-    def unsettled(self, organiser: PeerId) -> None:
+    def observed(self, observation: Observation) -> None:
         """See `Observer`."""
 
     def contradicted(self, proof: Equivocation) -> None:
@@ -206,10 +198,14 @@ def committed() -> Member:
     member = alone()
     dispatcher, payload = member.dispatcher, b"part"
     for ring_id, action in list(member.contributions):
-        dispatcher.contributed(1.0, ring_id, action.chunk, payload)
+        dispatcher.ring_event(1.0, ring_id, Contributed(action.chunk, payload))
     for ring_id, finish in list(member.finishes):
-        dispatcher.average_finished(1.0, ring_id, finish.chunk, payload, digest_of(payload))
-    dispatcher.computed(1.0, member.orders[-1], digest_of(b"state"))
+        dispatcher.ring_event(
+            1.0, ring_id, AverageFinished(finish.chunk, payload, digest_of(payload))
+        )
+    order = member.orders[-1]
+    computed = Computed(order.generation, digest_of(b"state"))
+    dispatcher.ring_event(1.0, order.ring_id, computed)
     assert dispatcher.committed is not None
     return member
 
@@ -272,39 +268,41 @@ def test_two_averages_of_one_chunk_by_one_member_become_a_proof() -> None:
         digest = digest_of(payload)
         signature = theirs.sign(0, 0b11, digest)
         average = Average(0b11, digest, place, payload, signature)
-        dispatcher.average_received(1.0, ring_id, other.me, 0, average)
+        dispatcher.ring_event(1.0, ring_id, AverageArrived(other.me, 0, average))
     (proof,) = member.proofs
     assert proof.first.author == other.me
     assert open_equivocation(proof, RUN_ID, verify) == (1, 1)
 
 
 def test_averages_and_sums_that_hold_my_part_are_checked() -> None:
-    dispatcher = ring_of_two()[0].dispatcher
-    ring = dispatcher.machine.ring
+    machine = ring_of_two()[0].dispatcher.machine
+    ring = machine.ring
     assert ring is not None
     mine = 1 << ring.members.index(peer_id_of(0))
-    assert dispatcher.has_to_check(0b11, finisher=0)
-    assert dispatcher.has_to_check(mine, None)
-    assert not dispatcher.has_to_check(0b11 ^ mine, None)
+    assert machine.has_to_check(0b11, finisher=0)
+    assert machine.has_to_check(mine, None)
+    assert not machine.has_to_check(0b11 ^ mine, None)
 
 
 def test_signed_records_are_checked_whenever_they_come() -> None:
     """An addition to a set does not look at the others' records."""
-    member, payloads = alone(), payloads_named("fp32", trust="open")
-    dispatcher = RoundDispatcher(member.dispatcher.machine, member.me, payloads, member, member)
-    assert dispatcher.has_to_check(0b01, None)
-    assert dispatcher.has_to_check(0b10, None)
+    machine = alone().dispatcher.machine
+    machine._rules = replace(machine._rules, payloads=payloads_named("fp32", trust="open"))
+    assert machine.has_to_check(0b01, None)
+    assert machine.has_to_check(0b10, None)
 
 
 def test_an_older_outer_step_is_not_wanted_and_none_after_the_end() -> None:
     member = alone()
     dispatcher = member.dispatcher
     for ring_id, action in list(member.contributions):
-        dispatcher.contributed(1.0, ring_id, action.chunk, b"part")
+        dispatcher.ring_event(1.0, ring_id, Contributed(action.chunk, b"part"))
     for ring_id, finish in list(member.finishes):
-        dispatcher.average_finished(1.0, ring_id, finish.chunk, b"part", digest_of(b"part"))
+        dispatcher.ring_event(
+            1.0, ring_id, AverageFinished(finish.chunk, b"part", digest_of(b"part"))
+        )
     (order,) = member.orders
-    older = OuterStepOrder(
+    older = Compute(
         order.ring_id, order.generation - 1, order.parent, order.averages, order.members
     )
     assert dispatcher.is_wanted(order)
@@ -332,7 +330,7 @@ def test_a_link_that_is_full_has_failed() -> None:
     members = ring_of_two(sends_max=0)
     for member in members:
         for ring_id, action in list(member.contributions):
-            member.dispatcher.contributed(1.0, ring_id, action.chunk, b"part")
+            member.dispatcher.ring_event(1.0, ring_id, Contributed(action.chunk, b"part"))
     assert [member.accusations for member in members] == [["slow: too much is queued"]] * 2
 
 
@@ -344,8 +342,8 @@ def test_nothing_happens_after_the_end() -> None:
     assert ring_id is not None
     dispatcher.close()
     assert member.links[0].is_closed
-    dispatcher.link_failed(1.0, ring_id, other.me, "reset")
-    dispatcher.contributed(1.0, ring_id, 0, b"part")
+    dispatcher.ring_event(1.0, ring_id, LinkBroken(other.me, "reset"))
+    dispatcher.ring_event(1.0, ring_id, Contributed(0, b"part"))
     dispatcher.disconnected(1.0, other.me)
     member.tick(2.0, other.me)
     assert dispatcher.greeting(ring_id) == "refused"

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.rounds.dispatcher import TICK_SECONDS
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.accounting.ledger import Ledger
@@ -24,7 +24,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Compute
-from gossamer.protocol.rounds.commit import Parent
+from gossamer.protocol.rounds.commit import Parent, members_of
 from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -242,10 +242,16 @@ def test_of_several_outer_steps_only_the_newest_is_taken() -> None:
     async def tell(alone: Alone, _nursery: trio.Nursery) -> None:
         alone.in_step = gate.stop_here
         await gate.until_reached()
-        num_steps = 20
+        num_steps, machine = 20, alone.driver.machine
+        assert machine.ring is not None
+        ring_id, head = machine.ring.ring_id, machine.head
+        members = members_of(machine.ring, [1] * PLAN.num_chunks)
         alone.driver.dispatcher.apply(
             trio.current_time(),
-            [Compute(number, averages(number)) for number in range(2, num_steps + 1)],
+            [
+                Compute(ring_id, number, head, averages(number), members)
+                for number in range(2, num_steps + 1)
+            ],
         )
         await trio.testing.wait_all_tasks_blocked()
         gate.go_on.set()

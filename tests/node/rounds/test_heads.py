@@ -21,14 +21,15 @@ from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS, RingProgress
 from gossamer.node.rounds.turn import is_round_overtaken
-from gossamer.node.storage import known_rounds
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain import known_rounds
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
+from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.state.chain import Commit, Header, Member
 from gossamer.protocol.state.commit_records import decode_commit
 from gossamer.protocol.state.run_end import RunEnd
 from gossamer.protocol.wire.statements import Rollback, Signed, Vote
@@ -128,7 +129,7 @@ class Chain:
             spans=(),
         )
         votes = tuple(signed(peer) for peer in (only or (*signers, *voters)))
-        head = self.store.add(Commit(encode_header(header), signed(ME), votes), header)
+        head = self.store.add(Commit(to_msgpack(header), signed(ME), votes), header)
         self.heads.note_counting(head)
         return head
 

@@ -14,13 +14,13 @@ import trio
 from gossamer.node.heads import side_records
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.missing_record import missing_record_text
-from gossamer.node.heads.side_records import SideRounds
+from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.network.identity import Identity
 from gossamer.node.rounds.following import RETRY_SECONDS, Joiner
-from gossamer.node.storage.chain_start import CHECKPOINTS_NAME
+from gossamer.node.storage.chain.chain_start import CHECKPOINTS_NAME
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.chain_checkpoint import KEPT_ROUNDS, signing_depth
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
+from gossamer.protocol.policy.heads.chain_checkpoint import KEPT_ROUNDS, signing_depth
+from gossamer.protocol.policy.heads.chain_summary import CHECKPOINT_PERIOD
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.committed_rounds import IDENTITY
 from tests.support.memory_transport import MemoryNetwork, run_simulated
@@ -132,7 +132,7 @@ def test_rounds_before_the_record_are_not_forgotten_as_those_of_another_branch(
 
     def story(made: Story) -> None:
         swarm = SimpleNamespace(living=dict)
-        rounds = SideRounds(made.committed, made.peer.records, cast(Any, swarm))
+        rounds = SideRecords(made.committed, lambda _head: (), made.peer.records, cast(Any, swarm))
         num_files = len(list(made.peer.directory.glob("0*")))
         for needs_room in (False, True):
             if needs_room:

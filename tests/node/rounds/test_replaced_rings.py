@@ -15,8 +15,8 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.actions import Contribute, FinishAverage
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingEvent
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring_parts import tree_of
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -45,6 +45,9 @@ class Told:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+
+    def ring_event(self, _now: float, _ring_id: Digest, event: RingEvent) -> None:
+        self.events.append(type(event).__name__)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_args, **_more: self.events.append(name)
@@ -106,7 +109,7 @@ def test_work_for_a_ring_has_the_contribution_to_that_ring() -> None:
             driver.begin_ring(two)
         return told.events
 
-    assert trio.run(story) == ["contributed"]
+    assert trio.run(story) == ["Contributed"]
 
 
 def test_an_average_for_a_ring_has_the_contribution_to_that_ring() -> None:
@@ -129,5 +132,5 @@ def test_an_average_for_a_ring_has_the_contribution_to_that_ring() -> None:
             driver.begin_ring(two)
         return told.events
 
-    assert trio.run(story) == ["average_finished"]
+    assert trio.run(story) == ["AverageFinished"]
     assert len(used) == 1

@@ -10,8 +10,12 @@ import pytest
 import trio
 
 from gossamer.node.rounds.dispatcher import RoundDispatcher
-from gossamer.node.rounds.ring_chunks import INLINE_BYTES_MAX, RingChunks
-from gossamer.node.rounds.ring_service import ReceivedChunk, RingReceiver
+from gossamer.node.rounds.ring_chunks import (
+    INLINE_BYTES_MAX,
+    ReceivedChunk,
+    RingChunks,
+    RingReceiver,
+)
 from gossamer.protocol.codecs.payloads import Payloads, payloads_named
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError
@@ -38,10 +42,11 @@ def received_by(payloads: Payloads, num_elements: int, sent: bytes) -> list[Arri
     arrived: list[ArrivedSum] = []
     signed = SimpleNamespace(members=SimpleNamespace(take_found=list), check_sum=lambda *_: None)
     dispatcher = SimpleNamespace(
-        machine=SimpleNamespace(ring=RING, signed_averages=signed),
+        machine=SimpleNamespace(
+            ring=RING, signed_averages=signed, has_to_check=lambda _mask, _finisher: True
+        ),
         use_of=lambda _ring_id: "wanted",
-        has_to_check=lambda _mask, _finisher: True,
-        partial_sum_received=lambda _now, _ring, _chunk, found: arrived.append(found),
+        ring_event=lambda _now, _ring, event: arrived.append(event.arrived),
         steps_signed=lambda _found: None,
     )
     chunks = RingChunks(ChunkPlan(num_elements, num_elements), payloads, in_no_thread)

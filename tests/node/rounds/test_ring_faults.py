@@ -20,7 +20,7 @@ import trio
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements.gossip import Gossip
 from gossamer.node.rounds.dispatcher import SILENT_SECONDS
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.accounting.ledger import Ledger
@@ -28,7 +28,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Removed
+from gossamer.protocol.rounds.actions import Committed, Observation, Removed
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -145,9 +145,10 @@ class Member(OpenListener, HonestRound):
         """See `RoundHost`."""
         return digest_of(*averages)
 
-    def removed(self, removed: Removed) -> None:
-        """See `RoundHost`."""
-        self.removals.append((removed.peer, removed.reason))
+    def observed(self, observation: Observation) -> None:
+        """See `Observer`."""
+        if isinstance(observation, Removed):
+            self.removals.append((observation.peer, observation.reason))
 
     def upload_limit(self) -> float:
         """See `RoundHost`."""

@@ -12,7 +12,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Bytes, Stream
-from gossamer.node.rounds.effects import LinkTarget
+from gossamer.node.rounds.dispatcher import LinkTarget
 from gossamer.node.rounds.ring_chunks import RingChunks
 from gossamer.node.rounds.ring_link import (
     FAST_LINK_BYTES_MIN,

@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 
 from gossamer.node.heads import side_records
-from gossamer.node.heads.side_records import SideRecords
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.heads.side_records import RecordLimits, SideRecords
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.policy.record_quota import RecordLimits
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
+from gossamer.protocol.state.chain import Commit, Header, Member
 from gossamer.protocol.wire.statements import Signed
 from tests.support.builders import peer
 
@@ -44,7 +44,11 @@ class Node:
             self.own.append(self.store.add(commit, header))
         self.move_to(self.own[-1])
         choice = HeadChoice(KnownRounds(self.store), FOUNDER)
-        self.records = SideRecords(cast(Any, self.committed), choice.stakes_at, self._make_room)
+        nobody = SimpleNamespace()
+        self.records = SideRecords(
+            cast(Any, self.committed), choice.stakes_at, cast(Any, nobody), cast(Any, nobody)
+        )
+        self.records.make_room = self._make_room  # type: ignore[method-assign]
 
     def _make_room(self) -> None:
         self.room_wanted += 1
@@ -68,7 +72,7 @@ class Node:
             ledger_digest=bytes(32),
             spans=(),
         )
-        return Commit(encode_header(header), ROSTER, (Signed(signer, b"vote", bytes(64)),)), header
+        return Commit(to_msgpack(header), ROSTER, (Signed(signer, b"vote", bytes(64)),)), header
 
     def bring(
         self, fork: Digest, signers: list[PeerId], bringer: PeerId = BRINGER, tokens: int = 8

@@ -9,12 +9,11 @@ import pytest
 import trio
 
 from gossamer.node.rounds.dispatcher import RoundDispatcher
-from gossamer.node.rounds.ring_chunks import RingChunks
-from gossamer.node.rounds.ring_service import ReceivedChunk, RingReceiver
+from gossamer.node.rounds.ring_chunks import ReceivedChunk, RingChunks, RingReceiver
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.equivocation import open_equivocation
+from gossamer.protocol.policy.conduct.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.ring_signatures import SignedAverages, SignedSteps
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -36,11 +35,11 @@ class Node:
         self._all_streams = SignedSteps()
         signed = SignedAverages(Signer(ME, RUN_ID, sign_as(ME)), RING, verify, SIGNED)
         dispatcher = SimpleNamespace(
-            machine=SimpleNamespace(ring=RING, signed_averages=signed),
+            machine=SimpleNamespace(
+                ring=RING, signed_averages=signed, has_to_check=lambda _mask, _finisher: True
+            ),
             use_of=lambda _ring_id: "wanted",
-            has_to_check=lambda _mask, _finisher: True,
-            partial_sum_received=self.takes,
-            average_received=self.takes,
+            ring_event=self.takes,
             steps_signed=lambda found: self.proofs.extend(self._all_streams.add(found)),
         )
         plan = ChunkPlan(CODEC.num_chunks, 1)

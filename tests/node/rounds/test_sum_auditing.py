@@ -33,12 +33,12 @@ from gossamer.node.rounds.sum_audit import (
     NotOpened,
     SumAudit,
 )
-from gossamer.node.storage.kept_parts import KeptParts
+from gossamer.node.storage.work.kept_parts import KeptParts
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.record_tree import PATH_BYTES
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.sum_audits import commitment_to, is_auditor
+from gossamer.protocol.policy.auditing.sum_audits import commitment_to, is_auditor
 from gossamer.protocol.rounds.inventory import NO_DIGEST, Average
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring

@@ -16,16 +16,17 @@ from msgspec.structs import replace
 
 from gossamer.node.rounds.auditing import Auditing
 from gossamer.node.rounds.sum_auditing import SumAuditing
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.audits import audit_after
-from gossamer.protocol.policy.head_choice import HeadChoice
-from gossamer.protocol.policy.sum_audits import AuditSecrets, commitment_to, is_auditor
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.policy.auditing.audits import audit_after
+from gossamer.protocol.policy.auditing.sum_audits import AuditSecrets, commitment_to, is_auditor
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
+from gossamer.protocol.state.chain import Commit, Header, Member
 from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict, Verdict
 from gossamer.protocol.wire.statements import Roster, Signed
 from tests.node.rounds.test_heads import signed
@@ -85,7 +86,7 @@ class Chain:
         )
         votes = tuple(map(signed, MEMBERS))
         roster = roster_of(parent, header.round)
-        return self.store.add(Commit(encode_header(header), roster, votes), header)
+        return self.store.add(Commit(to_msgpack(header), roster, votes), header)
 
     def drawn(self, does_fit: Callable[[Digest], bool]) -> Digest:
         """A round beside the newest one, of as many as it takes to find one that fits."""

@@ -24,7 +24,7 @@ from gossamer.node.runs.needs import describe, needs_of
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.runs.reading import read_state
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.restoring import open_read_only
+from gossamer.node.storage.state.restoring import open_read_only
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest
@@ -94,14 +94,14 @@ def found_adapters(root: Path, family: Family, **changes: Any) -> Settings:
 
 
 def write_first_state(store: BlockStore, parameters: np.ndarray, chunk_elements: int) -> None:
-    from gossamer.node.storage.state_blocks import write_state
+    from gossamer.node.storage.state.state_blocks import StateVectors, write_state
     from gossamer.protocol.accounting.ledger import Ledger
     from gossamer.protocol.state.chunk_plan import ChunkPlan
     from gossamer.protocol.state.digest import index_of
 
     plan, momentum = ChunkPlan(parameters.size, chunk_elements), np.zeros_like(parameters)
     index = index_of(parameters, momentum, plan)
-    write_state(store, plan, parameters, momentum, index, Ledger())
+    write_state(store, plan, StateVectors(parameters, momentum, index), Ledger())
 
 
 def export(settings: Settings, folder: Path, *options: str) -> int:

@@ -16,9 +16,9 @@ import trio
 
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers import first_copies
-from gossamer.node.peers.first_copies import FirstCopies
-from gossamer.node.peers.replication import keep_copies
+from gossamer.node.peers.blocks import first_copies
+from gossamer.node.peers.blocks.first_copies import FirstCopies
+from gossamer.node.peers.blocks.replication import keep_copies
 from gossamer.node.runs.cutting import CorpusCutter
 from gossamer.node.runs.draft import draft_of_preset, manifest_of
 from gossamer.node.runs.preparing import prepare_elsewhere
@@ -101,6 +101,10 @@ class Founder:
         assert not self.store.missing(digests), "the founder has all that it says"
         await trio.lowlevel.checkpoint()
 
+    def _keep_posted(self, number: int) -> None:
+        if number not in self.published:
+            self.published.append(number)
+
     @property
     def num_parts(self) -> int:
         return len(self.data.parts.parts)
@@ -111,8 +115,7 @@ class Founder:
     async def run(self, until: Callable[[], bool] | None = None) -> None:
         """Lives until the corpus is cut, or until a condition."""
         gossip = SimpleNamespace(
-            publish=lambda _, statement: self.published.append(statement.number),
-            statement_store=SimpleNamespace(has=lambda _digest: True),
+            keep_posted=lambda _, statement: self._keep_posted(statement.number),
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.added.run, cast(Any, gossip), lambda: None, in_thread)

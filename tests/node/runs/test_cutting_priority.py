@@ -10,7 +10,7 @@ import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import draft_of_preset, manifest_of
-from gossamer.node.runs.preparing import cut_part_elsewhere, prepare_elsewhere
+from gossamer.node.runs.preparing import PartTask, cut_elsewhere, prepare_elsewhere
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.trainer.text.sources.corpus import no_progress
@@ -51,7 +51,8 @@ def test_the_process_that_cuts_a_later_part_has_a_low_priority(tmp_path: Path) -
                 genesis_digest=digest_of(b"genesis"),
             )
             others.update(mine.children())
-            await cut_part_elsewhere(root, 1, manifest, b"", folder, note_niceness)
+            task = PartTask(str(root), 1, manifest, b"", str(folder))
+            await cut_elsewhere(task, note_niceness)
 
     trio.run(main)
     assert values

@@ -15,7 +15,7 @@ from gossamer.node.runs.founding import FoundedRun, prepare_data
 from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
 from gossamer.node.runs.manifest_file import parse_manifest_file, render
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.restoring import open_read_only, restore
+from gossamer.node.storage.state.restoring import open_read_only, restore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.manifest import decode_manifest

@@ -12,23 +12,26 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.links import Links, invitation_text, parse_links
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.cli import run_command
 from gossamer.node.commands.members import invitations
-from gossamer.node.commands.members.invitations import parse_duration
+from gossamer.node.commands.members.invitations import invite
+from gossamer.node.commands.options import StateOptions
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.peers.introductions import claim_of
-from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun
+from gossamer.node.peers.members.introductions import claim_of
+from gossamer.node.runs.inviting import EXPIRES_SECONDS_MAX, InvitationError, InviteOnlyRun
 from gossamer.node.storage import order_lock
-from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pinned_head
+from gossamer.node.storage.admission_files import RollFile, read_pinned_head, write_pinned_head
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.status import Status
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
-from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
-from gossamer.protocol.policy.roll import NO_PAGE, Roll
-from gossamer.protocol.wire.invitation_messages import Revocation, RollPage, encode
+from gossamer.protocol.policy.members.revocations import REVOCATIONS_MAX
+from gossamer.protocol.policy.members.roll import NO_PAGE, Roll
+from gossamer.protocol.wire.invitation_messages import Revocation, RollPage
 from tests.support.builders import manifest
 
 NOW = 1_700_000_000
@@ -73,7 +76,7 @@ def test_an_invitation_is_one_text_that_a_newcomer_can_use(tmp_path: Path) -> No
     assert len(text.split()) == 1
     assert len(text) < 1200
     links = parse_links((text,))
-    assert links == Links((own, *addresses[:4]), run_id, "cd" * 32, encode(invitation))
+    assert links == Links((own, *addresses[:4]), run_id, "cd" * 32, to_msgpack(invitation))
     with pytest.raises(ConfigError, match="2 invitations"):
         parse_links((text, text))
     with pytest.raises(ConfigError, match=r"is damaged \(it is no invitation: .*truncated\)"):
@@ -302,13 +305,13 @@ def test_a_proof_has_the_witnesses_that_a_stranger_lacks(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("12h", 43_200), ("7d", 604_800)])
 def test_durations(text: str, seconds: int) -> None:
-    assert parse_duration(text) == seconds
+    assert parse_duration(text, 1, EXPIRES_SECONDS_MAX) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "7", "0d", "366d", "-1d", "7 weeks", "1.5d"])
-def test_durations_that_are_none(text: str) -> None:
+def test_durations_that_are_none(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="--expires"):
-        parse_duration(text)
+        invite(expires=text, options=StateOptions(state_dir=tmp_path))
 
 
 def test_a_pinned_head_is_kept(tmp_path: Path) -> None:

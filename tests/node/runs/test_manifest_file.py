@@ -28,7 +28,7 @@ from gossamer.node.runs.manifest_file import (
     write_manifest_file,
 )
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import ManifestError
@@ -76,9 +76,7 @@ def test_a_written_file_gives_the_presets_values_back(preset: str, tmp_path: Pat
 
     assert draft == draft_of_preset(preset)
     chosen = PRESETS[preset]
-    inner = replace(chosen.inner, schedule=msgspec.UNSET)
-    assert (draft.model, draft.inner) == (chosen.model, inner)
-    assert draft.schedule == schedule_of(chosen.inner)
+    assert (draft.model, draft.inner) == (chosen.model, chosen.inner)
     assert (draft.outer, draft.rounds) == (PRESETS[preset].outer, PRESETS[preset].rounds)
 
 
@@ -508,15 +506,22 @@ def test_wrong_sources_are_explained(sources: str, expected: str) -> None:
     assert expected in problem
 
 
+@pytest.mark.parametrize("sync", ["diloco", "sparse", "distro"])
+def test_a_model_without_heads_is_a_mistake_in_each_mode(sync: str) -> None:
+    found = problems_of(f'preset = "tiny"\nsync = "{sync}"\n[model]\nnum_heads = 0')
+    assert any("model.num_heads is 0; allowed: 1 to" in each for each in found)
+
+
 def test_a_file_chooses_how_the_run_is_counted() -> None:
-    tokens = parse('preset = "150m"').schedule
+    tokens = schedule_of(parse('preset = "150m"').inner)
     assert (tokens.kind, tokens.total_tokens) == ("wsd", 88_000 * 512 * 1024)
-    assert parse('preset = "150m"\n[schedule]\nkind = "cosine"').schedule == ScheduleDraft()
-    assert parse('preset = "150m"\nsync = "distro"').schedule == ScheduleDraft()
+    for choice in ('[schedule]\nkind = "cosine"', 'sync = "distro"'):
+        assert parse(f'preset = "150m"\n{choice}').inner.schedule is msgspec.UNSET
     small = parse(
         'preset = "1m"\n[schedule]\nkind = "wsd"\ntotal_tokens = 1000\ncooldown_tokens = 200'
     )
-    assert small.schedule == ScheduleDraft(kind="wsd", total_tokens=1000, cooldown_tokens=200)
+    wanted = ScheduleDraft(kind="wsd", total_tokens=1000, cooldown_tokens=200)
+    assert schedule_of(small.inner) == wanted
     assert parse_manifest_file(render(small), Path("/")) == small
     for text, problem in (
         ('preset = "1m"\n[schedule]\nkind = "wsd"', "schedule.total_tokens is 0; allowed: 1 to"),

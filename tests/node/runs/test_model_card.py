@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.runs.model_card import MEMBERS_MAX, model_card
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.ids import Digest

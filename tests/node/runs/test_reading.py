@@ -13,8 +13,8 @@ from gossamer.node.runs import reading
 from gossamer.node.runs.reading import read_state, warn_if_older
 from gossamer.node.runs.rolling_back import RollbackDesk
 from gossamer.node.runs.signed_orders import SignersRun
-from gossamer.node.storage import restoring
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state import restoring
+from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes

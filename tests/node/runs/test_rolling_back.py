@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.cli import run_command
-from gossamer.node.storage import retention
+from gossamer.node.storage.state import retention
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
 from tests.support.committed_rounds import IDENTITY, Holder, small_manifest

@@ -11,8 +11,8 @@ from gossamer.node.runs.reading import read_state
 from gossamer.node.runs.rolling_back import RollbackDesk
 from gossamer.node.runs.rounds_here import SPANS_MAX, spans_text
 from gossamer.node.runs.signed_orders import OrderError, SignersRun
-from gossamer.node.storage import retention
 from gossamer.node.storage.block_files import path_of
+from gossamer.node.storage.state import retention
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes

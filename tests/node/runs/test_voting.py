@@ -12,13 +12,13 @@ from gossamer.node.cli import run_command
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun
 from gossamer.node.runs.voting import OpenVote, VotingDesk, in_words
-from gossamer.node.storage.expulsion_file import ExpulsionFile, TooManyWishesError
-from gossamer.node.storage.roll_file import DamagedRollError
+from gossamer.node.storage.admission_files import ExpulsionFile, TooManyWishesError
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.expulsion_count import Tally
-from gossamer.protocol.policy.expulsions import Expulsions
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.members.expulsion_count import Tally
+from gossamer.protocol.policy.members.expulsions import Expulsions
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.wire.expulsion_messages import VOTES_MAX, ExpulsionVote, SavedExpulsions
 from tests.node.runs.test_inviting import NEWCOMER, founded, let_in
 
@@ -147,7 +147,7 @@ def test_a_damaged_file_of_votes_is_said(tmp_path: Path) -> None:
     again.restore(saved)
     assert again.saved() == saved
     file.path.write_bytes(file.path.read_bytes()[:-1])
-    with pytest.raises(DamagedRollError, match="expulsions is damaged"):
+    with pytest.raises(MalformedError, match="expulsions is damaged"):
         file.read()
 
 

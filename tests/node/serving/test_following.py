@@ -20,8 +20,8 @@ from gossamer.node.runs.reading import StateOnDisk, read_state
 from gossamer.node.serving import model as model_module
 from gossamer.node.serving import server
 from gossamer.node.serving.model import ServedModel
-from gossamer.node.storage import restoring
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.state import restoring
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
 from tests.support.committed_rounds import IDENTITY, Holder, small_manifest

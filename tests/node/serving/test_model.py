@@ -126,7 +126,7 @@ def test_an_answer_names_the_round_that_made_it(settings: Settings, is_stream: b
             nursery.start_soon(build_app(model), COMPLETION, receive, send)
             while not model._num_waiting:
                 await trio.lowlevel.checkpoint()
-            model._entry = replace(model.entry, round=7)
+            model.entry = replace(model.entry, round=7)
 
     with_model(settings, use)
     data = b"".join(message.get("body", b"") for message in answered).decode()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage import chain_start
-from gossamer.node.storage.chain_start import ChainStart, read_start, start_after
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain import chain_start
+from gossamer.node.storage.chain.chain_start import ChainStart, read_start, start_after
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.policy.chain_summary import NO_SUMMARY, extended
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.chain_summary import NO_SUMMARY, extended
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from tests.node.storage.test_chain_store import PEER

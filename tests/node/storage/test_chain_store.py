@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
-from gossamer.node.storage import record_files
-from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.further_votes import ROUNDS_MAX, FurtherVotes
+from gossamer.node.storage.chain import record_files
+from gossamer.node.storage.chain.chain_store import ChainStore
+from gossamer.node.storage.chain.record_files import VOTED_ROUNDS_MAX, FurtherVotes
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.state.chain import Commit, Header, Member
 from gossamer.protocol.wire.statements import Signed
 from tests.support.builders import peers
 from tests.support.synced import Synced
@@ -44,7 +45,7 @@ def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
             ledger_digest=bytes(32),
             spans=(),
         )
-        chain.append((Commit(encode_header(header), ROSTER, ()), header))
+        chain.append((Commit(to_msgpack(header), ROSTER, ()), header))
         parent = header.digest
     return chain
 
@@ -279,7 +280,7 @@ def test_votes_may_come_while_others_are_written(tmp_path: Path) -> None:
 
 def test_votes_of_the_newest_rounds_wait() -> None:
     votes, signed = FurtherVotes(), Signed(PEER, b"", b"")
-    heads = [digest_of(b"%d" % number) for number in range(ROUNDS_MAX + 1)]
+    heads = [digest_of(b"%d" % number) for number in range(VOTED_ROUNDS_MAX + 1)]
     for head in heads:
         votes.add(head, signed)
     assert [*votes.take(but=heads[-1])] == heads[1:-1]
@@ -317,7 +318,7 @@ def rounds_of_a_tree(draw: random.Random, num_heads: int) -> list[tuple[Commit, 
         header = msgspec.structs.replace(
             header, round=before + 1, parent=parent, tokens_total=10 * (before + 1) + number
         )
-        rounds.append((Commit(encode_header(header), ROSTER, ()), header))
+        rounds.append((Commit(to_msgpack(header), ROSTER, ()), header))
         parents.append((header.round, header.digest))
     draw.shuffle(rounds)
     return rounds

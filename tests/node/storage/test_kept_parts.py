@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gossamer.node.storage.kept_parts import KeptParts
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.storage.work.kept_parts import KeptParts
 
 PARTS = [b"first", b"", b"the third", bytes(70_000)]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chain import Commit
 from tests.support.committed_rounds import IDENTITY, Holder, small_manifest

@@ -75,13 +75,15 @@ def test_a_damaged_copy_is_written_again(state: StateDir, place: int) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_directory_of_an_earlier_version_gets_its_copy(state: StateDir) -> None:
+def test_a_lost_copy_is_written_again(state: StateDir) -> None:
     path = state.manifest_files.copy_path
     whole = path.read_bytes()
     path.unlink()
     assert run_here(state) == "numbers"
-    assert state.manifest_files.mend() is None  # nothing was lost
+    assert state.manifest_files.damaged() == "manifest.copy"
+    assert state.manifest_files.mend() == "manifest.copy"
     assert path.read_bytes() == whole
+    assert state.manifest_files.mend() is None
 
 
 def test_two_damaged_files_are_told_and_stay(state: StateDir) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.storage import chain_store
-from gossamer.node.storage.chain_start import (
+from gossamer.node.storage.chain import chain_store
+from gossamer.node.storage.chain.chain_start import (
     ChainStart,
     KeptCheckpoints,
     read_start,
@@ -18,12 +18,13 @@ from gossamer.node.storage.chain_start import (
     write_checkpoints,
     write_start,
 )
-from gossamer.node.storage.known_rounds import KnownRounds
+from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.policy.chain_checkpoint import checkpoint_of, encode_checkpoint
-from gossamer.protocol.policy.chain_summary import NO_SUMMARY, encode_summary, extended
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.chain_checkpoint import checkpoint_of
+from gossamer.protocol.policy.heads.chain_summary import NO_SUMMARY, extended
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.standing import STANDING_ROUNDS
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.checkpoint_messages import SignedCheckpoint
@@ -46,9 +47,9 @@ def whole(rounds: list[tuple[Commit, Header]], tmp_path_factory: pytest.TempPath
     directory = tmp_path_factory.mktemp("whole") / "chain"
     write_chain(directory, rounds)
     summary = extended(NO_SUMMARY, [header for _, header in rounds[:CHECKPOINT_ROUND]])
-    checkpoint = checkpoint_of(rounds[CHECKPOINT_ROUND - 1][1], {PEER: 1}, summary)
-    signed = SignedCheckpoint(encode_checkpoint(checkpoint), ())
-    write_checkpoints(directory, KeptCheckpoints((signed,), encode_summary(summary)))
+    checkpoint = checkpoint_of(rounds[CHECKPOINT_ROUND - 1][1], {PEER: 1}, summary, {PEER: 1})
+    signed = SignedCheckpoint(to_msgpack(checkpoint), ())
+    write_checkpoints(directory, KeptCheckpoints((signed,), to_msgpack(summary)))
     return directory
 
 

@@ -19,7 +19,9 @@ from gossamer.node.storage.owner_files import (
 )
 
 RUN = b"r" * 32
-DAMAGED = (b"", b"\xff\xfe", b"\x92\x01\x02", bytes(4 * 1024 * 1024))
+DEEP = b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0"
+"""A list in a list, and so on."""
+DAMAGED = (b"", b"\xff\xfe", b"\x92\x01\x02", bytes(4 * 1024 * 1024), DEEP)
 
 
 def samples_of(round_number: int) -> RoundSamples:

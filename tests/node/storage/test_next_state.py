@@ -10,7 +10,8 @@ import pytest
 
 from gossamer.node.base import threads
 from gossamer.node.network.identity import Identity
-from gossamer.node.storage.next_state import NextState, StateVectors
+from gossamer.node.storage.state.next_state import NextState
+from gossamer.node.storage.state.state_blocks import StateVectors
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.manifest import Manifest, decode_manifest
@@ -62,7 +63,7 @@ class Setting:
         self.works: list[FloatVector] = []
         for own in draws[3:]:
             work = np.zeros(self.sync_set.plan.num_elements, np.float32)
-            self.sync_set.add(draws[1] + own, work)
+            self.sync_set.add_work(draws[1] + own, work)
             self.works.append(work)
 
     def take(self, masks: list[int]) -> FloatVector:
@@ -81,7 +82,7 @@ class Setting:
         self.present = replace(self.present, index=told)
         assert told == index_of(self.present.parameters, self.present.momentum, self.plan)
         step = np.zeros(plan.num_elements, np.float32)
-        self.sync_set.add(before[0] - self.present.parameters, step)
+        self.sync_set.add_work(before[0] - self.present.parameters, step)
         return step
 
 

@@ -11,12 +11,11 @@ import pytest
 from gossamer.node.heads.extensions import ExtensionFile
 from gossamer.node.heads.rollbacks import RollbackFiles
 from gossamer.node.network.identity import Identity
-from gossamer.node.storage.expulsion_file import ExpulsionFile
-from gossamer.node.storage.limits_file import write_limits
-from gossamer.node.storage.roll_file import RollFile
+from gossamer.node.storage.admission_files import ExpulsionFile, RollFile
+from gossamer.node.storage.owner_orders import write_limits
 from gossamer.protocol.ids import public_key_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.rollback_signers import RollbackSigners
+from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.invitation_messages import Revocation
 from gossamer.protocol.wire.statements import Extension, Rollback

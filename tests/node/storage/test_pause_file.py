@@ -4,7 +4,7 @@ import pytest
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX, UserPause
-from gossamer.node.storage.pause_file import read_pause, write_pause
+from gossamer.node.storage.owner_orders import read_pause, write_pause
 
 NOW = 1_700_000_000.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.base.disk_health import DiskFullError
-from gossamer.node.storage import retention
 from gossamer.node.storage.blocks import Buffer
-from gossamer.node.storage.restoring import rebuild
+from gossamer.node.storage.state import retention
+from gossamer.node.storage.state.restoring import rebuild
 from gossamer.protocol.ids import Digest
 from tests.support.committed_rounds import Holder, MadeRound, small_manifest
 from tests.support.damage import damage
@@ -182,3 +182,22 @@ def test_a_checkpoint_that_is_found_again_is_one_checkpoint(node: Node) -> None:
     assert rebuild(node.holder.state, node.holder.state.head)
     kept = node.pinned_checkpoints()
     assert kept == [node.way[20], node.way[30]]
+
+
+def test_a_new_life_keeps_all_blocks_of_an_older_checkpoint(node: Node, tmp_path: Path) -> None:
+    """A newcomer that began with it goes on with it."""
+    way = node.way
+    again = Holder(node.holder.manifest, tmp_path)
+    assert [each.head for each in again.state.checkpoints] == [way[20], way[30]]
+    again.store.quota_bytes = 0
+    again.store.evict()
+    assert all(again.state.blocks.has_state(way[number]) for number in (20, 30))
+
+
+def test_a_new_life_keeps_the_first_state_while_it_is_one_of_two(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.work_to(CHECKPOINT_ROUNDS + 1)
+    kept = node.pinned_checkpoints()
+    assert kept == [node.way[0], node.way[CHECKPOINT_ROUNDS]]
+    again = Holder(node.holder.manifest, tmp_path)
+    assert [each.head for each in again.state.checkpoints] == kept

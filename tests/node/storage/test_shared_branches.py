@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.state_blocks import state_digests
+from gossamer.node.storage.state.state_blocks import StateVectors, WholeState
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.codecs.step_payloads import SignPayloads
@@ -48,7 +48,8 @@ def nodes(tmp_path: Path) -> tuple[Holder, Holder]:
     state = other.state
     assert state.index is not None
     mine.learn(theirs)
-    for digest in state_digests(state.entry, state.index, state.ledger):
+    vectors = StateVectors(state.parameters, state.momentum, state.index)
+    for digest in WholeState(state.entry, vectors, state.ledger).digests:
         mine.store.put(other.store.get(digest))
     return mine, other
 

@@ -10,8 +10,8 @@ import pytest
 
 from gossamer.node.base import threads
 from gossamer.node.network.identity import Identity
-from gossamer.node.storage import shared_parameters as module
-from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
+from gossamer.node.storage.state import shared_parameters as module
+from gossamer.node.storage.state.shared_parameters import SharedParameters, sign_payloads
 from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.codecs.step_payloads import SignPayloads

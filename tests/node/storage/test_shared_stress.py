@@ -20,7 +20,7 @@ import pytest
 from gossamer.node.storage.block_files import MissingBlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.known_peers import KnownPeers
-from gossamer.node.storage.work import Work
+from gossamer.node.storage.work.own_work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol import limits
 from gossamer.protocol.ids import digest_of, peer_id_from_public_key

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gossamer.node.storage.state_blocks import CannotRebuildError
-from gossamer.protocol.state.digest import encode_state_index
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
+from gossamer.protocol.decoding import to_msgpack
 from tests.support.committed_rounds import Holder, small_manifest
 
 
@@ -28,11 +28,11 @@ def test_a_block_that_is_not_as_long_as_its_chunk_is_no_state(
     short = holder.store.put(bytes(4 * num_values) or b"\0\0")
     for names in ("parameters", "momentum"):
         index = msgspec.structs.replace(whole, **{names: (short, *getattr(whole, names)[1:])})
-        digest = holder.store.put(encode_state_index(index))
+        digest = holder.store.put(to_msgpack(index))
         forged = dataclasses.replace(state.entry, state_digest=digest)
         read = np.empty_like(values), np.empty_like(values)
         with pytest.raises(CannotRebuildError, match="round 0"):
             state.blocks.read_state(forged, *read)
     parameters, momentum = np.empty_like(values), np.empty_like(values)
-    assert state.blocks.read_state(state.entry, parameters, momentum)[0] == whole
+    assert state.blocks.read_state(state.entry, parameters, momentum).vectors.index == whole
     assert np.array_equal(parameters, values)

@@ -19,12 +19,11 @@ from gossamer.node.heads.extensions import ExtensionFile
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.storage import known_peers as known_peers_module
 from gossamer.node.storage.address_files import SEEDS_MAX
+from gossamer.node.storage.admission_files import ExpulsionFile, RollFile, read_pinned_head
 from gossamer.node.storage.daemon_files import TOKEN_BYTES, DaemonFiles
-from gossamer.node.storage.expulsion_file import ExpulsionFile
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.known_peers import KnownPeers
-from gossamer.node.storage.limits_file import read_limits
-from gossamer.node.storage.roll_file import DamagedRollError, RollFile, read_pinned_head
+from gossamer.node.storage.owner_orders import read_limits
 from gossamer.node.storage.state_dir import (
     StateDir,
     StateDirError,
@@ -32,12 +31,13 @@ from gossamer.node.storage.state_dir import (
 )
 from gossamer.node.storage.state_names import require_kinds
 from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import (
     SignedManifest,
     encode_manifest,
 )
 from gossamer.protocol.manifest_checks import require_valid
-from gossamer.protocol.policy.rollback_signers import RollbackSigners
+from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from tests.support.builders import manifest, peer
 
 
@@ -206,13 +206,10 @@ def test_the_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 
-def test_the_optimizer_of_an_earlier_version_moves_to_the_trainers_folder(tmp_path: Path) -> None:
-    (tmp_path / "optimizer").write_bytes(b"moments")
+def test_the_trainers_folder_is_the_owners_alone(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     for _ in range(2):
         with state_dir.locked():
-            assert state_dir.optimizer_path.read_bytes() == b"moments"
-            assert not (tmp_path / "optimizer").exists()
             assert state_dir.trainer_path.stat().st_mode & 0o077 == 0
 
 
@@ -515,7 +512,7 @@ def test_a_fifo_among_the_orders_stops_no_node(
     os.mkfifo(path)
 
     def read_once() -> None:
-        with contextlib.suppress(OSError, DamagedRollError):
+        with contextlib.suppress(OSError, MalformedError):
             read(tmp_path)
 
     reader = threading.Thread(target=read_once, daemon=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.storage import next_state, retention
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state import next_state, retention
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.outer_step import nesterov
 from tests.support.committed_rounds import Holder, small_manifest

@@ -13,9 +13,9 @@ import structlog
 
 from gossamer.node.base import threads
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.storage import work_files
-from gossamer.node.storage.work import VECTORS_MAX, Work
-from gossamer.node.storage.work_journal import JOURNAL_SECONDS
+from gossamer.node.storage.work import work_files
+from gossamer.node.storage.work.own_work import VECTORS_MAX, Work
+from gossamer.node.storage.work.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.accounting.work_records import ABANDONED, OUT_OF_RANGE
 from gossamer.protocol.ids import Digest, digest_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.storage import work_files, work_journal
-from gossamer.node.storage.work import Work
-from gossamer.node.storage.work_journal import FileHeader, encoded
+from gossamer.node.storage.work import work_files, work_journal
+from gossamer.node.storage.work.own_work import Work
+from gossamer.node.storage.work.work_journal import FileHeader, encoded
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan

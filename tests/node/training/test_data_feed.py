@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.peers.block_exchange import FetchError
+from gossamer.node.peers.blocks.block_exchange import FetchError
 from gossamer.node.training.data_feed import LOOK_SHARE, LOST_MIN, DataFeed
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, claim_rank
@@ -86,10 +86,14 @@ class World:
         self.num_announced = 0
         infos = [ShardInfo(digest_of(n.to_bytes(2)), SHARD_TOKENS, 1) for n in range(num_shards)]
         self.shards = AllShards()
-        shards: Any = self.shards
         index = ShardIndex(shards=tuple(infos), heldout=())
         self.data = RunData(index, shards_per_partition)
-        self.feed = DataFeed(self.data, shards, shards, self, self)
+        self.begin(self.shards)
+
+    def begin(self, store: Any) -> None:
+        """Makes the feed. `store`: also what fetches."""
+        me: Any = self
+        self.feed = DataFeed(self.data, store, store, me, me)
 
     def sources(self) -> list[PeerId]:
         return []
@@ -371,8 +375,8 @@ def test_a_node_trains_on_what_it_has_where_most_of_the_corpus_is_lost(*, is_hel
     another member holds it, this node leaves it to that one."""
     world = World(400)
     here = 7
-    few: Any = FewShards(digest_of(here.to_bytes(2)))
-    world.feed = DataFeed(world.data, few, few, world, world)
+    few = FewShards(digest_of(here.to_bytes(2)))
+    world.begin(few)
     world.ledger = Ledger(((here, SHARD_TOKENS),))
     if is_held:
         world.others = {rival(here, is_before=False): (here,)}
@@ -394,8 +398,8 @@ def test_a_corpus_that_is_lost_is_looked_through_once_as_long_as_nothing_comes()
     """With 32,000 shards a look through all of them takes 40 ms, and there are five a second."""
     num_shards = 400
     world = World(num_shards)
-    few: Any = FewShards()
-    world.feed = DataFeed(world.data, few, few, world, world)
+    few = FewShards()
+    world.begin(few)
     asked: list[int] = []
 
     async def story() -> None:
@@ -424,8 +428,8 @@ def test_looks_for_data_take_a_small_part_of_the_time() -> None:
             return 1
 
     world = World(400)
-    few: Any = Slow()
-    world.feed = DataFeed(world.data, few, few, world, world)
+    few = Slow()
+    world.begin(few)
 
     async def story() -> None:
         world.feed.want(1)

@@ -17,7 +17,7 @@ from gossamer.protocol.accounting.ledger import claim_rank
 from gossamer.protocol.accounting.partitions import SHARED_ROUNDS_NAMED
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.ipc.messages import Finished
+from gossamer.trainer.ipc.messages import Begin, Finished
 from tests.node.training.test_data_feed import SHARD_TOKENS, World
 
 SHARDS_PER_PARTITION = 16
@@ -39,8 +39,8 @@ class QueueingTrainer:
         self.queued.clear()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def train(self, number: int, *_arguments: object) -> Finished:
-        return Finished(round=number, steps=0, tokens=0, spans=(), loss=math.nan)
+    async def train(self, begin: Begin) -> Finished:
+        return Finished(round=begin.round, steps=0, tokens=0, spans=(), loss=math.nan)
 
 
 class NamingWork:

@@ -15,16 +15,17 @@ from trio.testing import MockClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.admission import Admission
-from gossamer.node.peers.block_exchange import FetchError
+from gossamer.node.peers.blocks.block_exchange import FetchError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.training.more_data import RETRY_SECONDS, AddedData, MoreDataFile
 from gossamer.protocol.accounting.run_data import RunData
-from gossamer.protocol.data_parts import DataPart, PartList, encode_parts
+from gossamer.protocol.data_parts import DataPart, PartList
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, ImplausibleError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import MoreData, Signed
 from tests.support.builders import manifest
@@ -58,23 +59,23 @@ class Founder:
     ) -> tuple[Signed, MoreData]:
         """The parts with these numbers are in the run."""
         parts = [
-            DataPart(self.store.put(encode_index(index_of(number))), 2, 200) for number in numbers
+            DataPart(self.store.put(to_msgpack(index_of(number))), 2, 200) for number in numbers
         ]
-        digest = self.store.put(encode_parts(PartList(parts=tuple(parts))))
+        digest = self.store.put(to_msgpack(PartList(parts=tuple(parts))))
         tokens = 200 * len(parts) if num_tokens is None else num_tokens
         statement = MoreData(len(parts) if count is None else count, digest, tokens, 1_000)
         return seal(statement, identity.peer_id, RUN.run_id, identity.sign), statement
 
 
 class Gossip:
-    """Notes what is published, and has room for all of it."""
+    """Notes what is published."""
 
     def __init__(self) -> None:
         self.published: list[Signed] = []
-        self.statement_store = SimpleNamespace(has=lambda _digest: True)
 
-    def publish(self, signed: Signed, _statement: MoreData) -> None:
-        self.published.append(signed)
+    def keep_posted(self, signed: Signed, _statement: MoreData) -> None:
+        if signed not in self.published:
+            self.published.append(signed)
 
 
 class Node:

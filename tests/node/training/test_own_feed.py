@@ -14,8 +14,9 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.storage.own_data import INDEX_NAME, OwnData
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.node.training.own_feed import OwnFeed
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 
 T = TypeVar("T")
 KEY = digest_of(b"a text")
@@ -34,7 +35,7 @@ def write_shards(root: Path, key: bytes = KEY, sizes: tuple[int, ...] = SIZES) -
         content = bytes([number])
         infos.append(ShardInfo(digest_of(content), size, 1))
         (folder / digest_of(content).hex()).write_bytes(content)
-    (folder / INDEX_NAME).write_bytes(encode_index(ShardIndex(shards=tuple(infos), heldout=())))
+    (folder / INDEX_NAME).write_bytes(to_msgpack(ShardIndex(shards=tuple(infos), heldout=())))
     data.begin(key)
     return data
 

@@ -10,13 +10,13 @@ import pytest
 import trio
 from prometheus_client import generate_latest
 
-from gossamer.node.peers import comparison_pace
 from gossamer.node.peers.announcer import QUIET_SECONDS
-from gossamer.node.peers.comparison_pace import QUIET_RECONCILE_SECONDS
 from gossamer.node.peers.connection_watch import WATCH_SECONDS
-from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.statements import store_comparison
+from gossamer.node.peers.statements.gossip import Gossip
+from gossamer.node.peers.statements.store_comparison import QUIET_RECONCILE_SECONDS
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.gossip_quota import GossipQuota
+from gossamer.protocol.policy.conduct.gossip_quota import GossipQuota
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Announce, Signed, Statement
@@ -68,7 +68,7 @@ def assert_names_the_wait(world: World, name: str, num_ready: int) -> None:
     assert status.waits_for == reason
     assert status.problem is None
     assert reporter.line() == f"training ({reason}), round 0"
-    text = generate_latest(world.nodes[name].metrics.registry).decode()
+    text = generate_latest(world.nodes[name].first.metrics.registry).decode()
     assert "gossamer_waiting_for_peers 1.0" in text
 
 
@@ -172,7 +172,7 @@ def test_nodes_without_a_connection_live_by_what_is_published_to_the_others(
     """The others compare stores so seldom that nothing of b would get to c by their comparisons."""
     world = World(tmp_path, seed=99, wait_for_peers=9)
     apart = Apart(monkeypatch, sorted(world.identity(name).peer_id for name in "bc"))
-    monkeypatch.setattr(comparison_pace, "QUIET_RECONCILE_SECONDS", 1e6)
+    monkeypatch.setattr(store_comparison, "QUIET_RECONCILE_SECONDS", 1e6)
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abcd")

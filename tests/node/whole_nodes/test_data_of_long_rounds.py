@@ -24,7 +24,7 @@ WAITING_FRACTION_MAX = 0.02
 
 
 def waited_seconds(world: World, name: str) -> float:
-    counter = world.nodes[name].metrics.trainer_waiting_seconds
+    counter = world.nodes[name].first.metrics.trainer_waiting_seconds
     return float(counter._value.get())
 
 

@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from gossamer.node.network.identity import verify
-from gossamer.node.rounds.ring_service import CommittedRing
+from gossamer.node.rounds.ring_chunks import CommittedRing
 from gossamer.protocol.wire.envelopes import open_signed, seal
 from gossamer.protocol.wire.statements import Roster
 from tests.support.node_world import World, simulate, start

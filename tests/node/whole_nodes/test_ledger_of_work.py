@@ -6,14 +6,14 @@ import math
 import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import trio
 from msgspec.structs import replace
 
 from gossamer.node.machine.trainer import TrainerListener
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.protocol.accounting.work_records import ABANDONED
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.plausible_work import WorkBounds
@@ -58,7 +58,7 @@ def test_accounts_are_what_the_chain_says_under_churn(
 ) -> None:
     # A round trains for less time than usually lies between two notes: each step is noted here, so
     # that who is killed while it trains knows that it lost something.
-    monkeypatch.setattr("gossamer.node.storage.work_journal.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.node.storage.work.work_journal.JOURNAL_SECONDS", 0.0)
     world = World(tmp_path, seed=seed, codec=codec, overlap=overlap, fragments=fragments)
     draw = random.Random(seed)
 
@@ -167,7 +167,7 @@ def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) 
             assert_account_is_true(world, name)
             status = world.participant(name).context.work.status
             assert status.dropped == status.lost == 0
-            reclaimed = world.nodes[name].metrics.registry.get_sample_value(
+            reclaimed = world.nodes[name].first.metrics.registry.get_sample_value(
                 "gossamer_tokens_reclaimed_total", {"timing": "on_time"}
             )
             assert (reclaimed or 0) > 0 or name not in losers
@@ -223,16 +223,16 @@ class SkippingTrainer(NumbersTrainer):
 
     skipped_rounds = range(3, 40, 5)
 
-    async def train(self, round_number: int, *arguments: Any) -> messages.Finished:
-        if round_number not in self.skipped_rounds:
-            return await super().train(round_number, *arguments)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        if begin.round not in self.skipped_rounds:
+            return await super().train(begin)
         listener = self._listener
         skipping = SimpleNamespace(
             needs_data=listener.needs_data,
             stepped=lambda step: listener.stepped(replace(step, tokens=0, skipped=True)),
         )
         self._listener = cast(TrainerListener, skipping)
-        finished = await super().train(round_number, *arguments)
+        finished = await super().train(begin)
         self._listener = listener
         self._work[:] = 0.0
         return replace(finished, tokens=0, loss=math.nan, text_bytes=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.chain.chain_sync import ChainSync
 from gossamer.protocol.ids import Digest, PeerId
 from tests.support.node_world import World, headers_of, simulate, start
 

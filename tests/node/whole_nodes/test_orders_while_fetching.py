@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.peers.blocks.block_exchange import BlockService
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.limits import BLOCK_BYTES_MAX
 from tests.node.whole_nodes.test_pauses import StoppableTrainer, phase_of, until_paused

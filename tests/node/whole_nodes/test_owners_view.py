@@ -24,7 +24,7 @@ def test_texts_of_the_model_come_every_few_rounds_and_stay(tmp_path: Path) -> No
         assert reporter.status().sampled_round == 6
         node = world.nodes["a"]
         path = node.inputs.state_dir.samples_path
-        assert SamplesFile(path, node.run_id).load() == kept
+        assert SamplesFile(path, node.inputs.manifest.run_id).load() == kept
 
     simulate(world, story)
 
@@ -43,7 +43,7 @@ def test_a_member_that_is_away_keeps_its_name_here(tmp_path: Path) -> None:
         await trio.sleep(60)
         assert node.reporter is not None
         assert peer not in [each.peer_id for each in node.reporter.status().peers]
-        names = NamesFile(node.inputs.state_dir.names_path, node.run_id).load()
+        names = NamesFile(node.inputs.state_dir.names_path, node.inputs.manifest.run_id).load()
         assert names[peer] == MemberName("Ada", "us")
 
     simulate(world, story)

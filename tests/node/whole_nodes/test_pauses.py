@@ -13,7 +13,7 @@ import trio
 
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.machine.machine_use import Idle, MachineUse
-from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.telemetry.status import PauseStatus, Status
 from gossamer.protocol.ids import Digest, digest_of

@@ -20,11 +20,11 @@ from gossamer.protocol.codecs.block_codecs import (
     Int8Codec,
 )
 from gossamer.protocol.codecs.chunk_values import MAGNITUDE_MAX, Float32Array
-from gossamer.protocol.codecs.wide_codecs import Int5Codec, Int6Codec, Int7Codec, levels_of
+from gossamer.protocol.codecs.wide_codecs import WideCodec, levels_of
 from gossamer.protocol.errors import MalformedError
 
 CODERS: dict[str, BlockCodec] = {
-    each.name: each for each in (Int8Codec(), Int4Codec(), Int5Codec(), Int6Codec(), Int7Codec())
+    each.name: each for each in (Int8Codec(), Int4Codec(), *map(WideCodec, (5, 6, 7)))
 }
 NAMES = tuple(CODERS)
 WIDE = ("int5", "int6", "int7")

@@ -44,7 +44,7 @@ def noise(seed: int) -> Float32Array:
 def reduced(vectors: dict[int, Float32Array | None], weights: dict[int, int]) -> Float32Array:
     blocks = {p: b"" if v is None else CODEC.encode(v) for p, v in vectors.items()}
     records = split(payload_of(blocks), mask_of(blocks), CODEC.encoded_bytes(SIZE))
-    return reduce(records, weights, SIZE, CODEC.decode)
+    return reduce(records, weights, SIZE, CODEC)
 
 
 @given(blocks=BLOCKS, data=st.data())
@@ -173,4 +173,4 @@ def test_clipping() -> None:
 def test_a_bad_block_is_its_decoders_to_refuse() -> None:
     payload = add_record(None, 0, b"nonsense")
     with pytest.raises(MalformedError):
-        reduce(split(payload, 1, 8), {0: 1}, SIZE, CODEC.decode)
+        reduce(split(payload, 1, 8), {0: 1}, SIZE, CODEC)

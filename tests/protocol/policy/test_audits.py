@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.audits import (
+from gossamer.protocol.policy.auditing.audits import (
     AUDITORS,
     CONTRADICTIONS_MAX,
     MEMORY_ROUNDS,
@@ -23,12 +23,15 @@ from gossamer.protocol.policy.audits import (
     rounds_between,
     share_of,
 )
-from gossamer.protocol.policy.verdicts import Finding, Verdicts
-from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict, check_verdict
+from gossamer.protocol.policy.auditing.verdicts import Finding, Verdicts
+from gossamer.protocol.wire.audit_messages import SEQUENCES, Verdict
+from gossamer.protocol.wire.statement_checks import check_statement
 from gossamer.protocol.wire.statements import Span
 from tests.support import builders
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")
+ME = PeerId("me")
+"""Audits nobody."""
 CREDITS = dict.fromkeys(PEERS, 1000)
 
 
@@ -241,33 +244,33 @@ def hear(verdicts: Verdicts, audit: Audit, *words: bool) -> list[Finding]:
 
 def test_two_of_three_find_a_member_once() -> None:
     audit = audit_of()
-    findings = hear(Verdicts(), audit, True, True, True)
+    findings = hear(Verdicts(ME), audit, True, True, True)
     assert [each.poor for each in findings] == [None, audit.member, None]
     assert [each.contradicted for each in findings] == [None, None, None]
 
 
 def test_one_of_three_finds_nobody_and_is_contradicted() -> None:
     audit = audit_of()
-    findings = hear(Verdicts(), audit, False, True, False)
+    findings = hear(Verdicts(ME), audit, False, True, False)
     assert not any(each.poor for each in findings)
     assert findings[-1].contradicted == audit.auditors[1]
 
 
 def test_one_cannot_keep_a_member_from_being_found() -> None:
     audit = audit_of()
-    findings = hear(Verdicts(), audit, True, False, True)
+    findings = hear(Verdicts(ME), audit, True, False, True)
     assert findings[-1].poor == audit.member
     assert findings[-1].contradicted == audit.auditors[1]
 
 
 def test_a_repeated_verdict_changes_nothing() -> None:
-    verdicts, audit = Verdicts(), audit_of()
+    verdicts, audit = Verdicts(ME), audit_of()
     hear(verdicts, audit, True)
     assert hear(verdicts, audit, True) == [Finding()]
 
 
 def test_an_auditor_that_signs_two_verdicts_has_none() -> None:
-    verdicts, audit = Verdicts(), audit_of()
+    verdicts, audit = Verdicts(ME), audit_of()
     hear(verdicts, audit, True)
     assert hear(verdicts, audit, False) == [Finding(equivocated=audit.auditors[0])]
     assert hear(verdicts, audit, True) == [Finding()]
@@ -277,7 +280,7 @@ def test_an_auditor_that_signs_two_verdicts_has_none() -> None:
 
 def test_a_lying_auditor_soon_says_nothing_that_counts() -> None:
     """It finds everybody poor, and is one of several auditors."""
-    verdicts, liar = Verdicts(), PEERS[0]
+    verdicts, liar = Verdicts(ME), PEERS[0]
     for number in range(300):
         audit = audit_of(number, round_number=1 + number)
         hear(verdicts, audit, *(auditor == liar for auditor in audit.auditors))
@@ -299,7 +302,7 @@ def test_a_lying_auditor_soon_says_nothing_that_counts() -> None:
 
 
 def test_an_auditor_has_found_poor_work_only_where_another_one_has_too() -> None:
-    verdicts, audit = Verdicts(), audit_of()
+    verdicts, audit = Verdicts(ME), audit_of()
     one, other, third = audit.auditors
     hear(verdicts, audit, True)
     assert verdicts.leave_outs(1) == frozenset()
@@ -313,7 +316,7 @@ def test_an_auditor_has_found_poor_work_only_where_another_one_has_too() -> None
 
 
 def test_contradictions_are_forgotten() -> None:
-    verdicts = Verdicts()
+    verdicts = Verdicts(ME)
     audits = [audit_of(number) for number in range(CONTRADICTIONS_MAX)]
     for number, audit in enumerate(audits):
         apart = audit._replace(round=1 + number * MEMORY_ROUNDS)
@@ -322,7 +325,7 @@ def test_contradictions_are_forgotten() -> None:
 
 
 def test_contradictions_in_rounds_that_were_taken_back_long_ago_are_forgotten() -> None:
-    verdicts, auditors = Verdicts(), audit_of().auditors
+    verdicts, auditors = Verdicts(ME), audit_of().auditors
     for number in range(CONTRADICTIONS_MAX):
         audit = audit_of(number)._replace(round=500 + number, auditors=auditors)
         hear(verdicts, audit, True, False, False)
@@ -331,10 +334,10 @@ def test_contradictions_in_rounds_that_were_taken_back_long_ago_are_forgotten() 
 
 
 def test_verdicts_of_the_newest_audits_are_kept() -> None:
-    verdicts = Verdicts()
+    verdicts = Verdicts(ME)
     for number in range(3 * MEMORY_ROUNDS):
         hear(verdicts, audit_of(number), True)
-    assert len(verdicts) == MEMORY_ROUNDS
+    assert len(verdicts._cases) == MEMORY_ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -348,4 +351,4 @@ def test_verdicts_of_the_newest_audits_are_kept() -> None:
 )
 def test_verdicts_out_of_range(verdict: Verdict) -> None:
     with pytest.raises(MalformedError):
-        check_verdict(verdict)
+        check_statement(verdict)

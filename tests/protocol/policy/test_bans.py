@@ -9,7 +9,7 @@ import pytest
 from gossamer.node.telemetry.metric_labels import OFFENCE_REASONS
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.bans import (
+from gossamer.protocol.policy.conduct.bans import (
     BAN_SCORE,
     BAN_SECONDS,
     BAN_SECONDS_MAX,
@@ -99,7 +99,7 @@ def test_a_flood_of_identities_frees_no_peer_and_fills_no_table() -> None:
     bans.offence(0.0, OTHER, "forged")
     for number in range(3 * PEERS_MAX):
         bans.offence(1.0, PeerId(f"peer {number}"), "unproven")
-        assert len(bans) <= PEERS_MAX
+        assert len(bans._conduct) <= PEERS_MAX
     assert bans.is_banned(1.0, ROGUE)
     fresh = PeerId("fresh")
     assert offences_until_banned(bans, 1.0, OTHER) < offences_until_banned(bans, 1.0, fresh)

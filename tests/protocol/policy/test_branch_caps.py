@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.branch_caps import (
+from gossamer.protocol.policy.members.branch_caps import (
     branch_cap,
     capped_total,
 )

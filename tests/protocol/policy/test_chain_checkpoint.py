@@ -9,17 +9,17 @@ import pytest
 
 from gossamer.node.network.identity import Identity, verify
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.policy import chain_summary
-from gossamer.protocol.policy.chain_checkpoint import (
+from gossamer.protocol.policy.heads import chain_summary
+from gossamer.protocol.policy.heads.chain_checkpoint import (
     KEPT_ROUNDS,
     ChainCheckpoint,
     OpenedCheckpoint,
     checkpoint_of,
     decode_checkpoint,
     due_round,
-    encode_checkpoint,
     follow_path,
     is_proven,
     kept_round,
@@ -28,11 +28,10 @@ from gossamer.protocol.policy.chain_checkpoint import (
     signing_bytes,
     signing_depth,
 )
-from gossamer.protocol.policy.chain_summary import (
+from gossamer.protocol.policy.heads.chain_summary import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     decode_summary,
-    encode_summary,
     extended,
     is_mark,
     marks_of,
@@ -59,13 +58,14 @@ def made(places: Iterable[int], period: int = 1) -> ChainCheckpoint:
     headers = [header for _, header in rounds_after(members, CHECKPOINT_PERIOD, RUN_ID)]
     header = msgspec.structs.replace(headers[-1], round=period * CHECKPOINT_PERIOD)
     summary = msgspec.structs.replace(extended(NO_SUMMARY, headers), round=header.round)
-    return checkpoint_of(header, dict.fromkeys(members, TOKENS), summary)
+    stakes = dict.fromkeys(members, TOKENS)
+    return checkpoint_of(header, stakes, summary, stakes)
 
 
 def signed(checkpoint: ChainCheckpoint, signers: Iterable[int]) -> SignedCheckpoint:
     message = signing_bytes(RUN_ID, checkpoint.digest)
     return SignedCheckpoint(
-        encode_checkpoint(checkpoint),
+        to_msgpack(checkpoint),
         tuple(
             CheckpointSignature(PEERS[place], IDENTITIES[place].sign(message)) for place in signers
         ),
@@ -87,7 +87,7 @@ def test_a_summary_is_the_same_in_one_go_and_in_parts() -> None:
     headers = [header for _, header in rounds_after(PEERS[:3], 600, RUN_ID)]
     whole = extended(NO_SUMMARY, headers)
     parts = extended(extended(NO_SUMMARY, headers[:256]), headers[256:])
-    assert whole == parts == decode_summary(encode_summary(whole))
+    assert whole == parts == decode_summary(to_msgpack(whole))
     assert whole.round == 600
     assert {row.peer_id: row.tokens for row in whole.rows} == dict.fromkeys(PEERS[:3], 6000)
     assert {(row.rounds, row.first_round, row.last_round) for row in whole.rows} == {(600, 1, 600)}
@@ -120,11 +120,11 @@ def test_a_checkpoint_names_as_many_stakes_as_it_may_those_with_most() -> None:
     headers = [header for _, header in rounds_after(PEERS[:1], CHECKPOINT_PERIOD, RUN_ID)]
     many = sorted(peer(3000 + number) for number in range(limits.MEMBERS_MAX + 2))
     given = {each: 10 + (number > 500) for number, each in enumerate(many)}
-    checkpoint = checkpoint_of(headers[-1], given, extended(NO_SUMMARY, headers))
+    checkpoint = checkpoint_of(headers[-1], given, extended(NO_SUMMARY, headers), given)
     assert len(checkpoint.by_peer) == limits.MEMBERS_MAX
     # Of equal stakes those with the higher peer ids go.
     assert set(given) - set(checkpoint.by_peer) == set(many[499:501])
-    assert decode_checkpoint(encode_checkpoint(checkpoint), RUN_ID) == checkpoint
+    assert decode_checkpoint(to_msgpack(checkpoint), RUN_ID) == checkpoint
 
 
 def test_a_checkpoint_names_those_that_worked_most_before_the_cap() -> None:
@@ -147,7 +147,7 @@ def test_signatures_of_others_or_for_others_are_refused() -> None:
     assert open_checkpoint(good, RUN_ID, verify).signers == set(PEERS[:2])
     other = made([0, 2])
     with pytest.raises(ForgedError, match="did not sign"):
-        open_checkpoint(SignedCheckpoint(encode_checkpoint(other), good.signatures), RUN_ID, verify)
+        open_checkpoint(SignedCheckpoint(to_msgpack(other), good.signatures), RUN_ID, verify)
     with pytest.raises(MalformedError, match="another run"):
         open_checkpoint(good, digest_of(b"another run"), verify)
     swapped = (CheckpointSignature(PEERS[2], good.signatures[0].signature),)
@@ -169,7 +169,7 @@ def test_signatures_of_others_or_for_others_are_refused() -> None:
 def test_values_out_of_range_are_refused(change: dict) -> None:  # type: ignore[type-arg]
     wrong = msgspec.structs.replace(made([0, 1]), **change)
     with pytest.raises(MalformedError):
-        decode_checkpoint(encode_checkpoint(wrong), RUN_ID)
+        decode_checkpoint(to_msgpack(wrong), RUN_ID)
 
 
 def test_too_few_signers_and_strangers_prove_nothing() -> None:
@@ -292,5 +292,5 @@ def test_what_is_signed_lies_behind_a_whole_state_and_every_rollback(
 
 def test_digests_are_those_of_the_bytes() -> None:
     checkpoint = made([0, 1])
-    assert checkpoint.digest == Digest(digest_of(encode_checkpoint(checkpoint)))
-    assert decode_checkpoint(encode_checkpoint(checkpoint), RUN_ID) == checkpoint
+    assert checkpoint.digest == Digest(digest_of(to_msgpack(checkpoint)))
+    assert decode_checkpoint(to_msgpack(checkpoint), RUN_ID) == checkpoint

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.policy import equivocation
-from gossamer.protocol.policy.bans import BAN_SECONDS_MAX, Bans
-from gossamer.protocol.policy.equivocation import (
+from gossamer.protocol.policy.conduct import equivocation
+from gossamer.protocol.policy.conduct.bans import BAN_SECONDS_MAX, Bans
+from gossamer.protocol.policy.conduct.equivocation import (
     READY_KEPT,
     ReadyWitness,
     number_of,
@@ -169,7 +169,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     witness = ReadyWitness(RUN_ID, verify)
     for number in range(8):
         witness.heard(sealed(peer(number), ready()), ready())
-    assert len(witness) == 4
+    assert len(witness._heard) == 4
     for sequence in range(20):
         said(witness, ready(sequence=sequence))
     assert len(witness._heard[LIAR]) == READY_KEPT

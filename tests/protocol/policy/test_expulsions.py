@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.policy.expulsion_count import VOTE_ROUNDS
-from gossamer.protocol.policy.expulsions import (
+from gossamer.protocol.policy.members.expulsion_count import VOTE_ROUNDS
+from gossamer.protocol.policy.members.expulsions import (
     AHEAD_ROUNDS,
     CONFIRM_ROUNDS,
     Expulsions,
 )
-from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.policy.members.roll import Roll
 from gossamer.protocol.wire.expulsion_messages import (
     EXPULSION_PAGE_BYTES_MAX,
     VOTE_BYTES_MAX,
@@ -29,8 +30,6 @@ from gossamer.protocol.wire.expulsion_messages import (
     ExpulsionVote,
     decode_expulsion_page,
     decode_saved,
-    encode_page,
-    encode_saved,
 )
 from gossamer.protocol.wire.invitation_messages import Certificate, Entry, RollPage, proof_bytes
 from tests.support.builders import RUN_ID, members_of, peer, sign_as, verify
@@ -125,7 +124,7 @@ def exchange(one: tuple[Roll, Expulsions], other: tuple[Roll, Expulsions], chain
     """One takes what it lacks from the other, as over the wire."""
     held = set(one[1].digests())
     wanted = {each for each in other[1].digests() if each not in held}
-    page = decode_expulsion_page(encode_page(other[1].pieces(wanted)))
+    page = decode_expulsion_page(to_msgpack(other[1].pieces(wanted)))
     hear(one, chain, *page.votes)
 
 
@@ -471,7 +470,7 @@ def test_what_held_holds_for_good_and_over_a_restart() -> None:
     assert not node[0].is_member(C)
     assert node[1].targets() == frozenset()
     roll, again = new()
-    again.restore(decode_saved(encode_saved(node[1].saved())))
+    again.restore(decode_saved(to_msgpack(node[1].saved())))
     roll.expel(again.expelled)
     assert members_of(roll) == members_of(node[0])
     assert again.digests() == node[1].digests()
@@ -533,7 +532,7 @@ def test_a_confirmation_that_is_undone_leaves_the_first_votes() -> None:
     assert not node[0].is_member(C)
     assert {each.round for each in node[1].proof_of(public_key_of(C))} == {SETTLED}
     restored = new()[1]
-    restored.restore(decode_saved(encode_saved(node[1].saved())))
+    restored.restore(decode_saved(to_msgpack(node[1].saved())))
     assert restored.saved() == node[1].saved()
 
 
@@ -589,10 +588,10 @@ def test_a_roll_without_the_voters_says_nothing_about_what_held() -> None:
 
 def test_votes_and_pages_have_no_more_bytes_than_their_bounds() -> None:
     largest = vote(A, round_number=limits.ROUNDS_MAX - limits.ROUNDS_MAX % VOTE_PERIOD)
-    assert len(encode_page(ExpulsionPage((largest,)))) <= VOTE_BYTES_MAX
+    assert len(to_msgpack(ExpulsionPage((largest,)))) <= VOTE_BYTES_MAX
     most = EXPULSION_PAGE_BYTES_MAX // VOTE_BYTES_MAX
     assert most > limits.MEMBERS_MAX, "one target has so many voters at most"
-    assert len(encode_page(ExpulsionPage((largest,) * most))) <= limits.FRAME_MESSAGE_BYTES_MAX
+    assert len(to_msgpack(ExpulsionPage((largest,) * most))) <= limits.FRAME_MESSAGE_BYTES_MAX
 
 
 def _signed_by_all() -> Sequence[ExpulsionVote]:
@@ -602,7 +601,7 @@ def _signed_by_all() -> Sequence[ExpulsionVote]:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_change_of_a_genuine_page_puts_anybody_else_out(data: st.DataObject) -> None:
-    changed = data.draw(altered([encode_page(ExpulsionPage(tuple(_signed_by_all())))]))
+    changed = data.draw(altered([to_msgpack(ExpulsionPage(tuple(_signed_by_all())))]))
     node, chain = new(), Chain(EQUAL)
     try:
         hear(node, chain, *decode_expulsion_page(changed).votes)
@@ -617,7 +616,7 @@ def test_no_change_of_a_genuine_page_puts_anybody_else_out(data: st.DataObject) 
 def test_a_damaged_file_is_refused_or_puts_nobody_else_out(data: st.DataObject) -> None:
     node, chain = new(), Chain(EQUAL)
     hear(node, chain, *_signed_by_all())
-    changed = data.draw(altered([encode_saved(node[1].saved())]))
+    changed = data.draw(altered([to_msgpack(node[1].saved())]))
     roll, again = new()
     try:
         again.restore(decode_saved(changed))

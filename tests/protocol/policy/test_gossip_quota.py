@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.gossip_quota import (
+from gossamer.protocol.policy.conduct.gossip_quota import (
     ASKER_RATE,
     AUTHOR_RATE,
     FLOOD_MESSAGES,
@@ -14,7 +14,7 @@ from gossamer.protocol.policy.gossip_quota import (
     AnswerQuota,
     GossipQuota,
 )
-from gossamer.protocol.policy.throttle import THROTTLES_MAX
+from gossamer.protocol.policy.conduct.throttle import THROTTLES_MAX
 
 FORWARDER = PeerId("forwarder")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice, is_most_of
+from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX, HeadChoice, is_most_of
 from gossamer.protocol.standing import STANDING_ROUNDS
 from tests.support.builders import peers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.protocol.policy.network_bans import (
+from gossamer.protocol.policy.conduct.network_bans import (
     BAN_SECONDS,
     BAN_SECONDS_MAX,
     FORGET_SECONDS,
@@ -61,5 +61,5 @@ def test_a_flood_of_networks_frees_none_that_is_banned() -> None:
     ban_keys(bans, 0.0, 1)
     for number in range(2 * NETWORKS_MAX):
         bans.key_banned(1.0, f"{number}", peer(number % 200), 60.0)
-    assert len(bans) == NETWORKS_MAX
+    assert len(bans._conduct) == NETWORKS_MAX
     assert bans.is_banned(1.0, HOME)

@@ -11,8 +11,6 @@ from gossamer.protocol.accounting.partitions import named_tokens_max, round_toke
 from gossamer.protocol.errors import (
     ImplausibleError,
     MalformedError,
-    RemoteProtocolError,
-    VersionError,
 )
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Trust
@@ -35,45 +33,38 @@ ROOT = digest_of(b"records")
 
 
 @pytest.mark.parametrize(
-    ("trust", "sync", "root", "error"),
+    ("trust", "sync", "root"),
     [
-        ("open", "diloco", ROOT, MalformedError),
-        ("members", "distro", b"", MalformedError),
-        ("members", "sparse", ROOT, VersionError),
-        ("members", "diloco", ROOT, VersionError),
+        ("open", "diloco", ROOT),
+        ("members", "distro", b""),
+        ("members", "sparse", ROOT),
+        ("members", "diloco", ROOT),
     ],
 )
-def test_a_root_is_there_as_the_manifest_says(
-    trust: Trust, sync: SyncMode, root: bytes, error: type[RemoteProtocolError]
-) -> None:
+def test_a_root_is_there_as_the_manifest_says(trust: Trust, sync: SyncMode, root: bytes) -> None:
     bounds = WorkBounds(msgspec.structs.replace(manifest(trust=trust), sync=sync))
     commitment = SECRET if trust == "members" else b""
     good = ready(root=root, commitment=commitment)
     bad = ready(root=b"" if root else ROOT, commitment=commitment)
     bounds.check_statement(good, RUN_ID)
-    with pytest.raises(error, match="a root over its"):
+    with pytest.raises(MalformedError, match="a root over its"):
         bounds.check_statement(bad, RUN_ID)
     members = [sealed(peer(0), good), sealed(peer(1), bad)]
     bounds.check_statement(Roster(5, HEAD, 0, (members[0],), "fp16", 4096), RUN_ID)
-    with pytest.raises(error, match="a root over its"):
+    with pytest.raises(MalformedError, match="a root over its"):
         bounds.check_statement(Roster(5, HEAD, 0, tuple(members), "fp16", 4096), RUN_ID)
 
 
 @pytest.mark.parametrize(
-    ("trust", "sync", "error"),
-    [
-        ("members", "diloco", VersionError),
-        ("members", "distro", VersionError),
-        ("open", "diloco", MalformedError),
-    ],
+    ("trust", "sync"), [("members", "diloco"), ("members", "distro"), ("open", "diloco")]
 )
 def test_a_commitment_to_a_secret_is_there_where_sums_are_audited(
-    trust: Trust, sync: SyncMode, error: type[RemoteProtocolError]
+    trust: Trust, sync: SyncMode
 ) -> None:
     bounds = WorkBounds(msgspec.structs.replace(manifest(trust=trust), sync=sync))
     root, is_audited = b"" if sync == "distro" else ROOT, trust == "members"
     bounds.check_statement(ready(root=root, commitment=SECRET * is_audited), RUN_ID)
-    with pytest.raises(error, match="commitment to a secret"):
+    with pytest.raises(MalformedError, match="commitment to a secret"):
         bounds.check_statement(ready(root=root, commitment=SECRET * (not is_audited)), RUN_ID)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.policy.audits import AUDITORS, MEMORY_ROUNDS, audit_after
-from gossamer.protocol.policy.poor_work import MARKS_MAX, PoorWork
-from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SITS_OUT_ROUNDS, SITS_OUT_ROUNDS_MAX
-from gossamer.protocol.policy.verdicts import Verdicts
+from gossamer.protocol.policy.auditing.audits import AUDITORS, MEMORY_ROUNDS, audit_after
+from gossamer.protocol.policy.auditing.poor_work import MARKS_MAX, PoorWork
+from gossamer.protocol.policy.auditing.verdicts import Verdicts
+from gossamer.protocol.policy.conduct.sit_out import (
+    FORGET_ROUNDS,
+    SITS_OUT_ROUNDS,
+    SITS_OUT_ROUNDS_MAX,
+)
 from gossamer.protocol.wire.audit_messages import Verdict
 
 PEERS = tuple(PeerId(name) for name in "abcdefgh")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy import ring_conduct
-from gossamer.protocol.policy.conduct_record import MARKS_MAX, UNFAIR_MAX, WRONG_MAX
-from gossamer.protocol.policy.ring_conduct import (
+from gossamer.protocol.policy.conduct import ring_conduct
+from gossamer.protocol.policy.conduct.conduct_record import MARKS_MAX, UNFAIR_MAX, WRONG_MAX
+from gossamer.protocol.policy.conduct.ring_conduct import (
     ACCUSERS_MAX,
     LOST_FACTOR,
     MEMBERS_MIN,
@@ -17,7 +17,11 @@ from gossamer.protocol.policy.ring_conduct import (
     RingConduct,
     VotesSeen,
 )
-from gossamer.protocol.policy.sit_out import FORGET_ROUNDS, SITS_OUT_ROUNDS, SITS_OUT_ROUNDS_MAX
+from gossamer.protocol.policy.conduct.sit_out import (
+    FORGET_ROUNDS,
+    SITS_OUT_ROUNDS,
+    SITS_OUT_ROUNDS_MAX,
+)
 from tests.support.builders import peers
 
 ME, A, B, C, D = ORDER = peers(5)

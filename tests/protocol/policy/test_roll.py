@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.policy import roll as roll_module
-from gossamer.protocol.policy.revocations import REVOCATIONS_MAX
-from gossamer.protocol.policy.roll import (
+from gossamer.protocol.policy.members import roll as roll_module
+from gossamer.protocol.policy.members.revocations import REVOCATIONS_MAX
+from gossamer.protocol.policy.members.roll import (
     NO_PAGE,
     STRANGERS,
     NotWelcomeError,
     Roll,
 )
-from gossamer.protocol.policy.roll_order import SPONSORED_MAX
+from gossamer.protocol.policy.members.roll_order import SPONSORED_MAX
 from gossamer.protocol.wire.invitation_messages import (
     DEPTH_MAX,
     Certificate,
@@ -30,7 +31,6 @@ from gossamer.protocol.wire.invitation_messages import (
     Revocation,
     RollPage,
     decode_page,
-    encode,
     proof_bytes,
 )
 from tests.support.builders import RUN_ID, members_of, peer, sign_as, verify
@@ -127,8 +127,8 @@ def test_a_newcomer_comes_in_by_a_chain_though_all_above_it_are_away() -> None:
 
 def test_a_certificate_and_its_proof_have_some_250_bytes() -> None:
     made = come_in(new_roll(), A, 1, certificate(ROOT, 1))
-    assert len(encode(made.certificate)) + len(made.proof) + len(made.newcomer) < 260
-    assert len(encode(made)) < 360
+    assert len(to_msgpack(made.certificate)) + len(made.proof) + len(made.newcomer) < 260
+    assert len(to_msgpack(made)) < 360
 
 
 def test_one_invitation_with_one_slot_lets_in_one_identity() -> None:
@@ -354,7 +354,7 @@ def test_no_change_of_a_genuine_page_lets_anybody_else_in(data: st.DataObject) -
     genuine = new_roll()
     three_levels(genuine)
     genuine.add(revocation(A, B))
-    changed = data.draw(altered([encode(genuine.page())]))
+    changed = data.draw(altered([to_msgpack(genuine.page())]))
     roll = new_roll()
     try:
         roll.add(decode_page(changed))
@@ -419,7 +419,7 @@ def exchange(one: Roll, other: Roll) -> None:
     """One takes what it lacks from the other, as over the wire."""
     held = set(one.digests())
     wanted = {each for each in other.digests() if each not in held}
-    one.add(decode_page(encode(other.pieces(wanted))))
+    one.add(decode_page(to_msgpack(other.pieces(wanted))))
 
 
 @st.composite
@@ -470,7 +470,7 @@ def test_members_that_saw_different_newcomers_agree_after_comparing(
     for number, slots in ((1, 2), (2, 1), (3, 2), (4, 1), (5, 1)):
         assert len(rolls[0].of_certificate(public_key_of(one_time(number)))) <= slots
     again = new_roll()
-    again.add(decode_page(encode(rolls[0].page())))
+    again.add(decode_page(to_msgpack(rolls[0].page())))
     assert again.digest() == rolls[0].digest(), "a restart changes nothing"
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
-from gossamer.protocol.policy.audits import MEMORY_ROUNDS
-from gossamer.protocol.policy.sum_audits import (
+from gossamer.protocol.policy.auditing.audits import MEMORY_ROUNDS
+from gossamer.protocol.policy.auditing.sum_audits import (
     AuditSecrets,
     SumVerdicts,
     audited_chunk,

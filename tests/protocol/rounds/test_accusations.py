@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.ring_members import Accusations
 from tests.support.builders import peers
 
 A, B, C, D = MEMBERS = peers(4)
@@ -85,8 +85,8 @@ def test_members_that_hold_each_other_in_hold_the_same_members_out(
     queue: list[tuple[int, int, int]] = []  # hearer, author, accused
 
     def say(author: int, accused: int) -> None:
-        """An author accuses a member as in `Attempt.accuse`. A member that is out does not accuse,
-        and a member that it holds to be out is not accused."""
+        """An author accuses a member as in `FollowedRing.accuse`. A member that is out does not
+        accuse, and a member that it holds to be out is not accused."""
         view = views[members[author]]
         if {members[author], members[accused]} & view.out:
             return

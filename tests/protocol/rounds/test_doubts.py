@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.accusations import (
+from gossamer.protocol.rounds.ring_members import (
     ANSWER_SECONDS,
     BASELESS,
     Accusations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from gossamer.protocol.rounds.living_members import LivingMembers
+from gossamer.protocol.rounds.ring_members import LivingMembers
 from tests.support.builders import peers
 
 RING = peers(5)

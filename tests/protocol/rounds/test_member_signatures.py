@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.equivocation import open_equivocation
+from gossamer.protocol.policy.conduct.equivocation import open_equivocation
 from gossamer.protocol.rounds import ring_signatures
 from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.ring_signatures import MemberSignatures, SignedAverages, SignedSteps

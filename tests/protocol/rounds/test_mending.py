@@ -11,7 +11,6 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.accusations import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.actions import Action, LeftOut, Publish
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring_choice import (
@@ -22,6 +21,7 @@ from gossamer.protocol.rounds.ring_choice import (
     REPLACE_SECONDS,
     waited_in_vain,
 )
+from gossamer.protocol.rounds.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.ring_order import encode_links, rank_order
 from gossamer.protocol.rounds.roster import (
     RoundHints,
@@ -33,7 +33,7 @@ from gossamer.protocol.rounds.roster import (
 from gossamer.protocol.rounds.round import LEFT_RINGS_MAX, Round
 from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed
-from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
+from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
 ORGANISER, FIRST, SECOND, VICTIM = MEMBERS = rank_order(HEAD, 0, peers(4))
 GATHER_SECONDS = 20.0
@@ -68,14 +68,14 @@ def at_work(
 
 def without_victim(attempt: int = 0) -> tuple[Signed, Roster]:
     envelopes = {peer: said(peer)[0] for peer in MEMBERS if peer != VICTIM}
-    made = make_roster(HEAD, 5, attempt, envelopes, "fp32", 1024)
+    made = make_roster(HEAD, 5, attempt, envelopes, RING_RULES)
     return sealed(ORGANISER, made), made
 
 
 def of_members(*members: PeerId, attempt: int = 0) -> tuple[Signed, Roster]:
     """The first of them organises it."""
     envelopes = {peer: said(peer)[0] for peer in members}
-    made = make_roster(HEAD, 5, attempt, envelopes, "fp32", 1024)
+    made = make_roster(HEAD, 5, attempt, envelopes, RING_RULES)
     return sealed(members[0], made), made
 
 
@@ -287,7 +287,7 @@ def test_a_late_roster_of_a_dead_organiser_takes_no_member_out_of_the_ring_that_
     machine = at_work(FIRST, RoundHints(), [ORGANISER, SECOND, VICTIM])
     machine.expect(LATE, [SECOND, VICTIM])
     envelopes = {peer: said(peer)[0] for peer in (FIRST, SECOND, VICTIM)}
-    made = make_roster(HEAD, 5, 0, envelopes, "fp32", 1024)
+    made = make_roster(HEAD, 5, 0, envelopes, RING_RULES)
     machine.statement(LATE, sealed(SECOND, made), made)
     assert num_members(machine) == 3
     machine.statement(LATE + 0.3, *without_victim())
@@ -312,7 +312,7 @@ def test_a_ring_that_was_followed_for_long_is_left_for_no_mended_one() -> None:
     machine = at_work(SECOND, RoundHints(), [ORGANISER, FIRST, VICTIM])
     machine.expect(LATE, [FIRST, VICTIM])
     envelopes = {peer: said(peer)[0] for peer in (FIRST, SECOND, VICTIM)}
-    made = make_roster(HEAD, 5, 0, envelopes, "fp32", 1024)
+    made = make_roster(HEAD, 5, 0, envelopes, RING_RULES)
     machine.statement(LATE, sealed(FIRST, made), made)
     ring = machine.ring
     assert ring is not None

@@ -16,7 +16,7 @@ from gossamer.protocol.rounds.roster import RoundRules, make_roster
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Accusation, Roster, Signed
-from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
+from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
 ME, ROGUE, OTHER = MEMBERS = rank_order(HEAD, 0, peers(3))
 
@@ -44,7 +44,7 @@ def rosters(organiser: PeerId, count: int, attempt: int = 0) -> list[tuple[Signe
     for number in range(count):
         readies = {peer: sealed(peer, ready()) for peer in MEMBERS}
         readies[organiser] = sealed(organiser, ready(sequence=100 + number))
-        roster = make_roster(HEAD, 5, attempt, readies, "fp32", 1024)
+        roster = make_roster(HEAD, 5, attempt, readies, RING_RULES)
         made.append((sealed(organiser, roster), roster))
     return sorted(made, key=lambda each: ring_id_of(each[0]), reverse=True)
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.rounds.accusations import Accusations
 from gossamer.protocol.rounds.actions import (
     Contradicted,
     Contribute,
@@ -27,6 +26,7 @@ from gossamer.protocol.rounds.actions import (
 )
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average, Inventory, Payload
 from gossamer.protocol.rounds.ring import RingReduce
+from gossamer.protocol.rounds.ring_members import Accusations
 from tests.support.builders import peers
 
 STEPS_MAX = 20_000
@@ -121,7 +121,7 @@ class RingMachine(RuleBasedStateMachine):
         self.do(member, member.ring.average_finished(task.chunk, payload, digest))
 
     def accuse(self, member: Member, author: PeerId, accused: PeerId) -> None:
-        """A member hears an accusation, and does what `attempt` does."""
+        """A member hears an accusation, and does what `followed_ring` does."""
         if member.accusations.accuse(author, accused):
             self.do(member, member.ring.member_removed(accused))
             if accused == member.me != author:

@@ -28,6 +28,7 @@ from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Roster, Signed
 from tests.support.builders import (
     HEAD,
+    RING_RULES,
     RUN_ID,
     announce,
     peer,
@@ -142,11 +143,13 @@ def envelopes(members: list[PeerId]) -> dict[PeerId, Signed]:
 
 def reopened(roster: Roster, organiser: PeerId | None = None, codec: str = "fp32") -> Ring:
     author = organiser or PeerId(roster.members[0].author)
-    return open_roster(sealed(author, roster), roster, RUN_ID, verify, codec, 1024)
+    return open_roster(
+        sealed(author, roster), roster, RUN_ID, verify, RING_RULES._replace(codec=codec)
+    )
 
 
 def test_a_roster_becomes_a_ring_in_rank_order() -> None:
-    roster = make_roster(HEAD, 5, 2, envelopes(MEMBERS), "fp32", 1024)
+    roster = make_roster(HEAD, 5, 2, envelopes(MEMBERS), RING_RULES)
     ring = reopened(roster)
     assert list(ring.members) == rank_order(HEAD, 2, MEMBERS)
     assert ring.weights == dict.fromkeys(MEMBERS, 8192)
@@ -154,19 +157,19 @@ def test_a_roster_becomes_a_ring_in_rank_order() -> None:
 
 
 def test_only_the_best_ranked_fit_a_ring() -> None:
-    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024, members_max=2)
+    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), RING_RULES._replace(members_max=2))
     assert [member.author for member in roster.members] == rank_order(HEAD, 0, MEMBERS)[:2]
     sealed_roster = sealed(PeerId(roster.members[0].author), roster)
-    open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 2)
+    open_roster(sealed_roster, roster, RUN_ID, verify, RING_RULES._replace(members_max=2))
     with pytest.raises(MalformedError, match="at most 1"):
-        open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 1)
+        open_roster(sealed_roster, roster, RUN_ID, verify, RING_RULES._replace(members_max=1))
 
 
 def test_strangers_take_no_places_of_members_that_the_organiser_knows() -> None:
     invented = peers(12)[3:]
     standpoint = Standpoint(FIRST, frozenset(OTHERS))
     ready_peers = envelopes(MEMBERS + invented)
-    roster = make_roster(HEAD, 5, 0, ready_peers, "fp32", 1024, 4, standpoint)
+    roster = make_roster(HEAD, 5, 0, ready_peers, RING_RULES._replace(members_max=4), standpoint)
     assert {member.author for member in roster.members} > {*MEMBERS}
     assert len(roster.members) == 4
 
@@ -174,7 +177,7 @@ def test_strangers_take_no_places_of_members_that_the_organiser_knows() -> None:
 def test_a_roster_stays_below_what_gossip_carries() -> None:
     wide = ready(spans=ready().spans * limits.SPANS_MAX)
     signed = {member: sealed(member, wide) for member in peers(200)}
-    roster = make_roster(HEAD, 5, 0, signed, "fp32", 1024)
+    roster = make_roster(HEAD, 5, 0, signed, RING_RULES)
     assert 1 < len(roster.members) < 200
     assert len(sealed(FIRST, roster).payload) < limits.GOSSIP_BYTES_MAX // 2
 
@@ -195,7 +198,7 @@ def test_a_roster_that_says_what_it_may_not_is_refused(
     change: dict[str, object], error: type[Exception]
 ) -> None:
     members = peers(6)
-    roster = make_roster(HEAD, 5, 0, envelopes(members), "fp32", 1024)
+    roster = make_roster(HEAD, 5, 0, envelopes(members), RING_RULES)
     if change.get("members") == "not ready":
         liar = PeerId(roster.members[0].author)
         change = {"members": (sealed(liar, announce()), *roster.members[1:])}
@@ -208,7 +211,7 @@ def test_a_roster_that_says_what_it_may_not_is_refused(
 
 
 def test_an_organiser_is_a_member() -> None:
-    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024)
+    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), RING_RULES)
     with pytest.raises(MalformedError):
         reopened(roster, organiser=peer(9))
 

@@ -15,24 +15,29 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.ring_conduct import VotesSeen
+from gossamer.protocol.policy.conduct.ring_conduct import VotesSeen
 from gossamer.protocol.rounds import round as round_module
-from gossamer.protocol.rounds.accusations import ANSWER_SECONDS, BASELESS, REPEATED
 from gossamer.protocol.rounds.actions import (
     Action,
+    AverageArrived,
+    AverageFinished,
     BeginRing,
     Committed,
     Compute,
+    Computed,
     Contested,
     Contribute,
+    Contributed,
     FinishAverage,
+    LinkBroken,
     Publish,
     Removed,
     Send,
+    SumArrived,
 )
-from gossamer.protocol.rounds.attempt import LONE_SECONDS, STALLED
 from gossamer.protocol.rounds.commit import (
     DISAGREE_SECONDS,
     SPREAD_SECONDS,
@@ -40,6 +45,7 @@ from gossamer.protocol.rounds.commit import (
     Parent,
 )
 from gossamer.protocol.rounds.commit_proof import open_commit
+from gossamer.protocol.rounds.followed_ring import LONE_SECONDS, STALLED
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average
 from gossamer.protocol.rounds.patience import (
     KEPT_SECONDS,
@@ -51,6 +57,7 @@ from gossamer.protocol.rounds.patience import (
     kept_seconds,
 )
 from gossamer.protocol.rounds.ring_choice import OPENED_OF_ONE_MAX
+from gossamer.protocol.rounds.ring_members import ANSWER_SECONDS, BASELESS, REPEATED
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -62,7 +69,7 @@ from gossamer.protocol.rounds.roster import (
 )
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_view import LATER_FACTOR
-from gossamer.protocol.state.chain import Commit, encode_header, signers_of
+from gossamer.protocol.state.chain import Commit, signers_of
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
 from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
@@ -98,12 +105,12 @@ def envelopes(members: list[PeerId]) -> dict[PeerId, Signed]:
 
 
 def roster(members: list[PeerId], attempt: int = 0) -> tuple[Signed, Roster]:
-    made = make_roster(HEAD, 5, attempt, envelopes(members), "fp32", 1024)
+    made = make_roster(HEAD, 5, attempt, envelopes(members), RING_RULES)
     return sealed(PeerId(made.members[0].author), made), made
 
 
 def ring_of(members: list[PeerId], attempt: int = 0) -> Ring:
-    return open_roster(*roster(members, attempt), RUN_ID, verify, "fp32", 1024)
+    return open_roster(*roster(members, attempt), RUN_ID, verify, RING_RULES)
 
 
 def published(actions: list[Action]) -> list[object]:
@@ -145,10 +152,10 @@ def test_one_peer_alone_commits_alone() -> None:
     assert round_.ring is not None
     ring_id = round_.ring.ring_id
     assert of(Contribute, actions) == [Contribute(0, None)]
-    assert round_.contributed(1.0, ring_id, 0, b"sum") == [FinishAverage(0, b"sum", 1)]
-    (compute,) = round_.average_finished(2.0, ring_id, 0, b"f", digest_of(b"f"))
+    assert round_.ring_event(1.0, ring_id, Contributed(0, b"sum")) == [FinishAverage(0, b"sum", 1)]
+    (compute,) = round_.ring_event(2.0, ring_id, AverageFinished(0, b"f", digest_of(b"f")))
     assert isinstance(compute, Compute)
-    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    actions = round_.ring_event(3.0, ring_id, Computed(compute.generation, digest_of(b"state")))
     (committed,) = of(Committed, actions)
     assert isinstance(committed, Committed)
     header = open_commit(committed.commit, RUN_ID, verify, RING_RULES)
@@ -169,10 +176,10 @@ def test_a_round_in_which_no_member_has_a_part_is_none(abstains: bool) -> None:
     round_.ready(0.0, ready())
     assert round_.ring is not None
     ring_id = round_.ring.ring_id
-    round_.contributed(1.0, ring_id, 0, step)
-    (compute,) = round_.average_finished(2.0, ring_id, 0, step, digest_of(step))
+    round_.ring_event(1.0, ring_id, Contributed(0, step))
+    (compute,) = round_.ring_event(2.0, ring_id, AverageFinished(0, step, digest_of(step)))
     assert isinstance(compute, Compute)
-    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    actions = round_.ring_event(3.0, ring_id, Computed(compute.generation, digest_of(b"state")))
     assert bool(of(Committed, actions)) != abstains
     if abstains:  # and gathers again
         assert published(actions) == [Accusation(ring_id, ME, "nothing was done in it")]
@@ -187,11 +194,16 @@ def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> Non
     round_.statement(0.0, *roster([ME, NEXT]))
     assert round_.ring is not None
     ring_id = round_.ring.ring_id
-    round_.link_failed(6.0, ring_id, NEXT, "timeout: silent")
-    round_.contributed(7.0, ring_id, 0, b"sum")
-    (compute,) = of(Compute, round_.average_finished(8.0, ring_id, 0, b"f", digest_of(b"f")))
+    round_.ring_event(6.0, ring_id, LinkBroken(NEXT, "timeout: silent"))
+    round_.ring_event(7.0, ring_id, Contributed(0, b"sum"))
+    (compute,) = of(
+        Compute, round_.ring_event(8.0, ring_id, AverageFinished(0, b"f", digest_of(b"f")))
+    )
     assert isinstance(compute, Compute)
-    assert of(Committed, round_.computed(9.0, ring_id, compute.generation, digest_of(b"state")))
+    assert of(
+        Committed,
+        round_.ring_event(9.0, ring_id, Computed(compute.generation, digest_of(b"state"))),
+    )
     assert round_.hints == before
 
 
@@ -250,7 +262,7 @@ def test_a_preferred_roster_replaces_the_ring_and_the_others_hear_that_i_left() 
     assert published(actions) == [Accusation(first, NEXT, "follows another ring")]
     assert of(BeginRing, actions)
     assert round_.statement(2.0, *roster([NEXT, LAST])) == []
-    assert round_.contributed(3.0, first, 0, b"sum") == []  # an answer for the old ring
+    assert round_.ring_event(3.0, first, Contributed(0, b"sum")) == []  # an answer for the old ring
 
 
 def test_a_ring_without_me_is_waited_for() -> None:
@@ -307,14 +319,14 @@ def test_a_roster_with_what_i_said_in_anothers_name_is_not_mine() -> None:
 
 def test_a_failed_link_is_an_accusation() -> None:
     round_, ring_id = in_ring()
-    round_.contributed(1.0, ring_id, 0, b"sum")
-    actions = round_.link_failed(2.0, ring_id, NEXT, "reset")
+    round_.ring_event(1.0, ring_id, Contributed(0, b"sum"))
+    actions = round_.ring_event(2.0, ring_id, LinkBroken(NEXT, "reset"))
     assert published(actions) == [Accusation(ring_id, NEXT, "reset")]
     order = ME, NEXT, LAST
     removed = Removed(NEXT, "reset", "found here", ME, order, num_members=len(order))
     assert of(Removed, actions) == [removed]
     assert of(Send, actions) == [Send(LAST, 0, 0b001, None, b"sum")]
-    assert round_.link_failed(3.0, ring_id, NEXT, "reset") == []
+    assert round_.ring_event(3.0, ring_id, LinkBroken(NEXT, "reset")) == []
     assert round_.removed == {NEXT}
     assert sum(round_.attainable.values()) == 2 * 8192
 
@@ -387,7 +399,7 @@ def test_a_member_that_one_alone_put_out_may_be_at_work_all_the_same() -> None:
     assert said_by_itself(round_, ring_id, "restarted") == [], "it had died"
     assert said_by_itself(round_, ring_id, at_work) == [Contested(NEXT, LAST, 3)]
     round_, ring_id = in_ring()
-    round_.link_failed(1.0, ring_id, LAST, "reset")
+    round_.ring_event(1.0, ring_id, LinkBroken(LAST, "reset"))
     round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
     assert said_by_itself(round_, ring_id, at_work) == [], "two found the same"
     round_, ring_id = in_ring()
@@ -543,13 +555,15 @@ def test_the_last_of_a_ring_begins_again_where_two_accusers_are_needed(accusers:
     round_.statement(0.0, *roster(MEMBERS))
     assert round_.ring is not None
     ring_id = round_.ring.ring_id
-    round_.contributed(1.0, ring_id, 0, b"sum")
-    round_.link_failed(2.0, ring_id, NEXT, "reset")
-    round_.link_failed(2.0, ring_id, LAST, "reset")
+    round_.ring_event(1.0, ring_id, Contributed(0, b"sum"))
+    round_.ring_event(2.0, ring_id, LinkBroken(NEXT, "reset"))
+    round_.ring_event(2.0, ring_id, LinkBroken(LAST, "reset"))
     round_.expect(2.0, [])
-    (compute,) = of(Compute, round_.average_finished(2.0, ring_id, 0, b"f", digest_of(b"f")))
+    (compute,) = of(
+        Compute, round_.ring_event(2.0, ring_id, AverageFinished(0, b"f", digest_of(b"f")))
+    )
     assert isinstance(compute, Compute)
-    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    actions = round_.ring_event(3.0, ring_id, Computed(compute.generation, digest_of(b"state")))
     assert [type(each) for each in of(Committed, actions)] == [Committed] * (accusers == 1)
     if accusers == 1:
         return
@@ -568,7 +582,7 @@ def test_a_member_that_is_out_says_so_and_listens() -> None:
     assert round_.successor is None
     assert round_.attainable == {}
     states = [round_.state]
-    assert round_.link_failed(2.0, ring_id, NEXT, "reset") == []
+    assert round_.ring_event(2.0, ring_id, LinkBroken(NEXT, "reset")) == []
     for seconds in (STALL_SECONDS - 0.1, STALL_SECONDS):
         round_.tick(1.0 + seconds)
         states.append(round_.state)
@@ -618,8 +632,8 @@ def passed_on(lacks: int, hints: RoundHints = NO_HINTS) -> tuple[Round, Digest, 
     me = MEMBERS[2 - lacks]
     round_, ring_id = in_ring(me, hints=hints)
     if lacks == 1:
-        round_.partial_sum_received(1.0, ring_id, 0, ArrivedSum(ME, 1, b"one"))
-    (send,) = round_.contributed(1.0, ring_id, 0, b"sum")
+        round_.ring_event(1.0, ring_id, SumArrived(0, ArrivedSum(ME, 1, b"one")))
+    (send,) = round_.ring_event(1.0, ring_id, Contributed(0, b"sum"))
     assert isinstance(send, Send)
     return round_, ring_id, send.peer
 
@@ -655,8 +669,8 @@ def test_patience_is_long_where_members_are_out_or_have_all_averages(trouble: st
     members = rank_order(HEAD, 0, peers(4))
     first, second, me, last = members
     round_, ring_id = in_ring(me, members)
-    round_.partial_sum_received(1.0, ring_id, 0, ArrivedSum(second, 0b11, b"two"))
-    round_.contributed(1.0, ring_id, 0, b"sum")
+    round_.ring_event(1.0, ring_id, SumArrived(0, ArrivedSum(second, 0b11, b"two")))
+    round_.ring_event(1.0, ring_id, Contributed(0, b"sum"))
     if trouble == "out":
         round_.statement(1.0, *accusation_of(ring_id, first)(second))
     else:
@@ -674,7 +688,7 @@ def test_a_sum_that_comes_before_the_accusation_does_not_hide_how_long_the_ring_
     """The accuser goes on without the accused at once, and its sums are faster than gossip."""
     round_, ring_id = in_ring(LAST)
     ticked(round_, 0.0, 5.0)
-    round_.partial_sum_received(5.0, ring_id, 0, ArrivedSum(ME, 1, b"one"))
+    round_.ring_event(5.0, ring_id, SumArrived(0, ArrivedSum(ME, 1, b"one")))
     (removed,) = of(Removed, round_.statement(5.1, *accusation_of(ring_id, NEXT)(ME)))
     assert isinstance(removed, Removed)
     assert removed.still_seconds == pytest.approx(5.0, abs=0.2)
@@ -721,10 +735,10 @@ def voting(round_: Round, ring_id: Digest) -> Vote:
     assert round_.ring is not None
     *others, last = round_.ring.members
     average = Average((2 << len(others)) - 1, digest_of(b"f"), len(others), b"f")
-    (compute,) = of(Compute, round_.average_received(1.0, ring_id, last, 0, average))
+    (compute,) = of(Compute, round_.ring_event(1.0, ring_id, AverageArrived(last, 0, average)))
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
-    actions = round_.computed(2.0, ring_id, compute.generation, digest_of(b"state"))
+    actions = round_.ring_event(2.0, ring_id, Computed(compute.generation, digest_of(b"state")))
     (vote,) = published(actions)
     assert isinstance(vote, Vote)
     return vote
@@ -755,7 +769,7 @@ def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None
     round_, ring_id = in_ring()
     vote = voting(round_, ring_id)
     assert not of(Committed, round_.statement(3.0, *accusation_of(ring_id, LAST)(NEXT)))
-    actions = round_.link_failed(4.0, ring_id, NEXT, "reset")
+    actions = round_.ring_event(4.0, ring_id, LinkBroken(NEXT, "reset"))
     assert len(of(Committed, actions)) == 1
     assert [s.header_digest for s in published(actions) if isinstance(s, Vote)] == [
         vote.header_digest
@@ -766,11 +780,11 @@ def test_a_better_average_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
     worse = Average(0b111, digest_of(b"worst"), 2, b"worst")
     assert worse.digest > digest_of(b"f")
-    (first,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, worse))
+    (first,) = of(Compute, round_.ring_event(1.0, ring_id, AverageArrived(LAST, 0, worse)))
     assert isinstance(first, Compute)
     vote = voting(round_, ring_id)
     assert vote.sequence == 1
-    stale = round_.computed(3.0, ring_id, first.generation, digest_of(b"stale"))
+    stale = round_.ring_event(3.0, ring_id, Computed(first.generation, digest_of(b"stale")))
     assert stale == []
 
 
@@ -780,11 +794,13 @@ def test_a_better_average_after_the_vote_is_computed_and_voted_for_again() -> No
     better = min((b"a", b"b", b"c", b"d"), key=digest_of)
     assert digest_of(better) < digest_of(b"f")
     average = Average(0b111, digest_of(better), 2, better)
-    received = round_.average_received(3.0, ring_id, LAST, 0, average)
+    received = round_.ring_event(3.0, ring_id, AverageArrived(LAST, 0, average))
     (compute,) = of(Compute, received)
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
-    (vote,) = published(round_.computed(4.0, ring_id, compute.generation, digest_of(b"better")))
+    (vote,) = published(
+        round_.ring_event(4.0, ring_id, Computed(compute.generation, digest_of(b"better")))
+    )
     assert isinstance(vote, Vote)
     assert vote.sequence == 2
     assert vote.header_digest != first.header_digest
@@ -812,9 +828,9 @@ def test_a_record_that_one_member_signed_alone_does_not_end_the_round() -> None:
     assert round_.ring is not None
     liar, *others = (peer for peer in round_.ring.members if peer != ME)
     alone = Vote(ring_id, 1, vote.header_digest, tuple(sorted([ME, *others])))
-    proposal = round_._attempt._proposal  # type: ignore[union-attr]
+    proposal = round_._followed._proposal  # type: ignore[union-attr]
     assert proposal is not None
-    record = Commit(encode_header(proposal.header), round_.ring.envelope, (sealed(liar, alone),))
+    record = Commit(to_msgpack(proposal.header), round_.ring.envelope, (sealed(liar, alone),))
     open_commit(record, RUN_ID, verify, RING_RULES)
     assert round_.commit_received(record) == []
     honest = Vote(ring_id, 1, vote.header_digest, ())
@@ -838,9 +854,7 @@ def test_few_rosters_of_one_organiser_are_opened_for_one_head(
     round_ = machine()
     round_.expect(0.0, [NEXT, LAST])
     for number in range(2 * OPENED_OF_ONE_MAX):
-        flooded = make_roster(
-            HEAD, 5, 0, {NEXT: sealed(NEXT, ready(sequence=number))}, "fp32", 1024
-        )
+        flooded = make_roster(HEAD, 5, 0, {NEXT: sealed(NEXT, ready(sequence=number))}, RING_RULES)
         round_.statement(0.0, sealed(NEXT, flooded), flooded)
     assert opened == [NEXT] * OPENED_OF_ONE_MAX
     round_.ready(1.0, ready())

@@ -8,7 +8,7 @@ from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
-from gossamer.protocol.policy.equivocation import open_equivocation
+from gossamer.protocol.policy.conduct.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Contradicted, Signer
 from gossamer.protocol.rounds.inventory import Average, SignedDigest
 from gossamer.protocol.rounds.ring_signatures import SignedAverages

@@ -10,12 +10,12 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
 from gossamer.protocol.rounds.ring_order import rank_order
-from gossamer.protocol.rounds.roster import RoundRules
-from gossamer.protocol.rounds.strangers_wait import (
-    GOSSIP_SECONDS,
+from gossamer.protocol.rounds.roster import (
     NO_WAIT,
-    SHARE,
-    WAITS_MAX,
+    STRANGER_WAITS_MAX,
+    STRANGERS_GOSSIP_SECONDS,
+    STRANGERS_SHARE,
+    RoundRules,
     StrangersWait,
 )
 from tests.support.builders import HEAD, peers, ready, ring_of, sealed
@@ -25,7 +25,7 @@ RULES = RoundRules(SumPayloads(codec("fp32")), 1024, 1, GATHER, 0.3, attempt_sec
 PEERS = peers(6)
 ME, MEMBER, *STRANGERS = rank_order(HEAD, 0, PEERS)
 TICK = 0.1
-SPENT = StrangersWait(WAITS_MAX * GATHER)
+SPENT = StrangersWait(STRANGER_WAITS_MAX * GATHER)
 
 
 class Rounds:
@@ -72,19 +72,21 @@ def test_strangers_hold_up_rounds_for_a_share_of_the_time(
     state = Rounds(now)
     for training_seconds, is_trailing in rounds:
         state.one(training_seconds, trailing=is_trailing)
-    most = WAITS_MAX * (GATHER + TICK) + SHARE * (state.now - now)
+    most = STRANGER_WAITS_MAX * (GATHER + TICK) + STRANGERS_SHARE * (state.now - now)
     assert state.held_seconds <= most
 
 
 def test_after_all_waits_in_vain_there_is_another_one_within_so_many_waits() -> None:
     """So a newcomer gets in beside strangers that lie."""
     state = Rounds()
-    in_vain = [state.one(0.5) > GOSSIP_SECONDS for _ in range(2 * WAITS_MAX)]
+    in_vain = [state.one(0.5) > STRANGERS_GOSSIP_SECONDS for _ in range(2 * STRANGER_WAITS_MAX)]
     assert not in_vain[-1]
     since = state.now
-    held = next(each for each in iter(lambda: state.one(0.5), None) if each > GOSSIP_SECONDS)
+    held = next(
+        each for each in iter(lambda: state.one(0.5), None) if each > STRANGERS_GOSSIP_SECONDS
+    )
     assert held >= GATHER_SECONDS_MIN - TICK
-    assert state.now - since <= GATHER / SHARE + held
+    assert state.now - since <= GATHER / STRANGERS_SHARE + held
 
 
 @pytest.mark.parametrize("is_spent", [False, True])
@@ -125,13 +127,15 @@ def test_no_roster_of_another_organiser_waits_for_strangers(is_spent: bool) -> N
 def test_the_waits_of_others_count_for_a_peer_that_does_not_wait(is_spent: bool) -> None:
     began = StrangersWait(SPENT.spent_seconds if is_spent else 0.0)
     waited = began.after(GATHER, GATHER).spent_seconds - began.spent_seconds
-    assert waited == (GATHER - GOSSIP_SECONDS if is_spent else GATHER)
-    assert began.after(GOSSIP_SECONDS / 2, GATHER).spent_seconds == pytest.approx(
-        began.spent_seconds if is_spent else GOSSIP_SECONDS / 2
+    assert waited == (GATHER - STRANGERS_GOSSIP_SECONDS if is_spent else GATHER)
+    assert began.after(STRANGERS_GOSSIP_SECONDS / 2, GATHER).spent_seconds == pytest.approx(
+        began.spent_seconds if is_spent else STRANGERS_GOSSIP_SECONDS / 2
     )
 
 
 def test_time_makes_up_for_waits_and_never_goes_back() -> None:
-    assert SPENT.at(10.0).spent_seconds == pytest.approx(SPENT.spent_seconds - 10.0 * SHARE)
+    assert SPENT.at(10.0).spent_seconds == pytest.approx(
+        SPENT.spent_seconds - 10.0 * STRANGERS_SHARE
+    )
     assert SPENT.at(1e6).spent_seconds == 0.0
     assert SPENT.at(10.0).at(5.0) == SPENT.at(10.0)

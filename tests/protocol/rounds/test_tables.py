@@ -15,6 +15,7 @@ import pytest
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.rounds.actions import Computed
 from gossamer.protocol.rounds.commit import Commitment
 from gossamer.protocol.rounds.inventory import ArrivedSum, Chunk
 from gossamer.protocol.rounds.states import TABLES, Table
@@ -88,10 +89,10 @@ def test_a_decided_header_cannot_be_voted_on_again() -> None:
 def test_the_outer_step_is_taken_once_for_the_same_averages() -> None:
     round_, ring_id = test_round.in_ring()
     test_round.voting(round_, ring_id)
-    attempt = round_._attempt
-    assert attempt is not None
+    followed = round_._followed
+    assert followed is not None
     with pytest.raises(LocalProtocolError):
-        attempt.computed(9.0, attempt._generation, digest_of(b"other state"))
+        followed.event(9.0, Computed(followed._generation, digest_of(b"other state")))
     assert round_.state == "voting"
 
 

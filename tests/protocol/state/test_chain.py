@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.state.chain import (
@@ -19,8 +20,6 @@ from gossamer.protocol.state.chain import (
     check_follows,
     decode_header,
     decode_update_index,
-    encode_header,
-    encode_update_index,
     lost_members,
     mask_bytes,
     removed_in,
@@ -34,7 +33,7 @@ MEMBERS = peers(3)
 
 
 def test_a_header_comes_back_from_its_bytes() -> None:
-    assert decode_header(encode_header(header(MEMBERS))) == header(MEMBERS)
+    assert decode_header(to_msgpack(header(MEMBERS))) == header(MEMBERS)
     assert header(MEMBERS).tokens == 300
 
 
@@ -72,16 +71,16 @@ def test_a_header_comes_back_from_its_bytes() -> None:
 )
 def test_a_header_out_of_range_is_malformed(change: dict[str, object]) -> None:
     with pytest.raises(MalformedError):
-        decode_header(encode_header(header(MEMBERS, **change)))
+        decode_header(to_msgpack(header(MEMBERS, **change)))
 
 
 def test_spans_of_a_header_are_sorted_and_may_touch_or_leave_gaps() -> None:
     spans = (Span(0, 0, 5), Span(0, 5, 6), Span(0, 8, 9), Span(2, 1, 3))
-    assert decode_header(encode_header(header(MEMBERS, spans=spans))).spans == spans
+    assert decode_header(to_msgpack(header(MEMBERS, spans=spans))).spans == spans
 
 
 def test_a_header_has_one_form() -> None:
-    data = encode_header(header(MEMBERS))
+    data = to_msgpack(header(MEMBERS))
     assert data[1] == limits.PROTOCOL_VERSION  # the version, as a small number
     with pytest.raises(MalformedError, match="canonical"):
         decode_header(data[:1] + b"\xcc\x01" + data[2:])
@@ -99,7 +98,7 @@ def test_an_update_index_is_checked_against_the_run_and_the_ring() -> None:
     average = ChunkAverage(digest_of(b"x"), mask_bytes(0b101, 3))
     assert average.mask() == 0b101
     good = UpdateIndex("fp32", (average, average))
-    assert decode_update_index(encode_update_index(good), 2, 3) == good
+    assert decode_update_index(to_msgpack(good), 2, 3) == good
     for broken, num_chunks, num_members in (
         (good, 1, 3),
         (good, 2, 2),  # member 2 does not exist
@@ -108,9 +107,9 @@ def test_an_update_index_is_checked_against_the_run_and_the_ring() -> None:
         (UpdateIndex("fp32", (ChunkAverage(digest_of(b"x"), b"\x00"),)), 1, 3),
     ):
         with pytest.raises(MalformedError):
-            decode_update_index(encode_update_index(broken), num_chunks, num_members)
+            decode_update_index(to_msgpack(broken), num_chunks, num_members)
     with pytest.raises(MalformedError):
-        decode_update_index(b"\x93" + encode_update_index(good)[1:] + b"\xc0", 2, 3)
+        decode_update_index(b"\x93" + to_msgpack(good)[1:] + b"\xc0", 2, 3)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 100), st.data())

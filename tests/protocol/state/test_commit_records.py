@@ -9,17 +9,13 @@ import msgspec
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
-from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.state.commit_records import (
-    compacted,
-    decode_commit,
-    encode_commit,
-    encode_whole,
-)
+from gossamer.protocol.state.chain import Commit, Header, Member
+from gossamer.protocol.state.commit_records import compacted, decode_commit, encode_commit
 from gossamer.protocol.wire.compact_commits import CompactCommit
 from gossamer.protocol.wire.envelopes import signing_bytes
 from gossamer.protocol.wire.statements import Ready, Signed, Span
@@ -42,14 +38,14 @@ encode = msgspec.msgpack.encode
 
 
 def is_compact(data: bytes) -> bool:
-    return data[:1] != encode_whole(RECORD)[:1]
+    return data[:1] != to_msgpack(RECORD)[:1]
 
 
 def ring_with(readies: dict[PeerId, Ready]) -> Ring:
     signed = {peer: sealed(peer, one) for peer, one in readies.items()}
-    roster = make_roster(HEAD, 5, 0, signed, "fp32", 1024)
+    roster = make_roster(HEAD, 5, 0, signed, RING_RULES)
     envelope = sealed(PeerId(roster.members[0].author), roster)
-    return open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
+    return open_roster(envelope, roster, RUN_ID, verify, RING_RULES)
 
 
 def header_with(ring: Ring, spans: Iterable[Span], **changes: object) -> Header:
@@ -83,7 +79,7 @@ def test_a_record_comes_out_as_it_went_in() -> None:
 
 
 def test_records_in_whole_form_are_read() -> None:
-    data = encode_whole(RECORD)
+    data = to_msgpack(RECORD)
     assert not is_compact(data)
     assert decode_commit(data) == RECORD
 
@@ -155,7 +151,7 @@ def _sizes(num_members: int, num_spans: int) -> tuple[float, float, float]:
     record = commit_of(ring, sorted(ring.members)[: num_members // 2 + 1], header_with(ring, spans))
     compact = compacted(record)
     assert compact is not None
-    parts = (encode(compact.header), encode(compact), encode_whole(record))
+    parts = (encode(compact.header), encode(compact), to_msgpack(record))
     return tuple(len(part) / num_members for part in parts)  # type: ignore[return-value]
 
 
@@ -197,9 +193,9 @@ def test_a_statement_in_another_form_keeps_its_record_whole(sign: object) -> Non
     members = peers(3)
     readies = {peer: sealed(peer, ready()) for peer in members[1:]}
     readies[members[0]] = sign(members[0])
-    roster = make_roster(HEAD, 5, 0, readies, "fp32", 1024)
+    roster = make_roster(HEAD, 5, 0, readies, RING_RULES)
     envelope = sealed(PeerId(roster.members[0].author), roster)
-    ring = open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
+    ring = open_roster(envelope, roster, RUN_ID, verify, RING_RULES)
     record = commit_of(ring, sorted(members), header_with(ring, ring.ready[0].spans))
     data = encode_commit(record)
     assert not is_compact(data)
@@ -323,7 +319,7 @@ def test_members_of_a_record_are_in_ring_order() -> None:
     compact: CompactCommit | None = compacted(commit_of(RING, [RING.members[2]]))
     assert compact is not None
     assert compact.voters == b"\x04"
-    assert encode_header(header_of(RING)) == decode_commit(encode(compact)).header
+    assert to_msgpack(header_of(RING)) == decode_commit(encode(compact)).header
 
 
 def votes_of(record: Commit) -> Sequence[str]:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from gossamer.protocol.state.digest import (
     chunk_bytes,
     decode_state_index,
-    encode_state_index,
     genesis_digest_of,
     index_of,
 )
@@ -58,7 +58,7 @@ def test_the_default_chunk_is_allowed_for_every_model(num_parameters: int) -> No
 def test_a_state_has_one_digest_for_its_values() -> None:
     parameters, momentum = np.arange(10, dtype=np.float32), np.ones(10, np.float32)
     index = index_of(parameters, momentum, PLAN)
-    assert decode_state_index(encode_state_index(index), PLAN) == index
+    assert decode_state_index(to_msgpack(index), PLAN) == index
     assert index.parameters[2] == digest_of(chunk_bytes(parameters, PLAN, 2))
     assert index.digest != index_of(momentum, parameters, PLAN).digest
     assert (
@@ -69,7 +69,7 @@ def test_a_state_has_one_digest_for_its_values() -> None:
 
 def test_a_state_index_fits_its_plan() -> None:
     vector = np.zeros(10, np.float32)
-    data = encode_state_index(index_of(vector, vector, PLAN))
+    data = to_msgpack(index_of(vector, vector, PLAN))
     for plan in (ChunkPlan(10, 5), ChunkPlan(13, 4)):
         with pytest.raises(MalformedError):
             decode_state_index(data, plan)

@@ -25,7 +25,7 @@ def sync_sets(num_fragments: int, model: ModelConfig = DEEP) -> SyncSets:
 
 def gathered(sync_set: SyncSet, vector: np.ndarray) -> np.ndarray:
     out = np.zeros(sync_set.plan.num_elements, np.float32)
-    sync_set.add(vector, out)
+    assert sync_set.add_work(vector, out)
     return out
 
 

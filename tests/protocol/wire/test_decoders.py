@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
+from gossamer.protocol.accounting.ledger import Ledger, decode_ledger
 from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.manifest import decode_manifest, encode_manifest
@@ -21,21 +22,19 @@ from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import Held, Inventory, decode_inventory, encode_inventory
 from gossamer.protocol.rounds.roster import open_roster
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     UpdateIndex,
     decode_header,
     decode_update_index,
-    encode_header,
-    encode_update_index,
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.commit_records import decode_commit, encode_commit, encode_whole
-from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
+from gossamer.protocol.state.commit_records import decode_commit, encode_commit
+from gossamer.protocol.state.digest import StateIndex, decode_state_index
 from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
-from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.wire.opening_messages import (
     Closed,
@@ -44,7 +43,6 @@ from gossamer.protocol.wire.opening_messages import (
     Step,
     decode_answer,
     decode_question,
-    encode_opening_message,
 )
 from gossamer.protocol.wire.statements import (
     Extension,
@@ -77,7 +75,7 @@ from tests.support.builders import (
 from tests.support.mutations import BOMBS, HUGE_HEADERS, anything
 
 Decoder = Callable[[bytes], object]
-HEADER = encode_header(header(peers(3)))
+HEADER = to_msgpack(header(peers(3)))
 COMMIT = commit_of(ring_of(peers(3)), sorted(peers(2)))
 
 
@@ -95,7 +93,7 @@ def roster(data: bytes) -> None:
     found = anyone_signed(data)
     if isinstance(found, Roster):
         envelope = Signed(peer(0), data, bytes(64))
-        open_roster(envelope, found, RUN_ID, lambda *_: True, "fp32", 1024)
+        open_roster(envelope, found, RUN_ID, lambda *_: True, RING_RULES)
 
 
 def commit(data: bytes) -> None:
@@ -121,35 +119,35 @@ STATEMENTS: list[Statement] = [
 STEP = Step(1, b"\x03", HEAD, bytes(64), RING_ID)
 INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))
 DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
-    "envelope": (decode_signed, [encode_signed(sealed(peer(0), s)) for s in STATEMENTS]),
+    "envelope": (decode_signed, [to_msgpack(sealed(peer(0), s)) for s in STATEMENTS]),
     "statement": (statement, [sealed(peer(0), s).payload for s in STATEMENTS]),
     "roster": (roster, [sealed(peer(0), ring_of(peers(3)).roster).payload]),
     "header": (decode_header, [HEADER]),
     "commit": (
         commit,
-        [encode_commit(COMMIT), encode_whole(COMMIT)],
+        [encode_commit(COMMIT), to_msgpack(COMMIT)],
     ),
     "update": (
         lambda data: decode_update_index(data, 1, 3),
-        [encode_update_index(UpdateIndex("fp32", (ChunkAverage(HEAD, b"\x07"),)))],
+        [to_msgpack(UpdateIndex("fp32", (ChunkAverage(HEAD, b"\x07"),)))],
     ),
-    "ledger": (decode_ledger, [encode_ledger(Ledger(((0, 5), (3, 9))))]),
+    "ledger": (decode_ledger, [to_msgpack(Ledger(((0, 5), (3, 9))))]),
     "state": (
         lambda data: decode_state_index(data, ChunkPlan(10, 10)),
-        [encode_state_index(StateIndex((HEAD,), (HEAD,)))],
+        [to_msgpack(StateIndex((HEAD,), (HEAD,)))],
     ),
     "manifest": (decode_manifest, [encode_manifest(manifest())]),
     "shard index": (
         decode_index,
-        [encode_index(ShardIndex(shards=(ShardInfo(HEAD, 5, 5),), heldout=()))],
+        [to_msgpack(ShardIndex(shards=(ShardInfo(HEAD, 5, 5),), heldout=()))],
     ),
     "question of an auditor": (
         decode_question,
-        [encode_opening_message(Open(HEAD, SECRET, with_part=True))],
+        [to_msgpack(Open(HEAD, SECRET, with_part=True))],
     ),
     "answer to an auditor": (
         decode_answer,
-        [encode_opening_message(Opened((STEP,), bytes(480))), encode_opening_message(Closed())],
+        [to_msgpack(Opened((STEP,), bytes(480))), to_msgpack(Closed())],
     ),
     "block request": (decode_request, [b"\x91\xc4\x20" + HEAD]),
     "block reply": (decode_reply, [encode_reply(digest_of(b"x"), found=True)]),

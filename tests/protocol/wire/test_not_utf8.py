@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.wire.envelopes import decode_signed, encode_signed
+from gossamer.protocol.wire.envelopes import decode_signed
 from gossamer.protocol.wire.statements import Signed
 
 
 def test_an_author_that_is_no_text() -> None:
-    good = encode_signed(Signed(author="ab", payload=b"p", signature=b"s"))
+    good = to_msgpack(Signed(author="ab", payload=b"p", signature=b"s"))
     bad = good.replace(b"ab", b"\xff\xfe")
     assert bad != good
     with pytest.raises(UnicodeDecodeError):

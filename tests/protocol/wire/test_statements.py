@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
-from gossamer.protocol.wire.envelopes import decode_signed, encode_signed, open_signed
+from gossamer.protocol.wire.envelopes import decode_signed, open_signed
 from gossamer.protocol.wire.statements import (
     Capacity,
     Extension,
@@ -70,7 +71,7 @@ def opened(statement: Statement) -> Statement:
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda s: type(s).__name__)
 def test_a_statement_comes_back_from_its_envelope(statement: Statement) -> None:
-    signed = decode_signed(encode_signed(sealed(ME, statement)))
+    signed = decode_signed(to_msgpack(sealed(ME, statement)))
     assert open_signed(signed, RUN_ID, verify) == statement
 
 
@@ -205,7 +206,7 @@ def test_bytes_that_are_no_envelope_are_refused() -> None:
     with pytest.raises(OversizedError):
         decode_signed(bytes(limits.GOSSIP_BYTES_MAX + 1))
     with pytest.raises(MalformedError):  # unknown fields are no place to hide things
-        decode_signed(b"\x94" + encode_signed(sealed(ME, ready()))[1:] + b"\xc0")
+        decode_signed(b"\x94" + to_msgpack(sealed(ME, ready()))[1:] + b"\xc0")
 
 
 def test_a_newer_statement_has_the_key_of_the_older_and_a_higher_version() -> None:

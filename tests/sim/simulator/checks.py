@@ -35,16 +35,15 @@ from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.rounds.commit_proof import (
-    RingRules,
     check_contributors,
     open_commit,
     open_ring,
 )
 from gossamer.protocol.rounds.inventory import Average
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, RingRules
 from gossamer.protocol.state.chain import Commit, Header, check_follows, credits_of, signers_of
 from gossamer.protocol.state.commit_records import compacted
 from gossamer.protocol.state.digest import FloatVector

@@ -8,21 +8,30 @@ from typing import TYPE_CHECKING
 
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import RING_PING_SECONDS
-from gossamer.node.rounds.dispatcher import TICK_SECONDS, RoundDispatcher
-from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder
+from gossamer.node.rounds.dispatcher import TICK_SECONDS, LinkTarget, RoundDispatcher
+from gossamer.node.rounds.ring_chunks import CommittedRing
 from gossamer.node.rounds.ring_link import WATCH_SECONDS
-from gossamer.node.rounds.ring_service import CommittedRing
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import (
+    AverageArrived,
+    AverageFinished,
     Committed,
+    Compute,
+    Computed,
     Contested,
     Contribute,
+    Contributed,
     FinishAverage,
     LeftOut,
+    LinkBroken,
+    LinkMeasured,
+    Observation,
     Removed,
     Send,
+    SumArrived,
+    Unsettled,
 )
 from gossamer.protocol.rounds.inventory import NO_DIGEST, ArrivedSum, Average, Inventory
 from gossamer.protocol.rounds.roster import Ring
@@ -55,8 +64,7 @@ class Driver:
         self.peer = peer
         self.machine = machine
         self._world = peer.world
-        payloads = peer.world.mode.payloads
-        self.dispatcher = RoundDispatcher(machine, peer.peer_id, payloads, self, self)
+        self.dispatcher = RoundDispatcher(machine, self, self)
         self._on_committed = on_committed
         self.averages: list[Average] = []
         """The newest averages of the ring, once all are there."""
@@ -114,14 +122,16 @@ class Driver:
         """A wrong suspicion: the link is given up although nothing is wrong with it."""
         successor, ring = self.machine.successor, self.ring
         if self.is_running and ring is not None and successor is not None:
-            self.dispatcher.link_failed(self.peer.now, ring.ring_id, successor, "mistaken")
+            self.dispatcher.ring_event(
+                self.peer.now, ring.ring_id, LinkBroken(successor, "mistaken")
+            )
 
     def link_failed(self, link: Link, reason: str) -> None:
         """A link of mine broke."""
         dispatcher, ring_id = self.dispatcher, link.ring.ring_id
         if dispatcher.is_open and dispatcher.ring_id == ring_id:
             self._world.count("link failed after the commit", not self.is_running)
-        dispatcher.link_failed(self.peer.now, ring_id, link.target.peer_id, reason)
+        dispatcher.ring_event(self.peer.now, ring_id, LinkBroken(link.target.peer_id, reason))
 
     # Streams of predecessors
 
@@ -151,18 +161,18 @@ class Driver:
             return "refused" if use == "refused" else None
         chunk, mask, payload = frame.chunk, frame.mask, frame.payload
         assert isinstance(payload, Sum)
-        if dispatcher.has_to_check(mask, frame.finisher):
+        if self.machine.has_to_check(mask, frame.finisher):
             is_average = frame.finisher is not None
             self._world.mode.check(payload, mask, chunk, link.ring, is_average=is_average)
         signed, signature = self.machine.signed_averages, frame.signature
         if frame.finisher is None:
             arrived = ArrivedSum(source, mask, payload, self._audited(payload), signature)
             signed.check_sum(chunk, arrived)
-            dispatcher.partial_sum_received(now, ring_id, chunk, arrived)
+            dispatcher.ring_event(now, ring_id, SumArrived(chunk, arrived))
         else:
             average = Average(mask, payload.digest, frame.finisher, payload, signature)
             signed.check(chunk, average)
-            dispatcher.average_received(now, ring_id, source, chunk, average)
+            dispatcher.ring_event(now, ring_id, AverageArrived(source, chunk, average))
         return None
 
     # Effects
@@ -225,10 +235,8 @@ class Driver:
         )
         position = ring.members.index(self.peer.peer_id)
         total = arithmetic.add(payload, position, work, bytes(encoded))
-        digest = self._audited(total)
-        self._answer(
-            lambda: self.dispatcher.contributed(self.peer.now, ring_id, chunk, total, digest)  # type: ignore[arg-type]
-        )
+        event = Contributed(chunk, total, self._audited(total))  # type: ignore[arg-type]
+        self._answer(lambda: self.dispatcher.ring_event(self.peer.now, ring_id, event))
 
     def _audited(self, payload: Sum) -> Digest:
         """The digest of a partial sum, where sums are audited."""
@@ -242,17 +250,10 @@ class Driver:
         assert self.contribution is not None
         encoded = self.contribution.finish_average(chunk, payload.encoded, action.mask)
         average = Sum(payload.parts, bytes(encoded))
-        self._answer(
-            lambda: self.dispatcher.average_finished(
-                self.peer.now,
-                ring_id,
-                chunk,
-                average,  # type: ignore[arg-type]
-                average.digest,
-            )
-        )
+        event = AverageFinished(chunk, average, average.digest)  # type: ignore[arg-type]
+        self._answer(lambda: self.dispatcher.ring_event(self.peer.now, ring_id, event))
 
-    def take_outer_step(self, order: OuterStepOrder) -> None:
+    def take_outer_step(self, order: Compute) -> None:
         """See `Effects`."""
         self.averages = order.averages
         self._num_computed += 1
@@ -262,7 +263,8 @@ class Driver:
         def answer() -> None:
             if self.dispatcher.is_wanted(order):
                 state = self._world.checks.state_after(order.parent, order.averages, tokens)
-                self.dispatcher.computed(self.peer.now, order, state.digest)
+                event = Computed(order.generation, state.digest)
+                self.dispatcher.ring_event(self.peer.now, order.ring_id, event)
 
         self._answer(answer, not_before_seconds=self._world.scenario.hold_seconds)
 
@@ -285,23 +287,19 @@ class Driver:
         """See `Observer`: all traffic is honest."""
         raise error
 
-    def removed(self, removed: Removed) -> None:
-        """See `Observer`."""
-        name = self._world.name(removed.peer)
-        self._world.note(f"{self.peer.name} holds {name} out: {removed.reason}, {removed.detail}")
-
-    def contested(self, contested: Contested) -> None:
-        """See `Observer`."""
-        self._world.count("exclusions contested")
-
-    def left_out(self, left_out: LeftOut) -> None:
-        """See `Observer`."""
-        self._world.count("rosters that leave out ready peers")
-        self._world.count("rosters that leave out peers mended", left_out.is_mended)
-
-    def unsettled(self, organiser: PeerId) -> None:
+    def observed(self, observation: Observation) -> None:
         """See `Observer`: all members are honest."""
-        raise AssertionError(f"{organiser} replaced its own rings again and again")
+        world = self._world
+        match observation:
+            case Removed(peer, reason, detail):
+                world.note(f"{self.peer.name} holds {world.name(peer)} out: {reason}, {detail}")
+            case Contested():
+                world.count("exclusions contested")
+            case LeftOut():
+                world.count("rosters that leave out ready peers")
+                world.count("rosters that leave out peers mended", observation.is_mended)
+            case Unsettled(organiser):
+                raise AssertionError(f"{organiser} replaced its own rings again and again")
 
     def contradicted(self, proof: Equivocation) -> None:
         """See `Observer`: all members are honest."""
@@ -342,4 +340,6 @@ class Driver:
             measured = link.measured()
             if link.is_open and measured is not None:
                 target = link.target.peer_id
-                self.dispatcher.link_measured(self.peer.now, ring.ring_id, target, measured)
+                self.dispatcher.ring_event(
+                    self.peer.now, ring.ring_id, LinkMeasured(target, measured)
+                )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
+from gossamer.node.rounds.dispatcher import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
 from gossamer.node.rounds.ring_link import SentChunks
 from gossamer.protocol.rounds.actions import Send
 from gossamer.protocol.rounds.inventory import Inventory

@@ -4,7 +4,7 @@ Beside the work that can be counted (`arithmetic`) every chunk holds `ELEMENTS` 
 same code as in a node adds, finishes, checks and averages them, and takes the outer step. So what
 peers hand to each other is what the mode's codec wrote, states are real bits, and rounding errors
 (or what a sparse update left out) are carried into the next round. Only that errors outlive a
-process, or come back with an abandoned round, is left to the tests of `node/storage/work.py`.
+process, or come back with an abandoned round, is left to `tests/node/storage/test_work.py`.
 """
 
 from __future__ import annotations

@@ -272,7 +272,13 @@ class Peer:
         def is_lost(announce: Announce) -> bool:
             return checks.choice.best([head, Digest(announce.head)]) == head
 
-        return awaited(self.living(), self.heads.recent(), checks.round_of(head), is_lost)
+        return awaited(
+            self.living(),
+            self.heads.recent(),
+            checks.round_of(head),
+            is_lost,
+            has_standing=checks.choice.stakes_at(head).__contains__,
+        )
 
     def members_changed(self) -> None:
         """Which peers live, or where they are, may have changed."""

@@ -49,7 +49,7 @@ class Training:
         self.compiler = Compiler(self.decoder, device, model, choice, backend)
         self.passes = Passes(device, model, SEQUENCES, wanted=2)
         self.gradients = Gradients(
-            self.decoder, device, model.context, self.passes, lambda: None, None, self.compiler
+            self.decoder, device, self.passes, lambda: None, None, self.compiler
         )
 
     def take(self, sequences: NDArray[np.int64]) -> tuple[float, list[torch.Tensor]]:
@@ -430,9 +430,7 @@ class OneProcess:
         device = choose_device("cpu")
         self.compiler = Compiler(self.decoder, device, model, "on", backend, note)
         passes = Passes(device, model, SEQUENCES, wanted=2)
-        self.gradients = Gradients(
-            self.decoder, device, model.context, passes, lambda: None, None, self.compiler
-        )
+        self.gradients = Gradients(self.decoder, device, passes, lambda: None, None, self.compiler)
 
     def step(self, sequences: NDArray[np.int64]) -> None:
         self.gradients.take(sequences)

@@ -15,11 +15,11 @@ from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
-from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_optimizer
+from gossamer.trainer.checkpoint import CheckpointError, load_moments, load_momentum
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.optimizer import AdamW
-from gossamer.trainer.ipc.messages import Place, SharedSteps
-from gossamer.trainer.trainer_config import TrainerConfig
+from gossamer.trainer.ipc.messages import Place, SharedSteps, TrainerConfig
+from tests.support.local_rounds import begin, steps_of
 
 K = 8
 MakePeer = Callable[..., SharedTrainer]
@@ -78,7 +78,7 @@ def test_two_peers_learn_by_shared_steps(
     peers[0].genesis()
     before = peers[0].evaluate((shard,), 1000).loss
     for peer in peers:
-        peer.begin(1, 0, 60, 600.0)
+        begin(peer, 1, 0, 60, 600.0)
     for step in range(60):
         updates = [next_update(peer, codec) for peer in peers]
         rate = 0.3 * shared_rate_at(step, inner_config)
@@ -98,7 +98,7 @@ def test_what_was_not_taken_stays_and_what_was_taken_goes(
     late.genesis()
     norms = []
     for peer, is_taken in ((late, False), (taken, True)):
-        peer.begin(1, 0, 4, 600.0)
+        begin(peer, 1, 0, 4, 600.0)
         next_update(peer, codec)
         before = peer._momentum.values.norm().item()
         peer.share(taken=is_taken)
@@ -112,10 +112,10 @@ def test_a_new_round_does_not_wait_for_word_of_the_last(
 ) -> None:
     peer = make_peer(base)
     peer.genesis()
-    peer.begin(1, 0, 4, 600.0)
+    begin(peer, 1, 0, 4, 600.0)
     next_update(peer, codec)
     peer.finish()
-    peer.begin(2, 4, 4, 600.0)
+    begin(peer, 2, 4, 4, 600.0)
     assert not peer.waits_for_others
 
 
@@ -127,11 +127,11 @@ def test_it_takes_its_gradients_where_all_are(
     moved, at_once = make_peer(base), None
     moved.genesis()
     start = base.copy()
-    moved.begin(1, 0, 4, 600.0)
+    begin(moved, 1, 0, 4, 600.0)
     base += np.float32(0.05) * np.sign(start)
     first = next_update(moved, codec)
     at_once = make_peer(base)
-    at_once.begin(1, 0, 4, 600.0)
+    begin(at_once, 1, 0, 4, 600.0)
     second = next_update(at_once, codec)
     assert (first.places == second.places).all()
     assert (first.is_positive == second.is_positive).all()
@@ -146,7 +146,7 @@ def saved(make_peer: MakePeer, base: np.ndarray, codec: SignCodec, tmp_path: Pat
     peer = make_peer(base, lookahead=True, path=tmp_path / "momentum")
     assert (peer.optimizer_problem, peer.loaded_momentum) == ("", None)
     peer.genesis()
-    peer.begin(1, 0, 3, 600.0)
+    begin(peer, 1, 0, 3, 600.0)
     for is_taken in (True, True, False):
         next_update(peer, codec)
         peer.share(taken=is_taken)
@@ -169,7 +169,7 @@ def test_a_momentum_that_is_kept_goes_on_as_if_nothing_had_happened(
     saved.push(0, str(tmp_path / "shard"), 0, 4400)
     offers = []
     for peer in (saved, again):
-        peer.begin(2, 3, 1, 600.0)
+        begin(peer, 2, 3, 1, 600.0)
         update = next_update(peer, codec)
         peer.share(taken=True)
         offers.append((update.places.tobytes(), update.is_positive.tobytes()))
@@ -190,7 +190,7 @@ def test_a_momentum_without_word_of_it_is_dropped(
     assert path.read_bytes() == content
     if word is not None:
         again.keep_momentum(keep=word)
-    again.begin(2, 3, 1, 600.0)
+    begin(again, 2, 3, 1, 600.0)
     assert not again._momentum.values.any()
     assert path.read_bytes() == content
 
@@ -242,7 +242,7 @@ def test_a_momentum_of_another_model_or_format_is_refused(
         load_momentum(other, path)
     parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
     with pytest.raises(CheckpointError, match="another model or format"):
-        load_optimizer(AdamW(parameters, saved._config.inner), model_config, path)
+        load_moments(AdamW(parameters, saved._config.inner), model_config, path)
 
 
 def test_a_full_disk_keeps_the_old_momentum(
@@ -262,7 +262,7 @@ def test_a_full_disk_keeps_the_old_momentum(
 
 def test_without_a_path_nothing_is_kept(make_peer: MakePeer, base: np.ndarray) -> None:
     peer = make_peer(base)
-    assert peer.optimizer_steps == 0
+    assert steps_of(peer) == 0
     assert peer.save(PLACE) == ""
 
 
@@ -271,7 +271,7 @@ def test_steps_that_are_skipped_offer_what_was_there_before(
 ) -> None:
     peer = make_peer(base)
     peer.genesis()
-    peer.begin(1, 0, 4, 600.0)
+    begin(peer, 1, 0, 4, 600.0)
     base[:] = np.nan
     step = peer.step()
     assert step is not None
@@ -290,7 +290,7 @@ def test_a_momentum_with_a_value_out_of_range_begins_anew(
     trainer, other = make_peer(base), make_peer(base)
     trainer.genesis()
     for peer in (trainer, other):
-        peer.begin(1, 0, 60, 600.0)
+        begin(peer, 1, 0, 60, 600.0)
     next_update(trainer, codec)
     trainer.share(taken=True)
     trainer._momentum.values[5] = value

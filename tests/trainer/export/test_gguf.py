@@ -19,10 +19,10 @@ from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export.gguf_export import export_gguf
 from gossamer.trainer.export.gguf_tokenizer import UnsupportedError, tokenizer_pairs
 from gossamer.trainer.export.hugging_face import ExportError, byte_tokenizer_json
-from gossamer.trainer.export.weight_files import stored_name
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.folder import open_pretrained
 from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.pretrained.weights import stored_name
 from tests.support.gguf_forward import GgufModel
 from tests.support.model_folders import (
     CHAT_TEMPLATE,

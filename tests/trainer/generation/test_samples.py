@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.inner_step.gradients import TrainerError
-from gossamer.trainer.ipc import framing, messages
+from gossamer.trainer.ipc import framing, messages, pipe
 from gossamer.trainer.model import Decoder
+from tests.support.local_rounds import begin
 from tests.trainer.conftest import MakeTrainer
 
 TASK = messages.Sample(
@@ -40,9 +41,9 @@ def test_the_committed_state_writes_and_the_local_one_stays(
     assert len(first.texts) == 2
     assert all(first.texts)
     assert first == trainer.sample(TASK), "the same state and seed write the same"
-    framing.decode_from_worker(framing.encode(first)[framing.LENGTH_BYTES :])
+    framing.decode_from_worker(framing.encode(first)[pipe.LENGTH_BYTES :])
     trainer.push(0, shard, 0, 1000)
-    trainer.begin(1, 0, 1, 60.0)
+    begin(trainer, 1, 0, 1, 60.0)
     with pytest.raises(TrainerError, match="Sample"):
         trainer.sample(TASK)
     trainer.step()

@@ -9,7 +9,7 @@ import pytest
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.shared_step import step_codec
-from gossamer.trainer.ipc import framing
+from gossamer.trainer.ipc import framing, pipe
 from gossamer.trainer.ipc import messages as m
 
 
@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_a_number_travels() -> None:
         learning_rate=0.1,
         skipped=True,
     )
-    back = framing.decode_from_worker(framing.encode(step)[framing.LENGTH_BYTES :])
+    back = framing.decode_from_worker(framing.encode(step)[pipe.LENGTH_BYTES :])
     assert isinstance(back, m.Step)
     assert math.isnan(back.loss)
 
@@ -90,21 +90,21 @@ def test_a_loss_that_is_not_a_number_travels() -> None:
     [b"", b"\xc1", b"\x81\xa4type\xa4Nope", framing.encode(m.Stop())[4:] + b"x", b"\x91" * 5000],
 )
 def test_what_is_no_message(body: bytes) -> None:
-    with pytest.raises(framing.MessageError):
+    with pytest.raises(pipe.MessageError):
         framing.decode_to_worker(body)
-    with pytest.raises(framing.MessageError):
+    with pytest.raises(pipe.MessageError):
         framing.decode_from_worker(body)
 
 
 def test_directions_are_kept_apart() -> None:
-    with pytest.raises(framing.MessageError):
-        framing.decode_from_worker(framing.encode(m.Exit())[framing.LENGTH_BYTES :])
+    with pytest.raises(pipe.MessageError):
+        framing.decode_from_worker(framing.encode(m.Exit())[pipe.LENGTH_BYTES :])
 
 
 def test_lengths_are_bounded() -> None:
-    with pytest.raises(framing.MessageError, match="limit"):
+    with pytest.raises(pipe.MessageError, match="limit"):
         framing.MessageSplitter().feed(b"\x7f\xff\xff\xff")
-    with pytest.raises(framing.MessageError, match="limit"):
+    with pytest.raises(pipe.MessageError, match="limit"):
         framing.encode(m.Failed(reason="x" * framing.MESSAGE_BYTES_MAX))
 
 
@@ -127,9 +127,9 @@ def test_a_part_of_a_large_models_step_fits_a_message() -> None:
     frame = framing.encode(m.Shared(round=2**31, update=update), bytes_max)
     (body,) = framing.MessageSplitter(bytes_max).feed(frame)
     assert framing.decode_from_worker(body) == m.Shared(round=2**31, update=update)
-    with pytest.raises(framing.MessageError, match="limit"):
+    with pytest.raises(pipe.MessageError, match="limit"):
         framing.encode(m.Failed(reason="x" * bytes_max), bytes_max)
-    with pytest.raises(framing.MessageError, match="limit"):
+    with pytest.raises(pipe.MessageError, match="limit"):
         framing.MessageSplitter(bytes_max).feed((bytes_max + 1).to_bytes(4, "big"))
 
 

@@ -29,6 +29,7 @@ from gossamer.trainer.resources import accelerator
 from gossamer.trainer.resources.device import Device, choose_device
 from gossamer.trainer.resources.passes import Pass, Passes
 from gossamer.trainer.resources.transfer import Transfer
+from tests.support.local_rounds import begin
 from tests.support.small_model import INNER, MODEL
 
 pytestmark = [
@@ -60,7 +61,7 @@ def gradients_on(
     decoder.loss_rows = 256  # so that the loss of a pass is in two chunks
     found = Compiler(decoder, device, model, "on" if compiler else "off")
     passes = Passes(device, model, len(sequences), wanted=4)
-    gradients = Gradients(decoder, device, model.context, passes, lambda: None, None, found)
+    gradients = Gradients(decoder, device, passes, lambda: None, None, found)
     loss, _ = gradients.take(sequences)
     return loss, taken(decoder), gradients, found
 
@@ -134,7 +135,7 @@ def test_memory_that_runs_out_makes_passes_smaller(card: Device) -> None:
         decoder = decoder_on(model, card)
         decoder.initialise(3)
         passes = Passes(card, model, 256, wanted=256)
-        gradients = Gradients(decoder, card, model.context, passes, lambda: None)
+        gradients = Gradients(decoder, card, passes, lambda: None)
         loss, norm = gradients.take(sequences_of(model, 256))
         assert np.isfinite([loss, norm]).all()
         assert passes.present.sequences < 256 or passes.present.checkpointing
@@ -175,8 +176,8 @@ def test_a_trainer_learns_on_the_card(
     for number in range(4):
         first = 10 * number
         trainer.push(0, shard, 4 * 17 * first, 4 * 17 * (first + 10))
-        trainer.begin(number + 1, first, 10, 600.0, "local")
-        while not trainer.is_round_over:
+        begin(trainer, number + 1, first, 10, 600.0, "local")
+        while not trainer.round.is_over:
             step = trainer.step()
             assert step is not None
             steps.append(step)
@@ -196,8 +197,8 @@ def test_the_work_that_is_handed_over_is_the_difference(
     trainer = make_trainer(base, work, device="cuda:0")
     trainer.genesis()
     trainer.push(0, shard, 0, 4 * 17 * 5)
-    trainer.begin(1, 0, 5, 600.0)
-    while not trainer.is_round_over:
+    begin(trainer, 1, 0, 5, 600.0)
+    while not trainer.round.is_over:
         assert trainer.step() is not None
     trainer.finish()
     assert np.array_equal(work, base - trainer._decoder.flat.cpu().numpy())
@@ -214,7 +215,7 @@ def test_the_pass_that_fits_by_the_estimate_fits(card: Device, name: str) -> Non
         optimizer = optimizer_for(decoder, run.inner, card.coarse_dtype, "fp32")
         passes = Passes(limited, run.model, run.inner.sequences_per_step)
         chosen: Pass = passes.present
-        gradients = Gradients(decoder, limited, run.model.context, passes, lambda: None)
+        gradients = Gradients(decoder, limited, passes, lambda: None)
         count = min(run.inner.sequences_per_step, 2 * chosen.sequences)
         loss, _ = gradients.take(sequences_of(run.model, count))
         assert np.isfinite(loss)

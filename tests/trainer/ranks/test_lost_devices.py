@@ -20,7 +20,7 @@ from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import InnerConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.inner_step.gradients import TrainerError
-from gossamer.trainer.ipc import framing, memory
+from gossamer.trainer.ipc import framing, memory, pipe
 from gossamer.trainer.ipc import messages as m
 from gossamer.trainer.ranks import followers as followers_module
 from gossamer.trainer.ranks import messages
@@ -73,7 +73,7 @@ def test_a_process_that_hangs_is_noticed_within_a_bound(
     with others() as spread:
         trainer = spread_over(make_trainer(), spread)
         train(trainer, shard, 1)
-        monkeypatch.setattr(spread.followers, "_answer_seconds_max", 1.0)
+        monkeypatch.setattr(followers_module, "ANSWER_SECONDS_MAX", 1.0)
         monkeypatch.setattr(spread.group, "share", lambda vector: None)  # it does not come there
         os.kill(first_pid(spread), signal.SIGSTOP)
         with pytest.raises(TrainerError, match="gave no sign of work for 1 s"):
@@ -157,8 +157,9 @@ def hear(worker: Worker) -> m.FromWorker:
     """The next message that is an answer."""
     assert worker.stdout is not None
     while True:
-        length = framing.decode_length(worker.stdout.read(framing.LENGTH_BYTES))
-        said = framing.decode_from_worker(worker.stdout.read(length))
+        body = pipe.read(worker.stdout, framing.MESSAGE_BYTES_MAX)
+        assert body is not None
+        said = framing.decode_from_worker(body)
         if not isinstance(said, m.Alive):
             return said
 

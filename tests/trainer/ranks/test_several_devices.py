@@ -17,12 +17,13 @@ from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.inner_step.gradients import TrainerError
 from gossamer.trainer.ipc import messages as m
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.ranks.shares import Shares
 from gossamer.trainer.ranks.spread import Spread
 from gossamer.trainer.ranks.starting import useful
 from gossamer.trainer.resources.device import choose_devices
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin, steps_of
 from tests.support.small_model import INNER, MODEL
 from tests.trainer.conftest import MakeTrainer, train
 from tests.trainer.ranks.several import others, spread_over
@@ -107,7 +108,7 @@ def test_moments_in_less_and_their_file_are_the_first_devices_alone(
     train(trainer, shard, 3)
     assert trainer.save() == ""
     again = make_trainer(moments=moments, optimizer_path=path)  # with one device
-    assert (again.optimizer_problem, again.optimizer_steps) == ("", 3)
+    assert (again.optimizer_problem, steps_of(again)) == ("", 3)
 
 
 def test_losses_of_a_state_are_those_of_one_device(
@@ -129,7 +130,7 @@ def test_shared_steps_take_their_gradients_on_all_devices(two: Spread, shard: st
         if spread is not None:
             trainer.spread(spread)
         trainer.push(0, shard, 0, 4 * 17)
-        trainer.begin(1, 0, 1, 600.0)
+        begin(trainer, 1, 0, 1, 600.0)
         step, offer = trainer.step(), trainer.offer()
         assert step is not None
         assert offer is not None
@@ -152,6 +153,6 @@ def test_a_torch_without_distributed_trains_on_one_device(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", None)
     monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    group = importlib.import_module(name).Group(torch.device("cpu"), 0, 2, "")
+    group_type = importlib.import_module(name).Group
     with pytest.raises(TrainerError, match="give --device only one of them"):
-        group.connect()
+        group_type(torch.device("cpu"), 0, 2, "")

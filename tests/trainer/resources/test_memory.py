@@ -79,7 +79,7 @@ def _train(
     passes = Passes(device, model, num_sequences, path=path)
     if only is not None:
         passes._sizes = [only]
-    gradients = Gradients(decoder, device, model.context, passes, lambda: None)
+    gradients = Gradients(decoder, device, passes, lambda: None)
     taken = 0
     # A pass without checkpointing may fail, and then larger ones with it are next.
     while taken < (wanted := min(num_sequences, 2 * passes.present.sequences)):
@@ -202,7 +202,7 @@ def test_nothing_of_a_failed_pass_is_alive_at_the_next(
         device = device_of(memory)
         passes = Passes(device, preset.model, preset.inner.sequences_per_step)
         passes._sizes = [Pass(size, checkpointing) for size in (64, 32, 16, 8, 4, 2)]
-        gradients = Gradients(decoder, device, preset.model.context, passes, lambda: None)
+        gradients = Gradients(decoder, device, passes, lambda: None)
 
         def loss_sum(self: Decoder, sequences: torch.Tensor) -> torch.Tensor:
             if memory.num_failures > len(left):
@@ -447,7 +447,7 @@ def test_moments_in_less_let_a_large_model_train_on_a_small_card(
         assert found == moments
         optimizer = optimizer_for(decoder, preset.inner, torch.bfloat16, found)
         passes = Passes(device, model, num_sequences)
-        gradients = Gradients(decoder, device, model.context, passes, lambda: None)
+        gradients = Gradients(decoder, device, passes, lambda: None)
         gradients.take(sequences_of(model, min(num_sequences, 2 * passes.present.sequences)))
         optimizer.step(1e-3)
         assert memory.num_failures <= FAILURES_AT_FIRST

@@ -21,6 +21,7 @@ from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.protocol.state.run_end import SchedulePlace
+from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets.table import PRESETS
@@ -37,7 +38,7 @@ from gossamer.trainer.text.sources.corpus_errors import (
     CorpusError,
     Skipped,
 )
-from gossamer.trainer.trainer_config import TrainerConfig
+from tests.support.local_rounds import begin
 from tests.support.model_folders import TURN_END, VOCABULARY, config_of_family, make_folder
 
 CHATML = (
@@ -348,12 +349,12 @@ def test_the_loss_is_that_of_the_assistants_tokens(
     base = decoder.flat.numpy().copy()
     trainer = trainer_of(model, base)
     for _ in range(3):
-        folder.push_shards(trainer, range(len(folder.index.shards)))
+        folder.push_shards(trainer.push, range(len(folder.index.shards)))
     first = load_shard(folder.path_of(folder.index.shards[0].digest), 4, VOCABULARY)
     sequences = torch.from_numpy(first[: 4 * 33].astype(np.int64).reshape(4, 33))
     spoken, _, num_spoken = plain_losses(model, base, sequences)
 
-    trainer.begin(1, 0, 200, 120.0)
+    begin(trainer, 1, 0, 200, 120.0)
     step = trainer.step()
     assert step is not None
     assert step.loss == pytest.approx(spoken, rel=1e-5)
@@ -384,7 +385,7 @@ def test_a_step_of_prompts_alone_changes_nothing(tmp_path: Path, model: ModelCon
     decoder.initialise(1)
     trainer = trainer_of(model, decoder.flat.numpy().copy())
     trainer.push(0, str(path), 0, len(tokens))
-    trainer.begin(1, 0, 1, 60.0)
+    begin(trainer, 1, 0, 1, 60.0)
     step = trainer.step()
     assert step is not None
     assert (step.tokens, step.skipped, step.loss) == (0, False, 0.0)
@@ -410,7 +411,7 @@ def test_a_schedule_of_tokens_counts_those_that_are_learnt(
     place = SchedulePlace(
         schedule=schedule, tokens_before=before, tokens_per_step=peers * 4 * model.context
     )
-    trainer.begin(1, 0, num_steps, 60.0, place=place)
+    begin(trainer, 1, 0, num_steps, 60.0, place=place)
     trained = 0
     for _ in range(num_steps):
         step = trainer.step()

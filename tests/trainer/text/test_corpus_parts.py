@@ -10,8 +10,10 @@ import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from gossamer.trainer.text.shards import cut_corpus
 from gossamer.trainer.text.sources import estimates
 from gossamer.trainer.text.sources.corpus import Section, scan_corpus
 from gossamer.trainer.text.sources.corpus_errors import BadFilesError, CorpusError
-from gossamer.trainer.text.sources.documents import StreamWindow, line_start
+from gossamer.trainer.text.sources.documents import Window, file_window
 from gossamer.trainer.text.tokenizers.tokens import ByteTokenizer
 
 START_BYTES = 64 * KIB
@@ -165,21 +167,28 @@ def test_every_row_of_a_table_is_in_one_part(tmp_path: Path, kind: str) -> None:
     assert there == Counter(lines)
 
 
+def line_start(data: bytes, at: int) -> int:
+    """Where the first line begins that begins at byte `at` or later; the end if there is none."""
+    return (data.find(b"\n", at - 1) + 1 or len(data)) if at else 0
+
+
+@pytest.mark.parametrize("opened", [Window, file_window])
 @pytest.mark.parametrize("seed", range(20))
-def test_windows_of_a_stream_are_those_of_a_file(seed: int) -> None:
+def test_windows_have_the_lines_that_begin_in_them(
+    seed: int, opened: Callable[[BinaryIO, int, int], Window]
+) -> None:
     draw = random.Random(seed)
     data = b"\n".join(b"x" * draw.choice([0, 1, 5, 40, 700]) for _ in range(60))
     cuts = sorted({0, len(data), *(draw.randrange(len(data)) for _ in range(6))})
     for start, stop in pairwise(cuts):
-        file = io.BytesIO(data)
-        first, end = line_start(file, start), line_start(file, stop)
-        window = StreamWindow(io.BytesIO(data), start, stop)
+        first, end = line_start(data, start), line_start(data, stop)
+        window = opened(io.BytesIO(data), start, stop)
         assert window.first == first
         pieces = []
         while piece := window.read(draw.randrange(1, 90)):
             pieces.append(piece)
         assert b"".join(pieces) == data[first:end]
-        lines = StreamWindow(io.BytesIO(data), start, stop)
+        lines = opened(io.BytesIO(data), start, stop)
         assert b"".join(iter(lambda lines=lines: lines.readline(50), b"")) == data[first:end]  # type: ignore[misc]
 
 

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.presets.preset import Preset
 from gossamer.trainer.presets.table import PRESETS
 from gossamer.trainer.text import shards as shards_module
@@ -372,7 +373,7 @@ def test_one_corpus_can_have_all_tokens_that_a_preset_plans(preset: Preset) -> N
     assert num_shards < limits.SHARDS_MAX
     largest = ShardInfo(bytes(32), limits.SHARD_TOKENS_MAX, limits.BLOCK_BYTES_MAX)
     index = ShardIndex(shards=(largest,) * (limits.SHARDS_MAX - 1), heldout=(largest,))
-    assert len(encode_index(index)) <= limits.BLOCK_BYTES_MAX
+    assert len(to_msgpack(index)) <= limits.BLOCK_BYTES_MAX
 
 
 def test_too_many_shards_stop_early(

@@ -10,6 +10,7 @@ import functools
 import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -189,7 +190,7 @@ def test_a_token_that_only_the_normal_form_spells_is_found() -> None:
 
 def test_processes_have_the_tokens_of_this_one(both: Both) -> None:
     batch = [b"one text 123", "zw\u00f6lf <tool_call> don\u017ft".encode()]
-    with Encoders(both.file, 2) as encoders:
+    with closing(Encoders(both.file, 2)) as encoders:
         [(_, tokens)] = encoders.encode([batch])
     assert [each.tolist() for each in tokens] == [
         each.tolist() for each in both.encoder.encode(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -102,7 +103,7 @@ def batches_of(number: int, seed: int = 1) -> Iterator[list[bytes]]:
 
 def test_processes_give_each_batch_its_tokens_in_order(tokenizer: BpeTokenizer) -> None:
     assert tokenizer.elsewhere is not None
-    with Encoders(tokenizer.elsewhere, 3) as encoders:
+    with closing(Encoders(tokenizer.elsewhere, 3)) as encoders:
         there = list(encoders.encode(batches_of(20)))
     assert [batch for batch, _ in there] == list(batches_of(20))
     for batch, tokens in there:
@@ -113,7 +114,7 @@ def test_processes_give_each_batch_its_tokens_in_order(tokenizer: BpeTokenizer) 
 
 def test_a_process_that_dies_is_named_and_none_is_left(tokenizer: BpeTokenizer) -> None:
     assert tokenizer.elsewhere is not None
-    with Encoders(tokenizer.elsewhere, 2) as encoders:
+    with closing(Encoders(tokenizer.elsewhere, 2)) as encoders:
         answers = encoders.encode(batches_of(40))
         next(answers)
         for process in encoders._processes:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from gossamer.protocol.shard_index import PROMPT_BIT
-from gossamer.trainer.text.sources.chat_environment import chat_environment, reason_of
+from gossamer.trainer.text.sources.chat_environment import chat_environment, reason_of, rendered
 from gossamer.trainer.text.sources.corpus_errors import BadDocumentError, CorpusError
 from gossamer.trainer.text.sources.documents import is_blank, json_record
 
@@ -69,7 +69,7 @@ class Chat:
             self._template = chat_environment().from_string(template)
         except (jinja2.TemplateError, RecursionError) as error:
             raise CorpusError(
-                [f"the model's chat template cannot be read: {reason_of(error)}"]
+                f"the model's chat template cannot be read: {reason_of(error)}"
             ) from error
         self._tokens = dict(tokens)
         self._tokenizer = tokenizer
@@ -142,11 +142,8 @@ class Chat:
     def _marked(
         self, ids: Sequence[int], places: Sequence[tuple[int, int]], document: _Document
     ) -> npt.NDArray[np.uint32]:
-        """Returns the tokens of a text and its end, marked.
-
-        Args:
-            places: of each token in the text, in characters: (start, stop).
-        """
+        """Returns the tokens of a text and its end, marked. `places`: of each in the text, in
+        characters: (start, stop)."""
         has_end = bool(ids) and ids[-1] == self._end_token
         if not has_end:
             length = len(document.text)
@@ -199,28 +196,16 @@ class Chat:
 
     def _render(self, messages: Sequence[Message]) -> str:
         try:
-            text = self._template.render(
-                messages=messages,
-                add_generation_prompt=False,
-                tools=None,
-                documents=None,
-                **self._tokens,
-            )
-            text.encode()  # a template may write half a surrogate
+            return rendered(self._template, messages, self._tokens, is_question=False)
         except Exception as error:  # a program of somebody else may raise anything
             raise BadDocumentError(
                 "cannot be used: the model's chat template refuses it "
                 f"({reason_of(error)}); leave it out, or write it as the model's authors describe"
             ) from error
-        return text
 
 
 def _messages_of(record: Mapping[str, msgspec.Raw]) -> list[dict[str, Any]]:
-    """Returns the messages of a JSON object.
-
-    Raises:
-        BadDocumentError: it has none that can be used.
-    """
+    """Returns the messages of a JSON object. Raises BadDocumentError: it has none of use."""
     if MESSAGES_FIELD not in record:
         names = ", ".join(repr(name) for name in sorted(record)[:8]) or "none"
         raise BadDocumentError(

@@ -7,6 +7,7 @@ attributes of objects. Callers bound its time and memory.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -33,6 +34,30 @@ def chat_environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     return environment
+
+
+def rendered(
+    template: jinja2.Template,
+    messages: Sequence[Mapping[str, Any]],
+    tokens: Mapping[str, str],
+    *,
+    is_question: bool,
+) -> str:
+    """Returns the text of a chat.
+
+    Args:
+        tokens: the texts of special tokens by their names, such as `bos_token`.
+        is_question: whether an answer is to follow, which the text then begins.
+
+    Raises:
+        Exception: any that the template raises; or UnicodeEncodeError: half a surrogate in it.
+    """
+    # Templates ask whether `tools` and `documents` are none, not whether they exist.
+    text = template.render(
+        messages=messages, add_generation_prompt=is_question, tools=None, documents=None, **tokens
+    )
+    text.encode()
+    return text
 
 
 def reason_of(error: Exception) -> str:

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,17 @@ from gossamer.trainer.text.sources.corpus_errors import (
     NoTextError,
     Skipped,
     changed,
+    first_of,
     unreadable,
 )
 from gossamer.trainer.text.sources.documents import (
     LineReader,
     OnBad,
-    StreamWindow,
     Window,
+    file_window,
     json_lines,
     json_text,
     json_text_of,
-    line_start,
     piece_bytes_of,
     refuse,
     text_pieces,
@@ -147,8 +147,7 @@ def scan_corpus(
     Args:
         files: whole files, or sections of files.
         scratch: folder on a disk with room for what packed files hold; None: the system's own.
-        skipped: notes the files and lines that cannot be used, which are left out; None: nothing
-            may be left out.
+        skipped: notes the files and lines that are left out; None: nothing may be.
         chat: writes the conversations that the files then have to hold, one on a line of JSON.
 
     Raises:
@@ -190,11 +189,8 @@ class _Scan:
         self._number = self._done = self._total = self._piece_bytes = 0
 
     def measure(self, sections: Sequence[Section]) -> None:
-        """Learns how long the files are, and requires room for what is packed in them.
-
-        Raises:
-            CorpusError: there is none, or pyarrow is missing.
-        """
+        """Learns how long the files are, and requires room for what is packed in them. Raises
+        CorpusError."""
         text_sizes: list[int] = []
         packed_bytes = 0
         for section in sections:
@@ -228,11 +224,7 @@ class _Scan:
         self._piece_bytes = piece_bytes_of(text_sizes)
 
     def read(self, section: Section) -> None:
-        """Notes the documents of the next file, or of a section of it.
-
-        Raises:
-            CorpusError: the spool has no room.
-        """
+        """Notes the documents of the next section. Raises CorpusError: the spool has no room."""
         path, size = section.path, 0
         documents, spooled = len(self._keys), self._spool.num_bytes
         lines = self._skipped.lines if self._skipped is not None else 0
@@ -256,17 +248,13 @@ class _Scan:
         self._done += size
 
     def corpus(self, files: Sequence[Path]) -> Corpus:
-        """Returns what was found.
-
-        Raises:
-            CorpusError: as `scan_corpus`.
-        """
+        """Returns what was found. Raises CorpusError."""
         if self._problems:
-            raise BadFilesError(list(self._problems.values()))
+            raise BadFilesError(*first_of(list(self._problems.values())))
         if not self._keys:
             left_out = [] if self._skipped is None else self._skipped.summary()
-            raise NoTextError.of_shown(
-                ["the corpus has no text in it; name files with --corpus PATH", *left_out]
+            raise NoTextError(
+                "the corpus has no text in it; name files with --corpus PATH", *left_out
             )
         return Corpus(
             files=tuple(files),
@@ -298,19 +286,16 @@ class _Scan:
                 yield round(part * num_bytes)
             return
         with path.open("rb") as file:
-            stream: BinaryIO = file
-            window: StreamWindow | None = None
+            stream: BinaryIO | Window = file
             offset = first = 0
             if form.packing:
                 stream = open_unpacked(file, size, form.packing)
                 if section != _whole(path):
-                    window = StreamWindow(stream, section.start, section.stop)
-                    stream = cast(BinaryIO, window)
+                    stream = Window(stream, section.start, section.stop)
+                    first = stream.first
             elif section.start or section.stop < size:
-                offset = first = line_start(file, section.start)
-                stop = line_start(file, section.stop)
-                file.seek(first)
-                stream = cast(BinaryIO, Window(file, stop))
+                stream = file_window(file, section.start, section.stop)
+                offset = first = stream.first
             pieces = (
                 json_lines(stream, self._read_line, self._on_bad(path))
                 if form.content == "lines"
@@ -319,7 +304,7 @@ class _Scan:
             for raw_bytes, text in pieces:
                 if form.packing or self._chat is not None:
                     self._note_packed(text)
-                    yield file.tell() - first if window is None else window.at - window.first
+                    yield stream.at - first if isinstance(stream, Window) else file.tell()
                     continue
                 self._note(offset, raw_bytes, text)
                 offset += raw_bytes

@@ -13,20 +13,16 @@ PROBLEMS_MAX = 10
 class CorpusError(ValueError):
     """A corpus that cannot be used; `problems` holds one sentence a mistake, for people."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        shown = list(problems[:PROBLEMS_MAX])
-        if len(problems) > PROBLEMS_MAX:
-            shown.append(f"... and {len(problems) - PROBLEMS_MAX} more of this kind")
-        super().__init__("\n".join(shown))
-        self.problems = shown
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
 
-    @classmethod
-    def of_shown(cls, problems: Sequence[str]) -> CorpusError:
-        """Returns the error with a list that was cut short before."""
-        error = cls([])
-        error.args = ("\n".join(problems),)
-        error.problems = list(problems)
-        return error
+
+def first_of(problems: Sequence[str]) -> list[str]:
+    """Returns the first of some sentences, and how many there are besides."""
+    more = len(problems) - PROBLEMS_MAX
+    last = [f"... and {more} more of this kind"] if more > 0 else []
+    return [*problems[:PROBLEMS_MAX], *last]
 
 
 class NoTextError(CorpusError):
@@ -48,12 +44,10 @@ class Skipped:
     """Sentences about the first ones, `PROBLEMS_MAX` at most."""
 
     def file(self, problem: str) -> None:
-        """Leaves out a file or a folder."""
         self.files += 1
         self._keep(problem)
 
     def line(self, problem: str) -> None:
-        """Leaves out a line or a row."""
         self.lines += 1
         self._keep(problem)
 
@@ -89,5 +83,5 @@ def unreadable(path: Path, error: OSError) -> str:
 def changed(path: Path) -> CorpusError:
     """Returns the error about a file that is no longer what it was when it was scanned."""
     return CorpusError(
-        [f"corpus file {path} changed while it was read; leave it alone and try again"]
+        f"corpus file {path} changed while it was read; leave it alone and try again"
     )

@@ -14,6 +14,7 @@ import stat
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ from gossamer.trainer.text.sources.corpus_errors import (
     BadFilesError,
     CorpusError,
     Skipped,
+    first_of,
     reason_of,
 )
 
@@ -33,6 +35,9 @@ _STATE_NAME, _SPLITS_NAME = "state.json", "dataset_dict.json"
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+_T = TypeVar("_T")
 
 
 class _SavedTable(msgspec.Struct):
@@ -90,7 +95,8 @@ def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Pa
     """
     found: dict[Path, None] = {}
     problems: list[str] = []
-    bad: list[str] = []
+    bad: set[str] = set()
+    """Those of the problems that may be left out."""
     for path in expanded(paths):
         try:
             mode = path.stat().st_mode
@@ -102,7 +108,7 @@ def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Pa
         if stat.S_ISDIR(mode):
             bad_here: list[str] = []
             files = _walk(path, bad_here)
-            bad += bad_here
+            bad.update(bad_here)
             problems += bad_here
             if not files:
                 problems.append(f"corpus folder {path} has no file with text in it; name another")
@@ -110,18 +116,17 @@ def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Pa
         elif not stat.S_ISREG(mode):
             problems.append(f"corpus {path} is neither a file nor a folder; copy it into a file")
         elif path.stat().st_size == 0:
-            bad.append(f"corpus file {path} is empty; leave it out or name another")
-            problems.append(bad[-1])
+            problems.append(f"corpus file {path} is empty; leave it out or name another")
+            bad.add(problems[-1])
         else:
             found[path.resolve()] = None
-    known = set(bad)
-    serious = [problem for problem in problems if problem not in known]
+    serious = [problem for problem in problems if problem not in bad]
     if skipped is None and problems:
-        raise CorpusError(problems) if serious else BadFilesError(problems)
+        raise (CorpusError if serious else BadFilesError)(*first_of(problems))
     if serious:
-        raise CorpusError(serious)
+        raise CorpusError(*first_of(serious))
     if skipped is not None:
-        for problem in bad:
+        for problem in problems:
             skipped.file(problem)
     return list(found)
 
@@ -145,7 +150,7 @@ def default_files(root: Path | None = None) -> list[Path]:
         sources += tests
     if not sources:
         raise CorpusError(
-            [f"this Python has no library sources in {folder}; name a corpus with --corpus PATH"]
+            f"this Python has no library sources in {folder}; name a corpus with --corpus PATH"
         )
     return sources
 
@@ -197,16 +202,13 @@ def saved_tables(folder: Path, names: Sequence[str]) -> list[Path] | None:
     """
     if _STATE_NAME not in names:
         return None
-    try:
-        state = msgspec.json.decode((folder / _STATE_NAME).read_bytes(), type=_SavedState)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # another program's file
+    state = _decoded(folder / _STATE_NAME, _SavedState)
+    if state is None:
+        return None
     if state.indices:
         raise CorpusError(
-            [
-                f"corpus folder {folder} has a list of rows beside its tables, as old versions of "
-                "`datasets` save a selection: load it, call flatten_indices() and save it again"
-            ]
+            f"corpus folder {folder} has a list of rows beside its tables, as old versions of "
+            "`datasets` save a selection: load it, call flatten_indices() and save it again"
         )
     # A name with a folder in it would lead out of this one.
     return [folder / Path(table.filename).name for table in state.tables]
@@ -220,18 +222,24 @@ def has_one_split(folder: Path, names: Sequence[str]) -> bool:
     """
     if _SPLITS_NAME not in names:
         return False
-    try:
-        splits = msgspec.json.decode((folder / _SPLITS_NAME).read_bytes(), type=_SavedSplits).splits
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    saved = _decoded(folder / _SPLITS_NAME, _SavedSplits)
+    if saved is None:
         return False
+    splits = saved.splits
     if len(splits) > 1:
         raise CorpusError(
-            [
-                f"corpus folder {folder} has several splits ({', '.join(splits[:8])}); name those "
-                f"to train on, such as {folder / splits[0]}"
-            ]
+            f"corpus folder {folder} has several splits ({', '.join(splits[:8])}); name those "
+            f"to train on, such as {folder / splits[0]}"
         )
     return True
+
+
+def _decoded(path: Path, kind: type[_T]) -> _T | None:
+    """Returns a file of `datasets`; None if it is another program's."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _is_there(path: Path, problems: list[str]) -> bool:

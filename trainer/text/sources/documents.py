@@ -43,21 +43,6 @@ def refuse(error: BadDocumentError) -> None:
 
 
 class Window:
-    """The bytes of a file from where it stands to `stop`, as a stream. The file's own place moves
-    with it."""
-
-    def __init__(self, file: BinaryIO, stop: int) -> None:
-        self._file = file
-        self._stop = stop
-
-    def read(self, num_bytes: int) -> bytes:
-        return self._file.read(max(0, min(num_bytes, self._stop - self._file.tell())))
-
-    def readline(self, limit: int) -> bytes:
-        return self._file.readline(max(0, min(limit, self._stop - self._file.tell())))
-
-
-class StreamWindow:
     """The lines of a stream that begin from byte `start` to before `stop`, as a stream. What lies
     before is read and forgotten."""
 
@@ -66,26 +51,22 @@ class StreamWindow:
         they end in is left out."""
         self._stream = stream
         self._stop = stop
-        self._at = at
+        self.at = at
+        """Bytes of the stream that were read."""
         self._in_line = start > 0  # the line that `start` lies in belongs to those before
-        while self._at < start - 1 and (data := stream.read(min(MIB, start - 1 - self._at))):
-            self._at += len(data)
+        while self.at < start - 1 and (data := stream.read(min(MIB, start - 1 - self.at))):
+            self.at += len(data)
         while self._in_line and self._line(DOCUMENT_BYTES_MAX):
             pass
-        self.first = self._at
+        self.first = self.at
         """Where the first line begins."""
-
-    @property
-    def at(self) -> int:
-        """Bytes of the stream that were read."""
-        return self._at
 
     def read(self, num_bytes: int) -> bytes:
         data = b""
         while len(data) < num_bytes:
             wanted = num_bytes - len(data)
-            if self._at < self._stop:
-                piece = self._stream.read(min(wanted, self._stop - self._at))
+            if self.at < self._stop:
+                piece = self._stream.read(min(wanted, self._stop - self.at))
                 self._took(piece)
             else:
                 piece = self.readline(wanted)
@@ -95,7 +76,7 @@ class StreamWindow:
         return data
 
     def readline(self, limit: int) -> bytes:
-        return self._line(limit) if self._in_line or self._at < self._stop else b""
+        return self._line(limit) if self._in_line or self.at < self._stop else b""
 
     def _line(self, limit: int) -> bytes:
         data = self._stream.readline(limit)
@@ -103,23 +84,20 @@ class StreamWindow:
         return data
 
     def _took(self, data: bytes) -> None:
-        self._at += len(data)
+        self.at += len(data)
         self._in_line = bool(data) and not data.endswith(b"\n")
 
 
-def line_start(file: BinaryIO, at: int) -> int:
-    """Returns where the first line begins that begins at byte `at` or later; the file's length if
-    there is none."""
-    if at == 0:
-        return 0
-    file.seek(at - 1)
-    while piece := file.readline(DOCUMENT_BYTES_MAX):
-        if piece.endswith(b"\n"):
-            break
-    return file.tell()
+def file_window(file: BinaryIO, start: int, stop: int) -> Window:
+    """Returns the window of a file, of which nothing before it is read."""
+    at = max(0, start - 1)
+    file.seek(at)
+    return Window(file, start, stop, at)
 
 
-def text_pieces(file: BinaryIO, piece_bytes: int, *, is_start: bool) -> Iterator[tuple[int, bytes]]:
+def text_pieces(
+    file: BinaryIO | Window, piece_bytes: int, *, is_start: bool
+) -> Iterator[tuple[int, bytes]]:
     """(length, text) of the pieces of a text file; together they are the whole file.
 
     Args:
@@ -142,7 +120,9 @@ def text_pieces(file: BinaryIO, piece_bytes: int, *, is_start: bool) -> Iterator
         offset += len(piece)
 
 
-def json_lines(file: BinaryIO, read_line: LineReader, on_bad: OnBad) -> Iterator[tuple[int, bytes]]:
+def json_lines(
+    file: BinaryIO | Window, read_line: LineReader, on_bad: OnBad
+) -> Iterator[tuple[int, bytes]]:
     """(length of the line, its document) of a JSON lines file; blank lines have none, nor have bad
     ones that `on_bad` leaves out."""
     line_number = 0
@@ -170,11 +150,8 @@ def is_blank(line: bytes) -> bool:
 
 
 def json_record(line: bytes) -> dict[str, msgspec.Raw]:
-    """Returns the fields of a JSON line; of a blank one none.
-
-    Raises:
-        BadDocumentError: it is no JSON object, or too long.
-    """
+    """Returns the fields of a JSON line; of a blank one none. BadDocumentError: it is no object, or
+    too long."""
     if len(line) > LINE_BYTES_MAX:
         raise BadDocumentError(
             f"is longer than {LINE_BYTES_MAX // MIB} MiB; cut its text in pieces"
@@ -219,11 +196,7 @@ def json_text(line: bytes, text_field: str) -> bytes:
 
 
 def check_text(data: bytes, where: str, advice: str) -> None:
-    """Requires UTF-8 without byte 0.
-
-    Raises:
-        BadDocumentError: it is something else.
-    """
+    """Raises BadDocumentError unless it is UTF-8 without byte 0."""
     if b"\0" in data:
         raise BadDocumentError(f"is binary (byte 0 found {where} or after); {advice}")
     try:

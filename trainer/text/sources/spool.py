@@ -39,28 +39,18 @@ class Spool:
         return self._written + len(self._buffer)
 
     def require_room(self, num_bytes: int) -> None:
-        """Requires that so many bytes more fit on the disk.
-
-        Raises:
-            CorpusError: they do not.
-        """
+        """Requires that so many bytes more fit on the disk. Raises CorpusError: they do not."""
         free = shutil.disk_usage(self._folder).free - DISK_RESERVE_BYTES
         if num_bytes > free:
             raise CorpusError(
-                [
-                    f"the packed files of the corpus take {num_bytes:,} bytes more while the run "
-                    f"is founded, and {self._folder} has room for {max(0, free):,} besides the "
-                    f"{DISK_RESERVE_BYTES // MIB} MiB that stay free: make room there, choose "
-                    "another disk (--state-dir), or name fewer packed files"
-                ]
+                f"the packed files of the corpus take {num_bytes:,} bytes more while the run "
+                f"is founded, and {self._folder} has room for {max(0, free):,} besides the "
+                f"{DISK_RESERVE_BYTES // MIB} MiB that stay free: make room there, choose "
+                "another disk (--state-dir), or name fewer packed files"
             )
 
     def add(self, text: bytes) -> int:
-        """Keeps a text and returns its offset.
-
-        Raises:
-            CorpusError: the disk takes no more.
-        """
+        """Keeps a text and returns its offset. Raises CorpusError: the disk takes no more."""
         offset = self.num_bytes
         self._buffer += text
         if len(self._buffer) >= _WRITE_BYTES:
@@ -74,11 +64,7 @@ class Spool:
             self._written = num_bytes
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Returns a text.
-
-        Raises:
-            OSError: the disk fails.
-        """
+        """Returns a text. Raises OSError: the disk fails."""
         if self._buffer:
             self._write()
         assert self._descriptor is not None, "nothing was added"
@@ -100,9 +86,7 @@ class Spool:
                 view = view[done:]
         except OSError as error:
             raise CorpusError(
-                [
-                    f"cannot unpack the corpus into {self._folder}: {reason_of(error)}; make room "
-                    "there, or choose another disk (--state-dir)"
-                ]
+                f"cannot unpack the corpus into {self._folder}: {reason_of(error)}; make room "
+                "there, or choose another disk (--state-dir)"
             ) from error
         self._buffer = bytearray()

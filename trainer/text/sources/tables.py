@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,11 +46,7 @@ def table_bytes(path: Path, content: Table, text_field: str) -> int:
 
 
 def table_groups(path: Path, content: Table, text_field: str) -> int:
-    """Returns the groups of rows that can be read without the others.
-
-    Raises:
-        CorpusError, BadDocumentError, OSError: as `table_bytes`.
-    """
+    """Returns the groups of rows that can be read without the others. Errors as `table_bytes`."""
     with _opened(path, content, text_field) as opened:
         return opened.num_groups()
 
@@ -82,18 +78,23 @@ def table_texts(
             yield done, text
 
 
-def _opened(path: Path, content: Table, text_field: str) -> closing[_Parquet | _Arrow]:
+@contextmanager
+def _opened(path: Path, content: Table, text_field: str) -> Iterator[_Parquet | _Arrow]:
+    """Errors of pyarrow within the block become those of a document."""
     kind = _Parquet if content == "parquet" else _Arrow
     try:
         arrow: Any = importlib.import_module("pyarrow")
     except ImportError as error:
         raise CorpusError(
-            [
-                f"corpus file {path} is {kind.name}, and reading that takes pyarrow, which is not "
-                "installed: pip install 'gossamer[parquet]'"
-            ]
+            f"corpus file {path} is {kind.name}, and reading that takes pyarrow, which is not "
+            "installed: pip install 'gossamer[parquet]'"
         ) from error
-    return closing(kind(arrow, path, text_field))
+    try:
+        with closing(kind(arrow, path, text_field)) as table:
+            table.begin()
+            yield table
+    except (arrow.ArrowException, OSError) as error:
+        raise _damaged(error, kind.name) from error
 
 
 def _checked(data: bytes | None, text_field: str) -> bytes:
@@ -116,29 +117,22 @@ class _Parquet:
         self._arrow = arrow
         parquet: Any = importlib.import_module("pyarrow.parquet")
         self._text_field = text_field
-        try:
-            self._file: Any = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES)
-        except (self._arrow.ArrowException, OSError) as error:
-            raise _damaged(error, self.name) from error
-        try:
-            self._column = self._text_column()
-        except BadDocumentError:
-            self._file.close()
-            raise
+        self._file: Any = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+        self._column = 0
+
+    def begin(self) -> None:
+        """Finds the text column among the file's columns."""
+        _require_text(self._arrow, self._file.schema_arrow, self._text_field)
+        schema = self._file.schema
+        paths = [schema.column(number).path for number in range(len(schema.names))]
+        self._column = paths.index(self._text_field)
 
     def close(self) -> None:
         self._file.close()
 
     def num_bytes(self) -> int:
-        return sum(self.group_bytes())
-
-    def group_bytes(self) -> Iterator[int]:
-        """Yields the bytes of the text column in each row group.
-
-        Raises:
-            BadDocumentError: one has too many.
-        """
-        metadata = self._file.metadata
+        """Raises BadDocumentError: a row group has too many."""
+        total, metadata = 0, self._file.metadata
         for number in range(metadata.num_row_groups):
             size = int(metadata.row_group(number).column(self._column).total_uncompressed_size)
             if size > GROUP_BYTES_MAX:
@@ -146,7 +140,8 @@ class _Parquet:
                     f"has {size:,} bytes of text in one row group; {GROUP_BYTES_MAX:,} fit into "
                     "memory: write it anew with smaller row groups"
                 )
-            yield size
+            total += size
+        return total
 
     def num_groups(self) -> int:
         return int(self._file.metadata.num_row_groups)
@@ -158,26 +153,15 @@ class _Parquet:
         metadata, row = self._file.metadata, 0
         numbers = range(*(groups or (0, self.num_groups())))
         num_rows = sum(int(metadata.row_group(number).num_rows) for number in numbers)
-        try:
-            for batch in self._file.iter_batches(
-                batch_size=_BATCH_ROWS,
-                row_groups=list(numbers),
-                columns=[self._text_field],
-                use_threads=False,
-            ):
-                for data in _bytes_of(self._arrow, batch.column(0)):
-                    row += 1
-                    yield row / num_rows, data
-        except (self._arrow.ArrowException, OSError) as error:
-            raise _damaged(error, self.name) from error
-
-    def _text_column(self) -> int:
-        """The number of the text column among the file's columns."""
-        _require_text(self._arrow, self._file.schema_arrow, self._text_field)
-        paths = [
-            self._file.schema.column(number).path for number in range(len(self._file.schema.names))
-        ]
-        return paths.index(self._text_field)
+        for batch in self._file.iter_batches(
+            batch_size=_BATCH_ROWS,
+            row_groups=list(numbers),
+            columns=[self._text_field],
+            use_threads=False,
+        ):
+            for data in _bytes_of(self._arrow, batch.column(0)):
+                row += 1
+                yield row / num_rows, data
 
 
 class _Arrow:
@@ -188,24 +172,19 @@ class _Arrow:
 
     def __init__(self, arrow: Any, path: Path, text_field: str) -> None:
         self._arrow, self._text_field = arrow, text_field
-        ipc: Any = importlib.import_module("pyarrow.ipc")
         self._size = path.stat().st_size
-        try:
-            self._source: Any = arrow.memory_map(str(path))
-        except (arrow.ArrowException, OSError) as error:
-            raise _damaged(error, self.name) from error
-        try:
-            self._has_index = self._source.read(len(_INDEXED)) == _INDEXED
-            self._source.seek(0)
-            opened = ipc.open_file if self._has_index else ipc.open_stream
-            self._reader: Any = opened(self._source)
-            _require_text(arrow, self._reader.schema, text_field)
-        except (arrow.ArrowException, OSError) as error:
-            self._source.close()
-            raise _damaged(error, self.name) from error
-        except BadDocumentError:
-            self._source.close()
-            raise
+        self._source: Any = arrow.memory_map(str(path))
+        self._has_index = False
+        self._reader: Any = None
+
+    def begin(self) -> None:
+        """Reads the schema."""
+        ipc: Any = importlib.import_module("pyarrow.ipc")
+        self._has_index = self._source.read(len(_INDEXED)) == _INDEXED
+        self._source.seek(0)
+        opened = ipc.open_file if self._has_index else ipc.open_stream
+        self._reader = opened(self._source)
+        _require_text(self._arrow, self._reader.schema, self._text_field)
 
     def close(self) -> None:
         self._source.close()
@@ -216,27 +195,21 @@ class _Arrow:
     def num_groups(self) -> int:
         if self._has_index:
             return int(self._reader.num_record_batches)
-        try:
-            return sum(1 for _ in self._batches())
-        except (self._arrow.ArrowException, OSError) as error:
-            raise _damaged(error, self.name) from error
+        return sum(1 for _ in self._batches())
 
     def rows(self, groups: Groups = None) -> Iterator[tuple[float, bytes | None]]:
         """See `_Parquet.rows`."""
         number = self._reader.schema.get_field_index(self._text_field)
         done = 0.0
-        try:
-            for number_of_batch, (batch_done, batch) in enumerate(self._batches()):
-                if groups is not None and not groups[0] <= number_of_batch < groups[1]:
-                    continue
-                column, num_rows = batch.column(number), batch.num_rows
-                for start in range(0, num_rows, _BATCH_ROWS):
-                    texts = _bytes_of(self._arrow, column.slice(start, _BATCH_ROWS))
-                    for row, data in enumerate(texts, start + 1):
-                        yield done + (batch_done - done) * row / num_rows, data
-                done = batch_done
-        except (self._arrow.ArrowException, OSError) as error:
-            raise _damaged(error, self.name) from error
+        for number_of_batch, (batch_done, batch) in enumerate(self._batches()):
+            if groups is not None and not groups[0] <= number_of_batch < groups[1]:
+                continue
+            column, num_rows = batch.column(number), batch.num_rows
+            for start in range(0, num_rows, _BATCH_ROWS):
+                texts = _bytes_of(self._arrow, column.slice(start, _BATCH_ROWS))
+                for row, data in enumerate(texts, start + 1):
+                    yield done + (batch_done - done) * row / num_rows, data
+            done = batch_done
 
     def _batches(self) -> Iterator[tuple[float, Any]]:
         """Yields (the part of the file that is done with it, a record batch)."""

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from types import TracebackType
 from typing import IO
 
 import msgspec
 import numpy as np
 
 from gossamer.protocol.limits import MIB
+from gossamer.trainer.ipc import pipe
 from gossamer.trainer.ipc.environment import container_cores
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from gossamer.trainer.text.tokenizers.tokens import TokenVector
@@ -36,7 +36,9 @@ BYTES_A_PROCESS = 16 * MIB
 BATCHES_AHEAD = 2
 """Batches for each process that are read before their tokens are needed, so that none waits."""
 
-_LENGTH_BYTES = 8
+_MESSAGE_BYTES_MAX = 256 * MIB
+"""The largest is the answer to a batch with a document of 16 MiB, 4 bytes for each token, and these
+are at most as many as its bytes."""
 
 Batch = list[bytes]
 
@@ -53,7 +55,7 @@ def num_processes(num_bytes: int) -> int:
 
 
 class Encoders:
-    """Processes that encode text with one tokenizer. They end with the block, and with their
+    """Processes that encode text with one tokenizer. They end with `close`, and with their
     parent."""
 
     def __init__(self, file: EncoderFile, number: int) -> None:
@@ -63,15 +65,7 @@ class Encoders:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(number)
 
-    def __enter__(self) -> Encoders:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for process in self._processes:
             process.kill()  # it holds nothing, and a thread that waits for it goes on
         self._threads.shutdown(cancel_futures=True)
@@ -79,11 +73,7 @@ class Encoders:
             process.close()
 
     def encode(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[TokenVector]]]:
-        """Yields each batch with its tokens, in their order.
-
-        Raises:
-            CorpusError: a process died.
-        """
+        """Yields each batch with its tokens, in their order. Raises CorpusError: a process died."""
         under_way: deque[tuple[Batch, Future[list[TokenVector]]]] = deque()
         for batch in batches:
             under_way.append((batch, self._threads.submit(self._tokens, batch)))
@@ -120,10 +110,10 @@ class _Encoder:
         assert stdout is not None
         try:
             if self._untold is not None:
-                _write(stdin, msgspec.msgpack.encode(self._untold))
+                _write(stdin, self._untold)
                 self._untold = None
-            _write(stdin, msgspec.msgpack.encode(batch))
-            data = _read(stdout)
+            _write(stdin, batch)
+            data = pipe.read(stdout, _MESSAGE_BYTES_MAX)
         except OSError as error:
             raise self._died() from error
         if data is None:
@@ -144,41 +134,28 @@ class _Encoder:
 
     def _died(self) -> CorpusError:
         return CorpusError(
-            [
-                f"a process that turns text into tokens ended with exit status "
-                f"{self._process.wait()}; if memory is short, end other programs, or use less "
-                "text (corpus.max_bytes)"
-            ]
+            f"a process that turns text into tokens ended with exit status "
+            f"{self._process.wait()}; if memory is short, end other programs, or use less "
+            "text (corpus.max_bytes)"
         )
 
 
-def _write(stream: IO[bytes], data: bytes) -> None:
-    stream.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
-    stream.write(data)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> bytes | None:
-    """Returns the next message; None if the other side is gone."""
-    length = stream.read(_LENGTH_BYTES)
-    if len(length) < _LENGTH_BYTES:
-        return None
-    data = stream.read(int.from_bytes(length, "little"))
-    return data if len(data) == int.from_bytes(length, "little") else None
+def _write(stream: IO[bytes], message: EncoderFile | Batch) -> None:
+    pipe.write(stream, msgspec.msgpack.encode(message), _MESSAGE_BYTES_MAX)
 
 
 def main() -> int:
     """Encodes what stdin says, until it ends."""
-    told = _read(sys.stdin.buffer)
+    told = pipe.read(sys.stdin.buffer, _MESSAGE_BYTES_MAX)
     if told is None:
         return 0
     file = msgspec.msgpack.decode(told, type=EncoderFile)
     tokenizer = TextEncoder(file.open(), file)
-    while (data := _read(sys.stdin.buffer)) is not None:
+    while (data := pipe.read(sys.stdin.buffer, _MESSAGE_BYTES_MAX)) is not None:
         vectors = tokenizer.encode(msgspec.msgpack.decode(data, type=list[bytes]))
         answer = [vector.astype("<u4", copy=False).tobytes() for vector in vectors]
         with suppress(BrokenPipeError):  # stdin says that nobody is there
-            _write(sys.stdout.buffer, msgspec.msgpack.encode(answer))
+            _write(sys.stdout.buffer, answer)
     return 0
 
 

@@ -73,7 +73,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """A token is a byte of UTF-8."""
+    """A token is a byte of UTF-8. See `Tokenizer`."""
 
     kind: TokenizerKind = "bytes"
     end_token = END_OF_DOCUMENT
@@ -82,16 +82,32 @@ class ByteTokenizer:
     elsewhere = None
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
-        """See `Tokenizer.encode`."""
         return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
 
     def decode(self, tokens: TokenVector) -> str:
-        """See `Tokenizer.decode`."""
         kept = tokens[tokens != END_OF_DOCUMENT].astype(np.uint8)
         return str(kept.tobytes(), "utf-8", "replace")
 
 
-class BpeTokenizer:
+class FileTokenizer:
+    """What tokenizers with a ``tokenizer.json`` of the `tokenizers` library have in common; see
+    `Tokenizer`."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, file: EncoderFile) -> None:
+        """`tokenizer`: what `file` opened."""
+        self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer, file)
+        self.elsewhere = file if self._encoder.words is not None else None
+
+    def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
+        return [*self._encoder.encode(texts)]
+
+    def decode(self, tokens: TokenVector) -> str:
+        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text
+
+
+class BpeTokenizer(FileTokenizer):
     """Byte-level BPE; `file` is a ``tokenizer.json`` of the `tokenizers` library."""
 
     kind: TokenizerKind = "bpe"
@@ -109,24 +125,14 @@ class BpeTokenizer:
         # Text that spells a special token is text.
         encoder_file = EncoderFile(file, specials_are_text=True)
         try:
-            self._tokenizer = encoder_file.open()
+            tokenizer = encoder_file.open()
         except Exception as error:  # the library raises nothing more precise
             raise MalformedError(f"not a tokenizer file: {error}") from error
-        if self._tokenizer.token_to_id(END_OF_DOCUMENT_TEXT) != END_OF_DOCUMENT:
+        if tokenizer.token_to_id(END_OF_DOCUMENT_TEXT) != END_OF_DOCUMENT:
             raise MalformedError(f"tokenizer whose token 0 is not {END_OF_DOCUMENT_TEXT}")
         self.file = file
-        self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
-        self._encoder = TextEncoder(self._tokenizer, encoder_file)
-        self.elsewhere = encoder_file if self._encoder.words is not None else None
-
-    def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
-        """See `Tokenizer.encode`."""
-        return [*self._encoder.encode(texts)]
-
-    def decode(self, tokens: TokenVector) -> str:
-        """See `Tokenizer.decode`."""
-        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return text
+        self.vocabulary = int(tokenizer.get_vocab_size(with_added_tokens=True))
+        super().__init__(tokenizer, encoder_file)
 
 
 def load_tokenizer(kind: TokenizerKind, file: bytes) -> Tokenizer:
@@ -147,11 +153,8 @@ def load_tokenizer(kind: TokenizerKind, file: bytes) -> Tokenizer:
 def learn_bpe(
     corpus: Corpus, documents: IntVector, vocabulary: int, progress: Progress = no_progress
 ) -> BpeTokenizer:
-    """Byte-level BPE learnt from some documents (the first `BPE_TRAINING_BYTES_MAX` of them).
-
-    Raises:
-        CorpusError: as `Corpus.read`.
-    """
+    """Byte-level BPE learnt from some documents, the first `BPE_TRAINING_BYTES_MAX` of them. Errors
+    as `Corpus.read`."""
     ends = np.cumsum(corpus.text_bytes[documents], dtype=np.int64)
     sample = documents[: max(1, int(np.searchsorted(ends, BPE_TRAINING_BYTES_MAX, side="right")))]
     return learn_bpe_from(corpus.read(sample), int(ends[len(sample) - 1]), vocabulary, progress)

@@ -108,8 +108,7 @@ class _Model(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """What decides in a `tokenizer.json` how text is cut into words. Truncation and padding are
-    turned off (`words.EncoderFile.open`)."""
+    """What decides in a `tokenizer.json` how text is cut into words."""
 
     model: _Model
     pre_tokenizer: _ByteLevel | _Digits | _Split | _Sequence | None = None

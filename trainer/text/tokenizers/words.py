@@ -1,9 +1,9 @@
 """Tokens of text by its words: each different word goes through the byte-pair merges once.
 
 Byte-level BPE first cuts text into words, and merges nothing across them. The library does that
-anew for each of them, with a regular expression of Unicode classes, and takes some 0.4 seconds of
-a core for a megabyte. Here a word that was met before costs a look into a table, and text is cut by
-an expression of ASCII classes (`word_cuts`): a fifth of the time or less, for the same tokens.
+anew for each, with an expression of Unicode classes, in some 0.4 seconds of a core for a megabyte.
+Here a word that was met before costs a look into a table, and text is cut by an expression of ASCII
+classes (`word_cuts`): a fifth of the time or less, for the same tokens.
 
 Other characters than ASCII are first replaced by an ASCII one of their class. The class is asked
 of the library, so that both cut alike whatever Unicode version each knows. A text in which one has

@@ -12,12 +12,13 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
+from gossamer.node.network.counted import counted
 from gossamer.node.network.over_libp2p.addresses import peer_id_of
+from gossamer.node.network.over_libp2p.delimited import read_delimited
 from gossamer.node.network.over_libp2p.gossip.checks import (
     RPC_BYTES_MAX,
     check_entries,
@@ -32,11 +33,10 @@ from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.protocol.errors import (
     ForgedError,
     MalformedError,
-    OversizedError,
     RemoteProtocolError,
 )
 from gossamer.protocol.ids import public_key_of
-from gossamer.protocol.policy.gossip_quota import GossipQuota
+from gossamer.protocol.policy.conduct.gossip_quota import GossipQuota
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,6 @@ TOPIC_CHARACTERS_MAX = 256
 # Of a message that is known already, or of an entry that is no message, beside a new one.
 CHEAP = 0.05
 
-OffenceHandler = Callable[[ID, RemoteProtocolError], None]
-
 
 class GuardedPubsub(Pubsub):
     """Gossip messages: a bad one costs its forwarder, and none is lost in a queue of 32.
@@ -71,18 +69,20 @@ class GuardedPubsub(Pubsub):
     word.
     """
 
-    on_message: Callable[[rpc_pb2.Message], bool] | None = None
+    on_message: Callable[[rpc_pb2.Message], bool] = staticmethod(lambda _message: False)
     """Takes an authentic new message; the answer says whether it is passed on."""
-    on_offence: OffenceHandler | None = None
-    is_banned: Callable[[ID], bool] | None = None
+    on_offence: Callable[[ID, RemoteProtocolError], None] = staticmethod(lambda _peer, _error: None)
+    is_banned: Callable[[ID], bool] = staticmethod(lambda _peer: False)
 
-    def __init__(self, host: GuardedHost, router: GossipSub) -> None:
+    def __init__(self, host: GuardedHost, router: GuardedGossipSub) -> None:
         super().__init__(
             host,
             router,
             max_subscriptions_per_peer=TOPICS_PER_PEER_MAX,
             max_inbound_rpc_size=RPC_BYTES_MAX,
         )
+        self._guarded_host = host
+        self._guarded_router = router
         self._gate = GossipQuota()
         self._turn = trio.Lock()
         self._num_streams: Counter[ID] = Counter()
@@ -92,14 +92,13 @@ class GuardedPubsub(Pubsub):
 
         The first message on that stream names our topics, and with them the run.
         """
-        if isinstance(self.host, GuardedHost) and not self.host.doors.admits(peer_id):
+        if not self._guarded_host.doors.admits(peer_id):
             return
         await super()._handle_new_peer(peer_id)
 
     def retain(self, topic: str) -> None:
         """Send our newest message on a topic to each peer that connects later."""
-        assert isinstance(self.router, GuardedGossipSub)
-        self.router.retained.setdefault(topic, None)
+        self._guarded_router.retained.setdefault(topic, None)
 
     def let_in(self, peer_id: ID) -> None:
         """Open the gossip stream to a peer that was a stranger; see `Transport.let_in`."""
@@ -133,22 +132,17 @@ class GuardedPubsub(Pubsub):
     async def stream_handler(self, stream: INetStream) -> None:
         """Read one peer's gossip stream, counted."""
         peer = stream.muxed_conn.peer_id
-        if isinstance(self.host, GuardedHost):
-            self.host.count(stream)
-        if self._num_streams[peer] >= STREAMS_PER_PEER_MAX:
-            await stream.reset()
-            return
-        self._num_streams[peer] += 1
-        try:
-            await self.continuously_read_stream(stream)
-        except RemoteProtocolError as error:
-            self._blame(peer, error)
-            await stream.reset()
-            self._handle_dead_peer(peer)
-        finally:
-            self._num_streams[peer] -= 1
-            if not self._num_streams[peer]:
-                del self._num_streams[peer]
+        self._guarded_host.count(stream)
+        with counted(self._num_streams, peer) as number:
+            if number > STREAMS_PER_PEER_MAX:
+                await stream.reset()
+                return
+            try:
+                await self.continuously_read_stream(stream)
+            except RemoteProtocolError as error:
+                self.on_offence(peer, error)
+                await stream.reset()
+                self._handle_dead_peer(peer)
 
     async def continuously_read_stream(self, stream: INetStream) -> None:
         """Read RPCs one after the other, no faster than the gate allows, until the stream ends.
@@ -167,23 +161,14 @@ class GuardedPubsub(Pubsub):
             logger.debug("gossip stream of %s ended: %s", peer, error)
 
     async def _read_rpc(self, stream: YamuxStream) -> tuple[int, rpc_pb2.RPC]:
-        num_bytes = shift = 0
-        while True:
-            byte = (await stream.receive_exactly(1))[0]
-            num_bytes |= (byte & 0x7F) << shift
-            shift += 7
-            if num_bytes > RPC_BYTES_MAX or shift > 35:
-                raise OversizedError("gossip RPC over 1 MiB")
-            if byte < 0x80:
-                break
-        body = bytes(await stream.receive_exactly(num_bytes))
+        body = await read_delimited(stream.receive_exactly, RPC_BYTES_MAX, "a gossip RPC")
         rpc = rpc_pb2.RPC()
         try:
             rpc.ParseFromString(body)
         except Exception as error:  # protobuf's own, which has no types
             raise MalformedError(f"not a gossip RPC: {error}") from None
-        check_entries(rpc, num_bytes)
-        return num_bytes, rpc
+        check_entries(rpc, len(body))
+        return len(body), rpc
 
     async def _take_rpc(self, peer: ID, rpc: rpc_pb2.RPC, num_bytes: int) -> None:
         num_entries = len(rpc.subscriptions) + len(rpc.publish) + 1
@@ -228,7 +213,7 @@ class GuardedPubsub(Pubsub):
             await super().push_msg(msg_forwarder, msg)
             return
         author = ID(msg.from_id)
-        if author == self.my_id or (self.is_banned is not None and self.is_banned(author)):
+        if author == self.my_id or self.is_banned(author):
             return
         public_key_of(peer_id_of(author))  # of another kind than ours: no node passes it on
         if not is_signed(msg):
@@ -241,8 +226,8 @@ class GuardedPubsub(Pubsub):
             is_connected=self._peer_is_connected(author),
         )
         if blamed is not None:
-            self._blame(ID.from_base58(blamed), self._gate.flood())
-        if not (is_taken and self.on_message is not None and self.on_message(msg)):
+            self.on_offence(ID.from_base58(blamed), self._gate.flood())
+        if not (is_taken and self.on_message(msg)):
             return
         if not self._gate.passes_on(trio.current_time()):
             return
@@ -253,10 +238,6 @@ class GuardedPubsub(Pubsub):
 
     def notify_subscriptions(self, publish_message: rpc_pb2.Message) -> None:
         """Our own messages are not for us (and py-libp2p's queue drops what is over 32)."""
-
-    def _blame(self, peer: ID, error: RemoteProtocolError) -> None:
-        if self.on_offence is not None:
-            self.on_offence(peer, error)
 
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
         """Forget a peer's topics when it is gone, and only then.

@@ -11,14 +11,14 @@ from typing import Any
 import trio
 from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.mcache import MessageCache, default_msg_id_fn
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.pubsub.utils import safe_bytes_from_hex
 
 from gossamer.node.network.over_libp2p.gossip.checks import RPC_BYTES_MAX
-from gossamer.node.network.over_libp2p.gossip.message_cache import BoundedMessageCache
 from gossamer.node.network.spreading import num_passed_on
-from gossamer.protocol.limits import MEMBERS_MAX
+from gossamer.protocol.limits import MEMBERS_MAX, MIB
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +29,49 @@ RECENT_MESSAGES_MAX = 64
 ANSWER_BYTES_MAX = RPC_BYTES_MAX
 # Of what waits for a peer that does not read, besides one RPC. Comparisons bring what is dropped.
 QUEUE_BYTES_MAX = RPC_BYTES_MAX
+# Of the messages that are kept. All peers together may bring 4 MiB a second, and a message stays
+# for up to 50 s. Those of two hundred members that follow the protocol are a few MiB.
+CACHE_BYTES_MAX = 32 * MIB
+# What a message costs besides its own bytes: the objects of protobuf and of the history.
+MESSAGE_OVERHEAD_BYTES = 1024
 # Peers that have to wait with their next GRAFT of a topic: the peers of a run that a node
 # remembers. Beyond that the one whose wait ends first is forgotten, and may be early.
 BACK_OFFS_MAX = MEMBERS_MAX
+
+
+class BoundedMessageCache(MessageCache):
+    """Drops the oldest messages when there are too many bytes.
+
+    Symptom: py-libp2p keeps whatever has come in five heartbeats.
+    """
+
+    def __init__(self, window_size: int, history_size: int) -> None:
+        super().__init__(window_size, history_size)
+        self.num_bytes = 0
+        """What the messages that are kept cost."""
+
+    def put(self, msg: rpc_pb2.Message) -> None:
+        """Keep a message, and drop the oldest ones that have no room beside it."""
+        if default_msg_id_fn(msg) in self.msgs:
+            return
+        super().put(msg)
+        self.num_bytes += _cost_bytes(msg)
+        while self.num_bytes > CACHE_BYTES_MAX:
+            oldest = next(entries for entries in reversed(self.history) if entries)
+            self._drop(oldest.pop(0).mid)
+
+    def shift(self) -> None:
+        """A heartbeat has passed: drop the messages that have been here for the whole history."""
+        for entry in self.history[-1]:
+            self._drop(entry.mid)
+        super().shift()
+
+    def _drop(self, message_id: bytes) -> None:
+        self.num_bytes -= _cost_bytes(self.msgs.pop(message_id))
+
+
+def _cost_bytes(message: rpc_pb2.Message) -> int:
+    return message.ByteSize() + MESSAGE_OVERHEAD_BYTES
 
 
 class GuardedGossipSub(GossipSub):
@@ -50,7 +90,6 @@ class GuardedGossipSub(GossipSub):
     _random = random.Random()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """See `GossipSub`."""
         super().__init__(*args, **kwargs)
         self.mcache = BoundedMessageCache(self.mcache.window_size, self.mcache.history_size)
         self._answered_bytes: Counter[ID] = Counter()

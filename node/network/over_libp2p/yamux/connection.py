@@ -32,9 +32,8 @@ from multiaddr import Multiaddr
 from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
-from gossamer.node.network.over_libp2p.yamux.frames import FrameCutter
+from gossamer.node.network.over_libp2p.yamux.frames import FrameCutter, SmallFrames
 from gossamer.node.network.over_libp2p.yamux.signs_of_life import SignsOfLife
-from gossamer.node.network.over_libp2p.yamux.small_frames import SmallFrames
 from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
     FIN,
@@ -54,7 +53,7 @@ from gossamer.node.network.over_libp2p.yamux.windows import (
 )
 from gossamer.node.network.over_libp2p.yamux.writer import YamuxWriter
 from gossamer.node.network.transport import Path
-from gossamer.protocol.policy.throttle import Rate, Throttle
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
 
@@ -80,15 +79,12 @@ class YamuxConnection(IMuxedConn):
         self,
         secured_conn: NoiseSession,
         peer_id: ID,
-        is_initiator: bool | None = None,
-        *,
-        liveness: Liveness | None = None,
-        line: LineRate | None = None,
+        liveness: Liveness,
+        line: LineRate,
     ) -> None:
         """
         Args:
-            liveness: looks at this connection while it lives. Without it no peer is asked for a
-                sign of life, and silence does not end the connection.
+            liveness: looks at this connection while it lives.
             line: what is known of this node's line from its other connections.
         """
         self._liveness = liveness
@@ -96,7 +92,7 @@ class YamuxConnection(IMuxedConn):
         self.peer_id = peer_id
         self.on_close: Callable[[], Awaitable[None]] | None = None
         """py-libp2p sets it, and is told of the end."""
-        self.on_violation: Callable[[str], None] | None = None
+        self.on_violation: Callable[[str], None] = lambda _problem: None
         """Handler that gets the reason when the connection ends because the peer broke the
         rules."""
         self.on_ending: Callable[[], None] = lambda: None
@@ -114,12 +110,11 @@ class YamuxConnection(IMuxedConn):
         """Whether this node dialled. After a simultaneous open both ends did."""
         self.path = Path("direct")
         self.opened_seconds = trio.current_time()
-        self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
-        self._next_stream_id = 1 if self._initiator else 2
+        self._next_stream_id = 1 if self.is_initiator else 2
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](
             INBOUND_STREAMS_MAX
         )
-        self.search = LineSearch(secured_conn, line or LineRate())
+        self.search = LineSearch(secured_conn.socket, line)
         self.writer = YamuxWriter(secured_conn, self.search)
         self.windows = Windows()
         self._opened = Throttle(OPEN_RATE)
@@ -127,7 +122,7 @@ class YamuxConnection(IMuxedConn):
         self._in_line = trio.CancelScope()
         """Its block waits for the turn of a stream."""
         self._cutter = FrameCutter(self._on_header, self._apply_flags)
-        self._signs = SignsOfLife(
+        self.signs = SignsOfLife(
             lambda number: self.control(PING, SYN, 0, number), liveness, peer_id
         )
 
@@ -140,13 +135,11 @@ class YamuxConnection(IMuxedConn):
                 async with trio.open_nursery() as nursery:
                     for task in (self._read_frames, self.writer.run):
                         nursery.start_soon(self._until_broken, task)
-                    self._signs.heard_seconds = trio.current_time()
-                    if self._liveness is not None:
-                        self._liveness.add(self)
+                    self.signs.heard_seconds = trio.current_time()
+                    self._liveness.add(self)
                     self.event_started.set()
         finally:
-            if self._liveness is not None:
-                self._liveness.remove(self)
+            self._liveness.remove(self)
             self._end_streams()
             with trio.CancelScope(shield=True):
                 with contextlib.suppress(Exception):
@@ -160,7 +153,7 @@ class YamuxConnection(IMuxedConn):
             await task()
         except ConnectionClosedError as error:
             logger.debug("connection to %s ended: %s", self.peer_id, error)
-            if isinstance(error, PeerViolation) and self.on_violation is not None:
+            if isinstance(error, PeerViolation):
                 self.on_violation(str(error))
         except Exception:  # a bug here, or unforeseen bytes, end one connection and not the node
             logger.exception("connection to %s dropped", self.peer_id)
@@ -200,7 +193,7 @@ class YamuxConnection(IMuxedConn):
     @property
     def is_initiator(self) -> bool:
         """Returns whether this node dialled."""
-        return self._initiator
+        return self.secured_conn.is_initiator
 
     @property
     def is_established(self) -> bool:
@@ -269,7 +262,7 @@ class YamuxConnection(IMuxedConn):
     async def _read_frames(self) -> None:
         while True:
             for plaintext in await self.secured_conn.receive():
-                now = self._signs.heard_seconds = trio.current_time()
+                now = self.signs.heard_seconds = trio.current_time()
                 num_frames = self._cutter.feed(memoryview(plaintext))
                 self.on_received(len(plaintext))
                 await self.small_frames.came(now, num_frames, len(plaintext))
@@ -281,7 +274,7 @@ class YamuxConnection(IMuxedConn):
             if flags & SYN:
                 self.control(PING, ACK, 0, length)
             else:
-                self._signs.answered(length)
+                self.signs.answered(length)
             return
         if kind == GO_AWAY:
             raise ConnectionClosedError(f"the peer ended the connection (code {length})")
@@ -336,46 +329,22 @@ class YamuxConnection(IMuxedConn):
     # -- liveness
 
     def look(self, now: float, *, after_stall: bool) -> float:
-        """Ask a silent peer for a sign of life, and drop one that gives none; see `Liveness`.
-
-        Args:
-            after_stall: this process stood still: what came meanwhile has yet to be read.
-
-        Returns:
-            When to look again (local time).
-        """
+        """Ask a silent peer for a sign of life, and drop one that gives none; see `Watched`."""
         for stream in list(self.streams.values()):
             since = stream.discarded_at
             if since is not None and now - since > LINGER_SECONDS_MAX:
                 stream.abort()
-        assert self._liveness is not None, "only that calls this"
-        if not after_stall and now - self.heard_seconds > self._liveness.silence_seconds_max():
-            self.drop(f"nothing heard for {now - self.heard_seconds:.0f} s")
-        elif now >= self._signs.ask_at(was_dialled=self.was_dialled):
-            self._signs.ask()
-        return self._signs.ask_at(was_dialled=self.was_dialled)
+        silence_seconds = now - self.signs.heard_seconds
+        if not after_stall and silence_seconds > self._liveness.silence_seconds_max():
+            self.drop(f"nothing heard for {silence_seconds:.0f} s")
+        elif now >= self.signs.ask_at(was_dialled=self.was_dialled):
+            self.signs.ask()
+        return self.signs.ask_at(was_dialled=self.was_dialled)
 
     def drop(self, reason: str) -> None:
         """End the connection without a word to the peer."""
         logger.debug("connection to %s ended: %s", self.peer_id, reason)
         self._scope.cancel()
-
-    async def answers_within(self, seconds: float) -> bool:
-        """See `SignsOfLife`."""
-        return await self._signs.answers_within(seconds)
-
-    @property
-    def heard_seconds(self) -> float:
-        """Time at which anything last came (local clock)."""
-        return self._signs.heard_seconds
-
-    def rtt(self) -> float:
-        """See `SignsOfLife`."""
-        return self._signs.rtt_seconds
-
-    def rtt_or_guess(self) -> float:
-        """The round trip for sizing windows; at least a busy machine's scheduling delay."""
-        return max(self._signs.rtt_seconds, 0.005)
 
     # -- what py-libp2p asks
 

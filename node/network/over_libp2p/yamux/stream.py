@@ -41,6 +41,8 @@ _PIECE_PARTS_MAX = 2
 _PIECE_BYTES_MIN = 4096
 # A peer that would empty its window in so many round trips is held up by it.
 _WINDOW_ROUND_TRIPS = 8
+# A busy machine comes so late to its tasks.
+_ROUND_TRIP_SECONDS_MIN = 0.005
 
 
 class PeerViolation(ConnectionClosedError):
@@ -283,7 +285,8 @@ class YamuxStream(IMuxedStream):
             return
         now = trio.current_time()
         increment = self._consumed
-        fast_seconds = _WINDOW_ROUND_TRIPS * self.conn.rtt_or_guess() * due_bytes / self._window
+        round_trip_seconds = max(self.conn.signs.rtt_seconds, _ROUND_TRIP_SECONDS_MIN)
+        fast_seconds = _WINDOW_ROUND_TRIPS * round_trip_seconds * due_bytes / self._window
         if self._updated_at is not None and now - self._updated_at < fast_seconds:
             wanted = max(2 * self._window, windows.widest_bytes)
             growth = windows.grant(min(wanted, STREAM_WINDOW_BYTES_MAX) - self._window)

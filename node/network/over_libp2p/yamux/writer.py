@@ -49,7 +49,7 @@ class YamuxWriter:
         self._message_at = -math.inf
         """Time at which `write_now` last wrote (local clock)."""
         self._failure: ConnectionClosedError | None = None
-        """What `write_now` met: it ends `run`, and so the connection."""
+        """What `_write_now` met: it ends `run`, and so the connection."""
         self._waits = False
         """Whether `run` waits for work."""
 
@@ -67,40 +67,36 @@ class YamuxWriter:
         """
         now = trio.current_time()
         is_rare, self._sign_at = now >= self._sign_at + SIGN_SECONDS_MIN, now
-        if is_rare and self._waits and not self._work.is_set():
-            try:
-                is_sent = self._session.try_send(frame)
-            except ConnectionClosedError:
-                is_sent = False  # `run` meets the same error, and ends the connection
-            if is_sent:
-                if self._session.has_unsent:
-                    self._work.set()
-                return
-        self.add_control(frame)
+        if is_rare and self._may_write_now():
+            self._write_now(frame)
+        else:
+            self.add_control(frame)
 
     def write_now(self, stream: YamuxStream) -> bool:
         """Sends what is in a stream's outbox, at most `SMALL_BYTES_MAX`, without a turn of `run` or
         a wait. Returns whether it did; where something else waits, it does not."""
-        now, session = trio.current_time(), self._session
+        now = trio.current_time()
         size = sum(map(len, stream.outbox))
-        if (
-            not self._waits
-            or self._work.is_set()
-            or session.limit.is_limited
-            or now < self._message_at + MESSAGE_SECONDS_MIN
-            or size > stream.send_window
-        ):
+        is_rare = now >= self._message_at + MESSAGE_SECONDS_MIN
+        if not (is_rare and size <= stream.send_window and self._may_write_now()):
             return False
         self._message_at = now
         message = memoryview(bytearray(HEADER.size + size))
         stream.next_frame(message)
+        self._write_now(message)
+        return True
+
+    def _may_write_now(self) -> bool:
+        """Returns whether `run` waits for work, and the owner's limit holds nothing back."""
+        return self._waits and not self._work.is_set() and not self._session.limit.is_limited
+
+    def _write_now(self, message: bytes | memoryview) -> None:
         try:
-            session.try_send(message)
+            self._session.send_at_once(message)
         except ConnectionClosedError as error:
             self._failure = error
-        if self._failure is not None or session.has_unsent:
+        if self._failure is not None or self._session.has_unsent:
             self._work.set()
-        return True
 
     def schedule(self, stream: YamuxStream) -> None:
         """Queues a stream that has something to send and window for it."""

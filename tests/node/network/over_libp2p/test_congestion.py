@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import pytest
 
@@ -62,7 +63,7 @@ class Kernel:
         self.rate_max = UNBOUNDED
         self.algorithms = [algorithm]
         self.has_ended = False
-        self.search = LineSearch(self, line or LineRate())
+        self.search = LineSearch(cast(socket.socket, self), line or LineRate())
         self.now = 0.0
 
     def getsockopt(self, _level: int, option: int, size: int) -> bytes:
@@ -98,11 +99,6 @@ class Kernel:
     @property
     def begins_anew(self) -> bool:
         return self.algorithms == [BBR, b"reno", BBR]
-
-
-@pytest.fixture(autouse=True)
-def _connections_are_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "socket_of", lambda connection: connection)
 
 
 def test_an_estimate_that_collapsed_is_thrown_away() -> None:
@@ -143,7 +139,6 @@ def test_another_algorithm_and_a_connection_that_ended_are_left_alone() -> None:
         connection.look(SEARCHING)
     assert cubic.algorithms == [b"cubic"]
     assert ended.algorithms == [BBR]
-    LineSearch(None, line).begin()
 
 
 def test_a_search_stays_near_the_rate_that_was_found() -> None:

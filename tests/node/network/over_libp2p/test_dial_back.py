@@ -14,6 +14,7 @@ from gossamer.node.network.over_libp2p import dial_back
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.dial_back_messages import (
@@ -22,7 +23,6 @@ from gossamer.protocol.wire.dial_back_messages import (
     DialBack,
     Dialled,
     decode_dial_back,
-    encode_dial_back,
 )
 
 ASKER, HELPER = ("/ip4/127.0.0.1/tcp/0",), ("/ip4/127.0.0.2/tcp/0",)
@@ -50,7 +50,7 @@ def _run(
 
 async def _ask(asker: Libp2pTransport, helper: Libp2pTransport, *ports: int) -> int:
     stream = await asker.open_stream(helper.peer_id, DIAL_BACK_PROTOCOL)
-    await send_frame(stream, encode_dial_back(DialBack(ports)))
+    await send_frame(stream, to_msgpack(DialBack(ports)))
     data, _ = await receive_frame(
         stream, message_bytes_max=DIAL_BACK_BYTES_MAX, payload_bytes_max=0
     )
@@ -126,11 +126,11 @@ def test_a_peer_is_dialled_back_now_and_then_only(monkeypatch: pytest.MonkeyPatc
     [
         b"",
         b"nonsense",
-        encode_dial_back(DialBack(())),
-        encode_dial_back(DialBack((1, 2, 3, 4, 5))),
-        encode_dial_back(DialBack((0,))),
-        encode_dial_back(DialBack((65_536,))),
-        encode_dial_back(Dialled(-1)),
+        to_msgpack(DialBack(())),
+        to_msgpack(DialBack((1, 2, 3, 4, 5))),
+        to_msgpack(DialBack((0,))),
+        to_msgpack(DialBack((65_536,))),
+        to_msgpack(Dialled(-1)),
     ],
 )
 def test_messages_out_of_range_are_malformed(data: bytes) -> None:

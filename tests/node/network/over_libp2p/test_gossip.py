@@ -14,10 +14,10 @@ from trio.testing import MockClock
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.gossip.checks import MESSAGES_PER_RPC_MAX, check_entries
-from gossamer.node.network.over_libp2p.gossip.message_cache import CACHE_BYTES_MAX
 from gossamer.node.network.over_libp2p.gossip.router import (
     ANSWER_BYTES_MAX,
     BACK_OFFS_MAX,
+    CACHE_BYTES_MAX,
     QUEUE_BYTES_MAX,
     GuardedGossipSub,
 )

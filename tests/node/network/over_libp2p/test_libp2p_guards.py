@@ -33,10 +33,11 @@ from gossamer.node.network import doorstep, stream_turns
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import carriers, newcomers
 from gossamer.node.network.over_libp2p import liveness as liveness_module
+from gossamer.node.network.over_libp2p.congestion import LineRate
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession, socket_of
+from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import connection as yamux
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
@@ -45,8 +46,9 @@ from gossamer.node.network.over_libp2p.yamux.windows import FIRST_WINDOW_BYTES
 from gossamer.node.network.transport import ConnectError, ListenError, Stream, StreamClosed
 from gossamer.protocol.errors import OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.throttle import Rate
+from gossamer.protocol.policy.conduct.throttle import Rate
 from tests.support.bounded_run import run
+from tests.support.quiet_yamux import quiet_connection, socket_under
 
 ECHO = "/gossamer-test/echo/1"
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -130,6 +132,13 @@ async def secured_pair(
         await trio.aclose_forcefully(inbound)
 
 
+def end_of(muxer: type[Any], session: Any, *, is_initiator: bool) -> Any:
+    """One end of a connection of this project or of py-libp2p."""
+    if muxer is YamuxConnection:
+        return quiet_connection(session)
+    return muxer(session, session.get_remote_peer(), is_initiator=is_initiator)
+
+
 @asynccontextmanager
 async def muxed_pair(
     dialler: type[Any] = YamuxConnection, listener: type[Any] = YamuxConnection
@@ -140,10 +149,7 @@ async def muxed_pair(
         return FastNoiseTransport if muxer is YamuxConnection else StockNoiseTransport
 
     async with secured_pair(noise_for(dialler), noise_for(listener)) as (ours, theirs):
-        yield (
-            dialler(ours, ours.get_remote_peer(), is_initiator=True),
-            listener(theirs, theirs.get_remote_peer(), is_initiator=False),
-        )
+        yield end_of(dialler, ours, is_initiator=True), end_of(listener, theirs, is_initiator=False)
 
 
 @asynccontextmanager
@@ -199,7 +205,7 @@ def test_speaks_with_py_libp2ps_own_noise_and_yamux(dialler: Any, listener: Any)
 def test_frames_may_be_cut_anywhere() -> None:
     async def case() -> None:
         async with secured_pair() as (ours, theirs):
-            connection = YamuxConnection(ours, ours.get_remote_peer())
+            connection = quiet_connection(ours)
             body = bytes(range(100))
             async with running(connection):
                 for byte in _syn(2) + _data(2, body) + _data(2, b"") + _data(2, body):
@@ -366,7 +372,7 @@ def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
                 with suppress(trio.BrokenResourceError):
                     while await stream.receive_some(100):
                         pass
-            await eventually(lambda: not len(server._swarm.newcomers))
+            await eventually(lambda: not server._swarm.newcomers._scopes)
             assert server.reach().num_unfinished == 1
 
     run(case, seconds=5)
@@ -379,8 +385,7 @@ async def _survives_a_cancelled_write(muxer: Any, seconds: float) -> bool:
     """Returns whether a connection works on after a write was cancelled while TCP was full."""
     async with muxed_pair(muxer, muxer) as (ours, theirs):
         for end in (ours, theirs):
-            raw = socket_of(end)
-            assert raw is not None
+            raw = socket_under(end)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         survived = False
@@ -445,8 +450,7 @@ def test_both_ends_detect_dead_links() -> None:
             await eventually(lambda: bool(server.peers()))
             for transport in (client, server):
                 ((connection,),) = transport._swarm.get_connections_map().values()
-                raw = socket_of(connection.muxed_conn)
-                assert raw is not None
+                raw = socket_under(connection.muxed_conn)
                 assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 milliseconds = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
                 assert milliseconds == carriers.DEAD_LINK_SECONDS * 1000
@@ -465,9 +469,9 @@ def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.Mon
         async with (
             secured_pair() as (near, far),
             trio.open_nursery() as looks,
-            running(ours := YamuxConnection(near, near.get_remote_peer(), liveness=liveness)),
+            running(ours := YamuxConnection(near, near.get_remote_peer(), liveness, LineRate())),
         ):
-            theirs = YamuxConnection(far, far.get_remote_peer())  # never answers
+            theirs = quiet_connection(far)  # never answers
             looks.start_soon(liveness.run)
             stream = await ours.open_stream()
             with pytest.raises(MuxedStreamError):
@@ -486,7 +490,7 @@ async def _attack(frames: list[bytes]) -> tuple[YamuxConnection, int]:
     """Returns the end of a connection whose peer sends these frames, when it is closed, and the
     bytes that it held at most."""
     async with secured_pair() as (ours, theirs):
-        connection = YamuxConnection(ours, ours.get_remote_peer())
+        connection = quiet_connection(ours)
         session: NoiseSession = theirs
         async with running(connection):
             held = 0
@@ -538,7 +542,7 @@ def test_frames_that_are_not_yamux_end_the_connection(frame: bytes) -> None:
 def test_bytes_that_do_not_authenticate_end_the_connection() -> None:
     async def case() -> None:
         async with secured_pair() as (ours, theirs):
-            connection = YamuxConnection(ours, ours.get_remote_peer())
+            connection = quiet_connection(ours)
             raw = theirs.conn.read_writer.read_write_closer
             async with running(connection):
                 await raw.write(b"\x00\x20" + bytes(32))
@@ -684,15 +688,15 @@ def test_what_a_peer_opens_beyond_its_places_counts_for_its_rate(
     async def case() -> None:
         numbers = [2 * number for number in range(1, places + 21)]
         async with secured_pair() as (ours, theirs):
-            connection = YamuxConnection(ours, ours.get_remote_peer())
+            connection = quiet_connection(ours)
             async with running(connection):
                 await theirs.write(b"".join(map(_syn, numbers)))
                 for _ in range(places):
                     await connection.accept_stream()
                 await connection.streams[2].reset()
-                heard = connection.heard_seconds
+                heard = connection.signs.heard_seconds
                 await theirs.write(_syn(numbers[-1] + 2))
-                await eventually(lambda: connection.heard_seconds > heard)
+                await eventually(lambda: connection.signs.heard_seconds > heard)
                 assert len(connection.streams) == places - 1
 
     run(case)
@@ -702,11 +706,10 @@ def test_peer_that_makes_us_reply_and_does_not_read_is_dropped() -> None:
     async def case() -> None:
         async with secured_pair() as (ours, theirs):
             for end in (ours, theirs):
-                raw = socket_of(end)
-                assert raw is not None
+                raw = socket_under(end)
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-            connection = YamuxConnection(ours, ours.get_remote_peer())
+            connection = quiet_connection(ours)
             ping = HEADER.pack(0, 2, 1, 0, 7)
             async with running(connection):
                 with suppress(Exception):
@@ -933,7 +936,6 @@ def test_peers_that_have_left_are_not_remembered() -> None:
                     await client.connect(server.addresses()[0])
                     await eventually(lambda: bool(server.peers()))
                 await eventually(lambda: not server._swarm.get_connections())
-            connector.record_failed_connection(ID(b"peer"))
             assert not connector._recent_disconnects
             assert not connector._last_connect_attempt
             assert not connector._failure_counts
@@ -1047,7 +1049,7 @@ def test_a_connection_whose_end_is_cancelled_leaves_the_books_and_the_gossip() -
 def test_a_connection_that_never_began_is_closed() -> None:
     async def case() -> None:
         async with secured_pair() as (one, other):
-            connection = YamuxConnection(one, ID(b"peer"))
+            connection = quiet_connection(one)
             await connection.close()
             assert connection.is_closed
             with pytest.raises(ConnectionClosedError):

@@ -143,7 +143,7 @@ def test_to_serve_a_stream_takes_few_turns() -> None:
 def test_a_stream_may_be_used_before_the_peer_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring sent its first chunk a round trip later than it could."""
     may_agree = trio.Event()
-    agree = negotiation._DoorKeeper.negotiate
+    agree = negotiation.Doors.negotiate
 
     async def agree_later(self: Any, *args: Any) -> Any:
         await may_agree.wait()
@@ -159,7 +159,7 @@ def test_a_stream_may_be_used_before_the_peer_agrees(monkeypatch: pytest.MonkeyP
         ):
             server.handle(SINK, answer)
             await client.connect(server.addresses()[0])
-            monkeypatch.setattr(negotiation._DoorKeeper, "negotiate", agree_later)
+            monkeypatch.setattr(negotiation.Doors, "negotiate", agree_later)
             with trio.fail_after(5):
                 stream = await client.open_stream(server.peer_id, SINK, at_once=True)
                 await stream.send(b"!")
@@ -306,8 +306,8 @@ def test_a_connection_that_comes_while_a_dead_one_is_probed_is_kept(
         ):
             address = server.addresses()[0]
             await client.connect(address)
-            (old,) = client._swarm.get_connections()
-            monkeypatch.setattr(old.muxed_conn, "answers_within", no_answer)  # the link is gone
+            ((old, muxed),) = client._swarm.pairs_of()
+            monkeypatch.setattr(muxed.signs, "answers_within", no_answer)  # the link is gone
             nursery.start_soon(client.connect, address)
             await probed.wait()
             await server._swarm.dial_once(*parse_address(client.addresses()[0]))

@@ -15,7 +15,7 @@ from libp2p.peer.id import ID
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import NO_LIMIT, SMALL_BYTES_MAX
 from gossamer.node.base.ticks import TICK_SECONDS
-from gossamer.node.network.over_libp2p.congestion import LineSearch
+from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
     ASK_SECONDS,
     ASK_SECONDS_MAX,
@@ -27,7 +27,8 @@ from gossamer.node.network.over_libp2p.liveness import (
 )
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
-from gossamer.node.network.over_libp2p.yamux.small_frames import SMALL_FRAMES_RATE
+from gossamer.node.network.over_libp2p.yamux.frames import SMALL_FRAMES_RATE
+from gossamer.node.network.over_libp2p.yamux.signs_of_life import PINGS_MAX
 from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
     DATA,
@@ -36,9 +37,9 @@ from gossamer.node.network.over_libp2p.yamux.stream import (
     SYN,
     WINDOW_UPDATE,
 )
-from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS, RING_PING_SECONDS
 from gossamer.protocol.policy.membership import ANSWER_SECONDS
+from tests.support.quiet_yamux import NoSocket, quiet_connection
 
 
 class Channel:
@@ -49,6 +50,7 @@ class Channel:
     has_unsent = False
     is_writable = True
     limit = NO_LIMIT
+    socket = NoSocket()
 
     def __init__(self) -> None:
         self.sealed: list[bytes] = []
@@ -80,16 +82,15 @@ class Channel:
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    def try_send(self, data: bytes) -> bool:
+    def send_at_once(self, data: bytes) -> None:
         self.seal(data)
-        return True
 
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
 
 
 def connection_over(channel: Channel, liveness: Liveness) -> YamuxConnection:
-    return YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), liveness=liveness)
+    return YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), liveness, LineRate())
 
 
 def test_our_own_stop_is_not_the_peers_silence() -> None:
@@ -145,7 +146,7 @@ def test_our_own_stop_during_a_probe_is_not_the_peers_silence(answers: bool) -> 
         connection = connection_over(channel, liveness)
 
         async def ask() -> None:
-            found.append(await connection.answers_within(5.0))
+            found.append(await connection.signs.answers_within(5.0))
 
         async with trio.open_nursery() as nursery:
             await nursery.start(awake.run)
@@ -190,7 +191,7 @@ def probe(
         connection = connection_over(channel, liveness)
 
         async def ask() -> None:
-            found.append(await connection.answers_within(seconds))
+            found.append(await connection.signs.answers_within(seconds))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liveness.run)
@@ -203,7 +204,7 @@ def probe(
                 sent.extend(channel.pings)
                 for number in answered(sent):
                     channel.answer_ping(number)
-            rtt = connection.rtt()
+            rtt = connection.signs.rtt_seconds
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -248,12 +249,12 @@ def test_a_peer_that_answered_nothing_for_long_is_found_alive_when_it_answers_ag
             nursery.start_soon(connection.start)
             await trio.sleep(0.01)
             for _ in range(2 * PINGS_MAX):
-                assert not await connection.answers_within(0.01)
+                assert not await connection.signs.answers_within(0.01)
             channel.answer_ping()
             await trio.sleep(0.01)
             with trio.fail_after(1.0):
                 nursery.start_soon(answer_soon, channel)
-                assert await connection.answers_within(0.9)
+                assert await connection.signs.answers_within(0.9)
             nursery.cancel_scope.cancel()
 
     async def answer_soon(channel: Channel) -> None:
@@ -379,7 +380,7 @@ def left_after(seconds: float, plaintext: bytes, number: int) -> int:
 
     async def main() -> int:
         channel = Full(plaintext, number)
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        connection = quiet_connection(channel, ID(b"peer"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.start)
             await trio.sleep(seconds)
@@ -526,7 +527,7 @@ def test_a_peer_in_a_ring_is_heard_more_often_for_as_long_as_that_is_wanted(
             longest = 0.0
             for _ in range(round(seconds / 0.05)):
                 await trio.sleep(0.05)
-                longest = max(longest, trio.current_time() - connection.heard_seconds)
+                longest = max(longest, trio.current_time() - connection.signs.heard_seconds)
             return longest
 
         async with trio.open_nursery() as nursery:
@@ -534,12 +535,12 @@ def test_a_peer_in_a_ring_is_heard_more_often_for_as_long_as_that_is_wanted(
             nursery.start_soon(connection.start)
             nursery.start_soon(answer)
             silences["idle"] = await longest_silence(30)
-            while trio.current_time() < connection.heard_seconds + RING_PING_SECONDS:  # noqa: ASYNC110
+            while trio.current_time() < connection.signs.heard_seconds + RING_PING_SECONDS:  # noqa: ASYNC110
                 await trio.sleep(0.05)
             liveness.listen([peer])  # of one ring
             liveness.listen([peer, ID(b"another")])  # and of the next one
             await trio.sleep(2 * LOOK_SECONDS)  # it is asked at once
-            silences["begun"] = trio.current_time() - connection.heard_seconds
+            silences["begun"] = trio.current_time() - connection.signs.heard_seconds
             silences["ring"] = await longest_silence(30)
             liveness.end_listening([peer])
             silences["one of two"] = await longest_silence(30)

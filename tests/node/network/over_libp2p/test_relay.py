@@ -33,15 +33,15 @@ from gossamer.node.network.transport import (
     StreamClosed,
     TransportError,
 )
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.throttle import Rate
+from gossamer.protocol.policy.conduct.throttle import Rate
 from gossamer.protocol.wire.relay_messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
     RelayAnswer,
     Relayed,
     RelayRequest,
-    encode_relay_message,
 )
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -126,7 +126,7 @@ def test_two_peers_talk_through_a_third_one_that_counts_what_it_carries() -> Non
         data = bytes(range(256)) * (ECHO_BYTES // 256)
         assert await _sends_back(caller, target, data)
         assert await _sends_back(target, caller, data)
-        assert len(middle.paths.circuits.places) == 1
+        assert len(middle.paths.circuits.places.taken) == 1
         assert middle.paths.circuits.carried_bytes > 4 * len(data)
 
     _run(story)
@@ -143,7 +143,7 @@ def test_a_machine_without_a_free_file_gives_no_circuit_up_as_a_defect(
         monkeypatch.setattr(paths, "ends", no_file)
         with pytest.raises(ConnectError, match="Too many open files"):
             await caller.connect_through(middle.peer_id, target.peer_id)
-        await _until(lambda: not len(middle.paths.circuits.places))
+        await _until(lambda: not len(middle.paths.circuits.places.taken))
 
     _run(story)
 
@@ -201,7 +201,7 @@ def test_what_is_under_way_on_a_circuit_goes_on_beside_a_direct_connection() -> 
             assert await stream.receive_exactly(4) == b"ring"
             assert middle.paths.circuits.carried_bytes > before
             await stream.close()
-        await _until(lambda: len(middle.paths.circuits.places) == 0)
+        await _until(lambda: len(middle.paths.circuits.places.taken) == 0)
         assert await _sends_back(caller, target, b"by the direct connection")
         assert await _sends_back(target, caller, b"by the direct connection")
 
@@ -227,7 +227,7 @@ def test_a_circuit_ends_soon_beside_a_direct_connection_that_came_after_a_failed
         address = target.addresses()[0].partition("/p2p/")[0]
         await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
         with trio.fail_after(RETRY_SECONDS_MIN / 2):
-            await _until(lambda: len(middle.paths.circuits.places) == 0)
+            await _until(lambda: len(middle.paths.circuits.places.taken) == 0)
         assert await _sends_back(caller, target, b"by the direct connection")
 
     _run(story)
@@ -300,7 +300,7 @@ def test_no_gossip_is_lost_when_a_circuit_ends_beside_a_direct_connection() -> N
         address = target.addresses()[0].partition("/p2p/")[0]
         await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
         number = 0
-        while len(middle.paths.circuits.places) or number < 10:
+        while len(middle.paths.circuits.places.taken) or number < 10:
             number += 1
             for end in (caller, target):
                 await end.publish("news", b"%d" % number)
@@ -321,7 +321,7 @@ def test_the_end_of_the_relay_is_the_end_of_its_circuits() -> None:
         with pytest.raises(StreamClosed):
             await stream.receive_exactly(1)
         await _until(lambda: three.target.peer_id not in three.caller.peers())
-        await _until(lambda: len(three.relay.paths.circuits.places) == 0)
+        await _until(lambda: len(three.relay.paths.circuits.places.taken) == 0)
 
     _run(story)
 
@@ -331,7 +331,7 @@ def test_a_circuit_ends_with_its_connection() -> None:
         await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
         await three.caller.disconnect(three.target.peer_id)
         await _until(lambda: three.caller.peer_id not in three.target.peers())
-        await _until(lambda: len(three.relay.paths.circuits.places) == 0)
+        await _until(lambda: len(three.relay.paths.circuits.places.taken) == 0)
 
     _run(story)
 
@@ -367,7 +367,7 @@ def test_an_introduction_ends_after_what_a_crossing_takes(monkeypatch: pytest.Mo
         with pytest.raises((StreamClosed, ExceptionGroup)):
             await _sends_back(caller, target, bytes(ECHO_BYTES))
         await _until(lambda: target.peer_id not in caller.peers())
-        await _until(lambda: len(middle.paths.circuits.places) == 0)
+        await _until(lambda: len(middle.paths.circuits.places.taken) == 0)
         assert middle.paths.circuits.carried_bytes <= 32 * 1024
 
     _run(story)
@@ -395,7 +395,7 @@ def test_a_frame_without_bytes_ends_its_circuit() -> None:
         await send_frame(stream, b"", b"")
         with pytest.raises(StreamClosed), trio.fail_after(5):
             await stream.receive_exactly(1)
-        assert len(three.relay.paths.circuits.places) == 0
+        assert len(three.relay.paths.circuits.places.taken) == 0
         assert three.relay.paths.circuits.carried_bytes == 1
 
     _run(story)
@@ -443,7 +443,7 @@ def test_circuits_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -
                 nursery.start_soon(attempt)
         assert len(refusals) == 2
         assert all("carries 1 circuits already" in each for each in refusals)
-        assert len(three.relay.paths.circuits.places) == 1
+        assert len(three.relay.paths.circuits.places.taken) == 1
 
     _run(story)
 
@@ -536,7 +536,7 @@ def test_a_further_circuit_of_two_peers_ends_their_oldest() -> None:
             assert await relay._hear(streams[-1]) == RelayAnswer()
         with pytest.raises(StreamClosed), trio.fail_after(5):
             await streams[0].receive_exactly(1)
-        assert len(middle.paths.circuits.places) == circuit_places.CIRCUITS_PER_PAIR_MAX
+        assert len(middle.paths.circuits.places.taken) == circuit_places.CIRCUITS_PER_PAIR_MAX
 
     _run(story)
 
@@ -550,11 +550,11 @@ async def _accept_and_wait(stream: Stream) -> None:
 @pytest.mark.parametrize(
     ("protocol", "message"),
     [
-        (RELAY_PROTOCOL, encode_relay_message(RelayAnswer())),
-        (RELAY_PROTOCOL, encode_relay_message(RelayRequest("no peer id"))),
+        (RELAY_PROTOCOL, to_msgpack(RelayAnswer())),
+        (RELAY_PROTOCOL, to_msgpack(RelayRequest("no peer id"))),
         (RELAY_PROTOCOL, b"\xff" * 100),
-        (RELAYED_PROTOCOL, encode_relay_message(RelayAnswer("no"))),
-        (RELAYED_PROTOCOL, encode_relay_message(Relayed("x"))),
+        (RELAYED_PROTOCOL, to_msgpack(RelayAnswer("no"))),
+        (RELAYED_PROTOCOL, to_msgpack(Relayed("x"))),
     ],
 )
 def test_nonsense_costs_one_stream(protocol: str, message: bytes) -> None:

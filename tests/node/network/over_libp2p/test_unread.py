@@ -20,7 +20,7 @@ from gossamer.node.network.over_libp2p.yamux.stream import HEADER, WINDOW_UPDATE
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.policy.throttle import Rate
+from gossamer.protocol.policy.conduct.throttle import Rate
 from tests.support.bounded_run import run
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]

@@ -26,6 +26,7 @@ from gossamer.node.network.over_libp2p.yamux.writer import MESSAGE_SECONDS_MIN
 from tests.node.network.over_libp2p.test_libp2p_guards import running, secured_pair
 from tests.node.network.over_libp2p.test_libp2p_yamux import Channel, connection_over
 from tests.support.bounded_run import run
+from tests.support.quiet_yamux import quiet_connection
 
 PACKET_BYTES = 1448
 """Payload of one TCP segment on Ethernet with timestamps (RFC 7323)."""
@@ -126,7 +127,7 @@ def test_a_wait_for_many_bytes_takes_few_turns() -> None:
 
     async def case() -> None:
         async with secured_pair() as (ours, _):
-            connection = YamuxConnection(ours, ours.get_remote_peer())
+            connection = quiet_connection(ours)
             stream = YamuxStream(2, connection, False)
 
             async def receive() -> None:
@@ -149,7 +150,7 @@ def test_a_wait_for_many_bytes_takes_few_turns() -> None:
 def test_what_came_before_the_end_of_a_stream_stays_readable() -> None:
     async def case() -> None:
         async with secured_pair() as (ours, _):
-            stream = YamuxStream(2, YamuxConnection(ours, ours.get_remote_peer()), False)
+            stream = YamuxStream(2, quiet_connection(ours), False)
 
             async def receive() -> None:
                 with pytest.raises(MuxedStreamEOF):
@@ -172,8 +173,8 @@ def test_more_bytes_than_the_window_holds_are_waited_for(window: int) -> None:
 
     async def case() -> None:
         async with secured_pair() as (ours, theirs):
-            connection = YamuxConnection(ours, ours.get_remote_peer())
-            sender = YamuxConnection(theirs, theirs.get_remote_peer())
+            connection = quiet_connection(ours)
+            sender = quiet_connection(theirs)
             async with running(connection, sender), trio.open_nursery() as nursery:
                 sending: Any = await sender.open_stream()
                 nursery.start_soon(sending.send, bytes(num_bytes))
@@ -187,7 +188,7 @@ def test_more_bytes_than_the_window_holds_are_waited_for(window: int) -> None:
 class _Broken(Channel):
     """A noise session whose socket is gone."""
 
-    def try_send(self, data: bytes) -> bool:
+    def send_at_once(self, data: bytes) -> None:
         raise ConnectionClosedError("connection lost")
 
 

@@ -12,7 +12,6 @@ import trio.testing
 from libp2p.peer.id import ID
 
 from gossamer.node.base.rate_limit import NO_LIMIT
-from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import (
     ACK,
@@ -27,6 +26,7 @@ from gossamer.node.network.over_libp2p.yamux.windows import (
     SPEC_WINDOW_BYTES,
     Windows,
 )
+from tests.support.quiet_yamux import NoSocket, quiet_connection
 
 ONE_WAY_SECONDS = 0.05
 BYTES_PER_SECOND = 100e6 / 8
@@ -41,6 +41,7 @@ class Line:
     has_unsent = False
     is_writable = True
     limit = NO_LIMIT
+    socket = NoSocket()
 
     def __init__(self, *, is_initiator: bool) -> None:
         self.is_initiator = is_initiator
@@ -63,11 +64,10 @@ class Line:
         sealed, self._sealed = self._sealed, []
         for message in sealed:
             await trio.sleep(len(message) / BYTES_PER_SECOND)
-            self.try_send(message)
+            self.send_at_once(message)
 
-    def try_send(self, data: bytes) -> bool:
+    def send_at_once(self, data: bytes) -> None:
         self.far._arrive.send_nowait((trio.current_time() + ONE_WAY_SECONDS, data))
-        return True
 
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -79,13 +79,13 @@ def run_pair(story: Callable[[YamuxConnection, YamuxConnection], Awaitable[None]
     async def main() -> None:
         near, far = Line(is_initiator=True), Line(is_initiator=False)
         near.far, far.far = far, near
-        ends = [YamuxConnection(cast(NoiseSession, line), ID(b"peer")) for line in (near, far)]
+        ends = [quiet_connection(line, ID(b"peer")) for line in (near, far)]
         async with trio.open_nursery() as nursery:
             for end in ends:
                 nursery.start_soon(end.start)
                 await end.event_started.wait()
-            await ends[0].answers_within(1)  # measures the round trip, as a node's pings do
-            await ends[1].answers_within(1)
+            await ends[0].signs.answers_within(1)  # measures the round trip, as a node's pings do
+            await ends[1].signs.answers_within(1)
             await story(*ends)
             nursery.cancel_scope.cancel()
 
@@ -173,7 +173,7 @@ def test_another_implementation_gets_no_more_than_its_specification_allows(
     async def main() -> None:
         line, sent = Line(is_initiator=True), Line(is_initiator=False)
         line.far = sent
-        connection = YamuxConnection(cast(NoiseSession, line), ID(b"peer"))
+        connection = quiet_connection(line, ID(b"peer"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.start)
             await connection.event_started.wait()
@@ -181,10 +181,10 @@ def test_another_implementation_gets_no_more_than_its_specification_allows(
             nursery.start_soon(stream.send, bytes(SPEC_WINDOW_BYTES))
             answer = HEADER.pack(0, WINDOW_UPDATE, ACK, stream.stream_id, answer_bytes)
             sent.far = line
-            sent.try_send(answer)
+            sent.send_at_once(answer)
             await trio.sleep(1)
             assert stream.send_window == answer_bytes
-            sent.try_send(answer)  # some say so with each frame
+            sent.send_at_once(answer)  # some say so with each frame
             await trio.sleep(1)
             assert stream.send_window == 2 * answer_bytes
             later = await connection.open_stream()
@@ -226,7 +226,7 @@ def test_a_peer_cannot_send_more_than_its_window_on_a_later_stream() -> None:
         stream = await near.open_stream()
         await far.accept_stream()
         frame = HEADER.pack(0, DATA, 0, stream.stream_id, FIRST_WINDOW_BYTES + 1)
-        cast(Line, near.secured_conn).try_send(frame + bytes(FIRST_WINDOW_BYTES + 1))
+        cast(Line, near.secured_conn).send_at_once(frame + bytes(FIRST_WINDOW_BYTES + 1))
         await trio.sleep(1)
         assert far.is_closed
 

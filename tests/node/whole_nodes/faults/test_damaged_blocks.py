@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from gossamer.node.heads.avoided_heads import AVOID_SECONDS
-from gossamer.node.peers.chain_sync import ChainSync, DamagedHereError
-from gossamer.node.storage import retention
+from gossamer.node.peers.chain.chain_sync import ChainSync, DamagedHereError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_blocks import DamagedBlocksError
+from gossamer.node.storage.state import retention
+from gossamer.node.storage.state.state_blocks import DamagedBlocksError
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.rounds.inventory import Payload

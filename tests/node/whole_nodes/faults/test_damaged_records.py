@@ -131,7 +131,7 @@ def test_rounds_after_the_record_can_be_taken_back_and_none_before_it(tmp_path: 
         await world.reach(ROUNDS, "a")
         await restart_without(world, nursery, "a", LOST)
         await world.until(lambda: is_at_work(world, "a"))
-        manifest = world.nodes["a"].manifest
+        manifest = world.nodes["a"].inputs.manifest
         desk = RollbackDesk(
             SignersRun(manifest, world.identity("a"), StateDir(world.root / "a")), 1 << 30
         )

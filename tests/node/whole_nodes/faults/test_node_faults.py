@@ -19,14 +19,16 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.known_peers_file import SAVE_SECONDS
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import TokenSchedule
+from gossamer.protocol.policy.conduct.ring_conduct import VotesSeen
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
-from gossamer.protocol.policy.ring_conduct import VotesSeen
-from gossamer.protocol.state.chain import credits_of, decode_header, encode_header, signers_of
+from gossamer.protocol.state.chain import credits_of, decode_header, signers_of
 from gossamer.protocol.wire.statements import Phase
+from gossamer.trainer.ipc import messages
 from tests.support.apart import REUNION_SECONDS
 from tests.support.balance import is_balanced
 from tests.support.node_world import (
@@ -160,7 +162,7 @@ def test_a_record_that_waited_needs_no_room_for_a_checkpoint(tmp_path: Path) -> 
         first = chain.commit(world.path("a")[0])
         beside = replace(decode_header(first.header), update_digest=bytes(32))
         with disk_that_takes_nothing(tmp_path / "a" / "chain"):
-            chain.add(replace(first, header=encode_header(beside)), beside)
+            chain.add(replace(first, header=to_msgpack(beside)), beside)
         assert health.problem is not None
         with disk_that_takes_nothing(tmp_path / "a" / "blocks"):
             await world.until(lambda: chain.problem is None, seconds=60)
@@ -378,13 +380,13 @@ class FailingTrainer(NumbersTrainer):
 
     rounds_left = 2
 
-    async def train(self, *args: object) -> object:  # type: ignore[override]
+    async def train(self, begin: messages.Begin) -> messages.Finished:
         if self.rounds_left == 0:
             self.is_up, self.failure = False, "the trainer failed: no device"
         if self.failure is not None:
-            return await super().train(args[0], args[1], 0, 0.0)  # type: ignore[arg-type]
+            return await super().train(replace(begin, steps_max=0))
         self.rounds_left -= 1
-        return await super().train(*args)  # type: ignore[arg-type]
+        return await super().train(begin)
 
     def resume(self) -> None:
         self.is_up, self.failure, self.rounds_left = True, None, 10**6

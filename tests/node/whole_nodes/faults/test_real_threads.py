@@ -21,12 +21,12 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.peers import block_exchange, fetching
+from gossamer.node.peers.blocks import fetching
 from gossamer.node.rounds import ring_chunks
-from gossamer.node.storage import next_state
-from gossamer.node.storage.committed import CommittedState, Replayed
-from gossamer.node.storage.next_state import NextState, StateVectors
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state import next_state
+from gossamer.node.storage.state.committed import CommittedState, Replayed
+from gossamer.node.storage.state.next_state import NextState
+from gossamer.node.storage.state.state_blocks import CannotRebuildError, StateVectors
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.digest import FloatVector, StateIndex
 from gossamer.protocol.state.outer_step import nesterov
@@ -147,7 +147,7 @@ def outer_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[OuterSteps]:
     steps = OuterSteps()
     monkeypatch.setattr(next_state, "nesterov", steps.nesterov)
     monkeypatch.setattr(NextState, "compute", lambda *arguments: steps.compute(*arguments))
-    for module in (fetching, block_exchange, ring_chunks):
+    for module in (fetching, ring_chunks):
         monkeypatch.setattr(module, "INLINE_BYTES_MAX", 0)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)

@@ -88,8 +88,8 @@ def test_metrics_name_the_run(tmp_path: Path) -> None:
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
         node = world.nodes["a"]
-        run = {"run": f"numbers {node.run_id.hex()[:8]}"}
-        assert node.metrics.registry.get_sample_value("gossamer_run_info", run) == 1
+        run = {"run": f"numbers {node.inputs.manifest.run_id.hex()[:8]}"}
+        assert node.first.metrics.registry.get_sample_value("gossamer_run_info", run) == 1
 
     simulate(world, story)
 
@@ -111,7 +111,7 @@ def test_disk_use_is_that_of_the_whole_directory(tmp_path: Path) -> None:
         node, root = world.nodes["a"], tmp_path / "a"
 
         def metric(kind: str) -> float | None:
-            return node.metrics.registry.get_sample_value(
+            return node.first.metrics.registry.get_sample_value(
                 "gossamer_disk_used_bytes", {"kind": kind}
             )
 

@@ -116,7 +116,7 @@ def test_a_node_alone_goes_on_after_such_a_value(
         await settled(world, "a")
         dropped = world.participant("a").context.work.account.state.dropped
         assert set(dropped) == {OUT_OF_RANGE}
-        metric = world.nodes["a"].metrics.registry.get_sample_value(
+        metric = world.nodes["a"].first.metrics.registry.get_sample_value(
             "gossamer_tokens_dropped_total", {"reason": OUT_OF_RANGE}
         )
         assert metric == dropped[OUT_OF_RANGE] > 0

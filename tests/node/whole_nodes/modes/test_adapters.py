@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.blocks import BlockStore

@@ -14,7 +14,7 @@ import trio
 
 from gossamer.node.rounds import settlement, turn
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest
@@ -22,7 +22,8 @@ from gossamer.protocol.state.chain import decode_update_index
 from gossamer.protocol.state.shared_step import step_codec
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.trainer_config import TrainerConfig
+from gossamer.trainer.ipc.messages import TrainerConfig
+from tests.support.local_rounds import begin
 from tests.support.node_world import (
     NumbersTrainer,
     World,
@@ -98,12 +99,12 @@ class SharingTrainer(NumbersTrainer):
     def momentum(self) -> np.ndarray:
         return self.worker._momentum.values.numpy().copy()
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        self.worker.begin(arguments[0], 0, 10**6, 1e9)
+    async def train(self, task: messages.Begin) -> messages.Finished:
+        begin(self.worker, task.round, 0, 10**6, 1e9)
         self.begun_with.append(self.momentum)
         if not self.momentum.any():
             self.origin = Origin(object())
-        finished = await super().train(*arguments, **others)
+        finished = await super().train(task)
         self.worker.finish()
         return finished
 
@@ -206,7 +207,7 @@ async def leave(world: World, name: str) -> None:
 
 def parts_in_chain(world: World, name: str) -> set[bytes]:
     """All of a node's own that its chain has, of a step in several chunks that in the last."""
-    manifest, found = world.nodes[name].manifest, set[bytes]()
+    manifest, found = world.nodes[name].inputs.manifest, set[bytes]()
     coder = sign_payloads(manifest.model, manifest.outer).coder
     me, chunks = world.identity(name).peer_id, manifest.outer.chunks_of_step
     for header in headers_of(world, name):

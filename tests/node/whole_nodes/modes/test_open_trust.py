@@ -38,7 +38,7 @@ def test_all_members_reach_the_same_states(
         await world.reach(8, *"abc")
         world.assert_one_chain(*"abc")
         for name in "abc":
-            registry = world.nodes[name].metrics.registry
+            registry = world.nodes[name].first.metrics.registry
             for reason in ("forged", "malformed"):
                 count = registry.get_sample_value("gossamer_offences_total", {"reason": reason})
                 assert not count
@@ -107,7 +107,7 @@ def test_a_newcomer_replays_steps_in_which_a_member_abstains(
         assert not any(count_of(world, name) for name in "abcd")
 
     def count_of(world: World, name: str) -> float:
-        registry = world.nodes[name].metrics.registry
+        registry = world.nodes[name].first.metrics.registry
         labels = ({"reason": reason} for reason in ("unproven", "malformed", "forged"))
         name = "gossamer_offences_total"
         return sum(registry.get_sample_value(name, each) or 0.0 for each in labels)

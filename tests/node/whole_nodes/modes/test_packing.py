@@ -45,7 +45,7 @@ def test_chunks_are_packed_on_their_way_and_the_chain_is_one(
         await world.reach(world.round("a") + 3, *"abc")
         world.assert_one_chain(*"abc")
         for name in "abc":
-            registry = world.nodes[name].metrics.registry
+            registry = world.nodes[name].first.metrics.registry
             for reason in ("forged", "malformed", "oversized"):
                 count = registry.get_sample_value("gossamer_offences_total", {"reason": reason})
                 assert not count

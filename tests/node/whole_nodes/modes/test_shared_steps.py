@@ -88,8 +88,8 @@ class TalkTrainer(NumbersTrainer):
         listener.stepped = of_talk  # type: ignore[method-assign]
         await super().run(listener)
 
-    async def train(self, *arguments: Any, **others: Any) -> messages.Finished:
-        finished = await super().train(*arguments, **others)
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        finished = await super().train(begin)
         return msgspec.structs.replace(finished, tokens=finished.tokens // 4)
 
 
@@ -387,9 +387,9 @@ class CountingTrainer(NumbersTrainer):
         self.at_begin: list[int] = []
         """Parts that it knew to be taken when each of its rounds began."""
 
-    async def train(self, *arguments: Any) -> messages.Finished:
+    async def train(self, begin: messages.Begin) -> messages.Finished:
         self.at_begin.append(self.num_taken)
-        return await super().train(*arguments)
+        return await super().train(begin)
 
     async def share(self, *, taken: bool) -> None:
         await trio.sleep(STEP_SECONDS)

@@ -12,8 +12,8 @@ from gossamer.node.heads import checkpoint_keeper
 from gossamer.node.runs.credit import read_credits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy import chain_checkpoint
-from gossamer.protocol.policy.chain_summary import CHECKPOINT_PERIOD
+from gossamer.protocol.policy.heads import chain_checkpoint
+from gossamer.protocol.policy.heads.chain_summary import CHECKPOINT_PERIOD
 from gossamer.protocol.standing import STANDING_ROUNDS
 from tests.support.node_world import World, simulate
 

@@ -8,17 +8,17 @@ import pytest
 import trio
 
 from gossamer.node.network.transport import ProtocolRefused
-from gossamer.node.peers.run_exchange import NotAdmittedError
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.members.run_exchange import NotAdmittedError
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.node.runs.inviting import InviteOnlyRun
 from gossamer.node.runs.voting import OpenVote, VotingDesk
-from gossamer.node.storage.expulsion_file import ExpulsionFile
+from gossamer.node.storage.admission_files import ExpulsionFile
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import public_key_of
 from gossamer.protocol.manifest import decode_manifest
-from gossamer.protocol.policy.expulsions import CONFIRM_ROUNDS
+from gossamer.protocol.policy.members.expulsions import CONFIRM_ROUNDS
 from gossamer.protocol.wire.expulsion_messages import VOTE_PERIOD
-from gossamer.protocol.wire.invitation_messages import encode
 from tests.support.node_world import (
     FIRST_UNIX_SECONDS,
     NumbersTrainer,
@@ -47,13 +47,13 @@ def vote(world: World, voter: str, target: str) -> OpenVote:
 
 async def join(world: World, nursery: trio.Nursery, name: str, sponsor: str, seed: str) -> None:
     invitation = run_of(world, sponsor).invite(1, FIRST_UNIX_SECONDS + 86_400, None, ())
-    await nursery.start(world.run, name, [seed], NumbersTrainer, encode(invitation))
+    await nursery.start(world.run, name, [seed], NumbersTrainer, to_msgpack(invitation))
     await world.until(lambda: name in members(world, seed))
 
 
 def members(world: World, name: str) -> set[str]:
     """Names of the members by the roll of a node that runs."""
-    roll = world.nodes[name].entrance.roll
+    roll = world.nodes[name].first.entrance.roll
     assert roll is not None
     return {each for each in NAMES if roll.is_member(world.identity(each).peer_id)}
 
@@ -68,7 +68,7 @@ def in_round_of(world: World, name: str, *names: str) -> bool:
 
 def num_known_votes(world: World, name: str, target: str) -> int:
     """Votes on a target that a node knows."""
-    keeper = world.nodes[name].entrance.votes
+    keeper = world.nodes[name].first.entrance.votes
     assert keeper is not None
     key = public_key_of(world.identity(target).peer_id)
     ids = [world.identity(each).peer_id for each in NAMES]
@@ -130,7 +130,7 @@ def test_two_thirds_put_out_a_member_and_its_branch_while_the_founder_is_away(
         assert {name for name in "abcdeg" if desk.is_voted_out(rows[ids[name]])} == {"d", "e"}
         assert desk.open_votes() == []
         # One that is out and has heard of it is told when it begins again.
-        keeper = world.nodes["c"].entrance.votes
+        keeper = world.nodes["c"].first.entrance.votes
         assert keeper is not None
         world.crash("d")
         await trio.sleep(1.0)
@@ -159,7 +159,7 @@ def test_members_confirm_a_vote_at_newer_heads(tmp_path: Path) -> None:
         # A root, or a member above it, would revoke; as a vote it needs the third one.
         vote(world, "a", "d")
         await world.until(lambda: all("d" not in members(world, name) for name in "abc"))
-        keeper = world.nodes["c"].entrance.votes
+        keeper = world.nodes["c"].first.entrance.votes
         assert keeper is not None
         key = public_key_of(world.identity("d").peer_id)
 

@@ -48,7 +48,7 @@ def assert_first_head_with(world: World, total_tokens: int, *names: str) -> None
 
 def founders(world: World) -> FoundersSchedule:
     """What `gossamer extend` works with."""
-    manifest = world.nodes["a"].manifest
+    manifest = world.nodes["a"].inputs.manifest
     return FoundersSchedule(SignersRun(manifest, world.identity("a"), StateDir(world.root / "a")))
 
 
@@ -106,7 +106,7 @@ def test_a_founder_begins_the_cool_down_and_the_rates_fall(tmp_path: Path) -> No
         newest = extend(world, None)
         await finish(world, *"ab")
         assert_first_head_with(world, newest.total_tokens, *"ab")
-        inner = world.nodes["a"].manifest.inner
+        inner = world.nodes["a"].inputs.manifest.inner
         for name in "ab":
             rates = [place.learning_rate(0, inner) for place in places_of(world, name)]
             assert rates[0] == inner.learning_rate
@@ -146,7 +146,7 @@ def test_an_order_by_another_key_moves_no_end(tmp_path: Path) -> None:
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "ab")
         await world.reach(2, *"ab")
-        manifest, other = world.nodes["b"].manifest, world.identity("b")
+        manifest, other = world.nodes["b"].inputs.manifest, world.identity("b")
         order = Extension(1, 100 * WSD.total_tokens, 0)
         forged = seal(order, other.peer_id, manifest.run_id, other.sign)
         world.participant("b").context.swarm.gossip.publish(forged, order)

@@ -81,7 +81,7 @@ def test_all_end_with_the_same_state_and_train_no_more(
         assert_final(world, *"abc")
         assert sum(len(header.members) for header in headers_of(world, "a")) > LAST
         trained = [world.participant(name).context.work.status.trained for name in "abc"]
-        manifest = world.nodes["a"].manifest
+        manifest = world.nodes["a"].inputs.manifest
         step_tokens = manifest.inner.sequences_per_step * manifest.model.context
         planned = manifest.inner.total_steps * step_tokens
         await trio.sleep(60)
@@ -216,7 +216,7 @@ def test_rounds_that_are_taken_back_are_trained_again(tmp_path: Path) -> None:
         await finish(world, *"abc")
         before = world.path("a")
         state_dir = StateDir(world.root / "a")
-        manifest, identity = world.nodes["a"].manifest, world.identity("a")
+        manifest, identity = world.nodes["a"].inputs.manifest, world.identity("a")
         run = RollbackDesk(SignersRun(manifest, identity, state_dir), 1 << 30)
         target = max(entry.round for entry in world.participant("a").context.committed.checkpoints
                      if entry.round < LAST)  # fmt: skip

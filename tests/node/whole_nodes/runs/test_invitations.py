@@ -11,25 +11,25 @@ from msgspec.structs import replace
 
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import ProtocolRefused
-from gossamer.node.peers.entrance import roll_of
-from gossamer.node.peers.introductions import ask_to_come_in, claim_of
-from gossamer.node.peers.run_exchange import NotAdmittedError
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.members.entrance import roll_of
+from gossamer.node.peers.members.introductions import ask_to_come_in, claim_of
+from gossamer.node.peers.members.run_exchange import NotAdmittedError
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.node.runs.inviting import InviteOnlyRun
-from gossamer.node.storage.roll_file import RollFile
+from gossamer.node.storage.admission_files import RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, is_ready
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import decode_manifest
-from gossamer.protocol.policy.roll import Roll
-from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.policy.members.roll import Roll
+from gossamer.protocol.policy.members.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     Claim,
     Invitation,
     Welcomed,
     decode_invitation,
-    encode,
 )
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL, RUN_PROTOCOL
 from tests.rogue.rogue import Rogue, frame
@@ -37,6 +37,7 @@ from tests.support.builders import members_of
 from tests.support.node_world import (
     FIRST_UNIX_SECONDS,
     NumbersTrainer,
+    SlowTrainer,
     World,
     headers_of,
     newest_header,
@@ -50,7 +51,7 @@ DAY = 86_400
 def invitation(world: World, sponsor: str, *, slots: int = 1, days: float = 7) -> bytes:
     """An invitation from what lies in a node's state directory, which need not run."""
     expires = FIRST_UNIX_SECONDS + int(days * DAY)
-    return encode(run_of(world, sponsor).invite(slots, expires, None, ()))
+    return to_msgpack(run_of(world, sponsor).invite(slots, expires, None, ()))
 
 
 def run_of(world: World, name: str) -> InviteOnlyRun:
@@ -90,7 +91,7 @@ def test_a_newcomer_comes_in_while_its_sponsor_is_away(tmp_path: Path) -> None:
         await world.until(lambda: in_round_of(world, "c", "b", "c"))
         assert world.nodes["c"].first.pinned_head == settled
         assert world.nodes["b"].first.pinned_head is None
-        roll = world.nodes["c"].entrance.roll
+        roll = world.nodes["c"].first.entrance.roll
         entry = roll.entry(world.identity("c").peer_id) if roll is not None else None
         assert entry is not None
         assert peer_of(entry.certificate.sponsor) == world.identity("a").peer_id
@@ -273,7 +274,9 @@ def test_a_newcomer_follows_rounds_of_a_member_that_lost_its_slot(tmp_path: Path
         await nursery.start(world.run, "c", ["b"], NumbersTrainer, invitation(world, "a"))
         await world.until(lambda: in_round_of(world, "a", *"abc"))
         founder, other = world.identity("a"), world.identity("g")
-        claim = claim_of(decode_invitation(text), world.nodes["a"].run_id, other.peer_id)
+        claim = claim_of(
+            decode_invitation(text), world.nodes["a"].inputs.manifest.run_id, other.peer_id
+        )
         elsewhere = roll_of(decode_manifest(world.signed.manifest))
         early = FIRST_UNIX_SECONDS - 1000
         entry = elsewhere.let_in(claim, other.peer_id, founder.peer_id, early, founder.sign)
@@ -320,7 +323,9 @@ def test_a_ban_holds_for_those_that_a_peer_has_let_in(tmp_path: Path) -> None:
         # Neither a new identity nor a new branch helps: c's invitations are void meanwhile.
         for held in (text, invitation(world, "c")):
             newcomer = world.identity(f"new {len(held)}")
-            claim = claim_of(decode_invitation(held), founder.run_id, newcomer.peer_id)
+            claim = claim_of(
+                decode_invitation(held), founder.inputs.manifest.run_id, newcomer.peer_id
+            )
             async with world.network.transport(newcomer) as other:
                 await other.connect(world.network.addresses_of(world.identity("a").peer_id)[0])
                 answer = await ask_to_come_in(other, world.identity("a").peer_id, claim)
@@ -334,20 +339,21 @@ def test_a_ban_holds_for_those_that_a_peer_has_let_in(tmp_path: Path) -> None:
 def test_a_new_key_of_a_banned_members_invitation_is_banned_though_another_lets_it_in(
     tmp_path: Path,
 ) -> None:
+    """Long rounds: the nodes do few until the ban ends."""
     world = World(tmp_path, seed=77, is_by_invitation=True)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "a", [], SlowTrainer)
         await world.reach(1, "a")
         for name in "bc":
             text = invitation(world, "a", slots=2)
-            await nursery.start(world.run, name, ["a"], NumbersTrainer, text)
+            await nursery.start(world.run, name, ["a"], SlowTrainer, text)
         await world.until(lambda: in_round_of(world, "a", *"abc"))
         founder = world.nodes["a"]
         b, c, new = (world.identity(name).peer_id for name in ("b", "c", "new"))
         while not founder.first.offences.is_banned(c):
             founder.first.offences.note(c, ForgedError("a test"))
-        await nursery.start(world.run, "new", ["b"], NumbersTrainer, text)
+        await nursery.start(world.run, "new", ["b"], SlowTrainer, text)
         await world.until(lambda: run_of(world, "a").roll.is_member(new))
         assert founder.first.offences.is_banned(new)
         transport = world.network.get(world.identity("a").peer_id)
@@ -376,7 +382,7 @@ def test_a_claim_that_is_forged_gets_no_answer_and_is_an_offence(tmp_path: Path)
             claim = claim_of(genuine, run_id, world.identity("friend").peer_id)
             more = replace(genuine.certificate, slots=64)
             own = replace(claim_of(genuine, run_id, thief.peer_id), certificate=more)
-            for message in (encode(claim), encode(own), b"nonsense"):
+            for message in (to_msgpack(claim), to_msgpack(own), b"nonsense"):
                 said = frame(message)
                 assert await rogue.say(said, victim=victim, protocol=ADMIT_PROTOCOL) == b""
             assert world.nodes["a"].first.offences.is_banned(thief.peer_id)
@@ -431,7 +437,7 @@ def test_a_node_without_an_invitation_says_so_before_it_trains(tmp_path: Path) -
 
 def roll(world: World, name: str) -> Roll:
     """The roll of a node that runs."""
-    found = world.nodes[name].entrance.roll
+    found = world.nodes[name].first.entrance.roll
     assert found is not None
     return found
 

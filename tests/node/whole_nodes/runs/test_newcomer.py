@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.peers.chain_records import ChainRecords
-from gossamer.node.peers.chain_sync import ChainSync
-from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.retention import (
+from gossamer.node.peers.chain.chain_records import ChainRecords, OpenedCommit
+from gossamer.node.peers.chain.chain_sync import ChainSync
+from gossamer.node.storage.state.committed import CommittedState
+from gossamer.node.storage.state.retention import (
     CHECKPOINT_SECONDS,
     CHECKPOINTS_KEPT,
     CHECKPOINTS_MAX,
 )
-from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.chain_messages import ChainRequest
@@ -42,7 +42,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ChainRequest]:
     asked: list[ChainRequest] = []
     request = ChainRecords.request
 
-    async def noted(self: ChainRecords, peer: PeerId, wanted: ChainRequest) -> list[bytes]:
+    async def noted(self: ChainRecords, peer: PeerId, wanted: ChainRequest) -> list[OpenedCommit]:
         asked.append(wanted)
         return await request(self, peer, wanted)
 

@@ -7,9 +7,10 @@ from unittest.mock import patch
 
 import trio
 
-from gossamer.node.storage import chain_store
+from gossamer.node.storage.chain import chain_store
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import DIGEST_BYTES
-from gossamer.protocol.state.commit_records import encode_commit, encode_whole
+from gossamer.protocol.state.commit_records import encode_commit
 from tests.support.node_world import World, simulate, start
 
 OLD_ROUNDS = 4
@@ -22,7 +23,7 @@ def forms_of(world: World, name: str) -> dict[int, bool]:
     for number, head in enumerate(world.path(name), 1):
         file = world.root / name / "chain" / f"{number:010d}-{head.hex()}"
         record, commit = file.read_bytes()[DIGEST_BYTES:], chain.commit(head)
-        assert record in (encode_whole(commit), encode_commit(commit))
+        assert record in (to_msgpack(commit), encode_commit(commit))
         forms[number] = record == encode_commit(commit)
     return forms
 
@@ -31,7 +32,7 @@ def test_a_directory_with_whole_records_goes_on_and_newcomers_get_both(tmp_path:
     world = World(tmp_path, seed=71)
 
     async def story(nursery: trio.Nursery) -> None:
-        with patch.object(chain_store, "encode_commit", encode_whole):
+        with patch.object(chain_store, "encode_commit", to_msgpack):
             await start(world, nursery, "ab")
             await world.reach(OLD_ROUNDS, "a", "b")
             old = world.path("a")

@@ -16,14 +16,14 @@ from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.work_records import ROLLED_BACK, STALE
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
-from gossamer.protocol.policy.poor_work import MARKS_MAX
-from gossamer.protocol.policy.rollback_signers import RollbackSigners
-from gossamer.protocol.policy.sit_out import SITS_OUT_ROUNDS
+from gossamer.protocol.policy.auditing.poor_work import MARKS_MAX
+from gossamer.protocol.policy.conduct.sit_out import SITS_OUT_ROUNDS
+from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX
+from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from gossamer.protocol.wire.envelopes import seal
 from gossamer.protocol.wire.statements import Rollback
 from tests.support.balance import is_balanced
-from tests.support.node_world import NOT_USED, World, simulate, start
+from tests.support.node_world import NOT_USED, SlowTrainer, World, simulate, start
 
 CACHE_BYTES = 1 << 30
 
@@ -37,12 +37,14 @@ seconds. Each lets the oldest one go."""
 
 def run_of(world: World, name: str = "a") -> RollbackDesk:
     """The run in a state directory, the founder's if no other is named."""
-    run = SignersRun(world.nodes[name].manifest, world.identity(name), StateDir(world.root / name))
+    run = SignersRun(
+        world.nodes[name].inputs.manifest, world.identity(name), StateDir(world.root / name)
+    )
     return RollbackDesk(run, CACHE_BYTES)
 
 
 def files_of(world: World, name: str) -> RollbackFiles:
-    manifest = world.nodes[name].manifest
+    manifest = world.nodes[name].inputs.manifest
     return RollbackFiles(world.root / name, manifest.run_id, RollbackSigners.of(manifest))
 
 
@@ -139,14 +141,14 @@ def test_work_of_rounds_that_were_taken_back_is_none_that_came_too_late(tmp_path
         await start(world, nursery, "a")
         await world.reach(1, "a")
         node = world.nodes["a"]
-        await world.reach(node.manifest.stale_rounds + 12, "a")
+        await world.reach(node.inputs.manifest.stale_rounds + 12, "a")
         statement = roll_back(world, depth(world))
         await world.until(lambda: has_left(world, "a", statement.undone), TOGETHER_SECONDS)
         await world.reach(statement.round + 2, "a")
         assert node.participant is not None
         dropped = node.participant.context.work.account.state.dropped
         assert dropped.keys() == {ROLLED_BACK}
-        sample = node.metrics.registry.get_sample_value
+        sample = node.first.metrics.registry.get_sample_value
         name = "gossamer_tokens_dropped_total"
         assert sample(name, {"reason": STALE}) == 0
         assert sample(name, {"reason": ROLLED_BACK}) == dropped[ROLLED_BACK] > 0
@@ -190,26 +192,27 @@ def test_a_rollback_goes_deeper_than_a_fork_and_outlives_its_founder(tmp_path: P
 def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(
     tmp_path: Path, *, dies: bool
 ) -> None:
-    """Also if the node dies while it tries."""
+    """Also if the node dies while it tries. Long rounds: the nodes do few while it tries."""
     world = World(tmp_path, seed=92)
 
     async def story(nursery: trio.Nursery) -> None:
-        await start(world, nursery, "abc")
-        await world.reach(34, *"abc")
+        for name in "abc":
+            await nursery.start(world.run, name, [] if name == "a" else ["a"], SlowTrainer)
+        await world.reach(34, *"abc", seconds=300.0)
         first, second = world.path("a")[:2]
         order = Rollback(second, first, 1)  # no disk has the state after round 1 any more
-        identity, run_id = world.identity("a"), world.nodes["a"].manifest.run_id
+        identity, run_id = world.identity("a"), world.nodes["a"].inputs.manifest.run_id
         files = files_of(world, "a")
         files.write(seal(order, identity.peer_id, run_id, identity.sign))
-        await world.until(lambda: len(world.participant("a").context.rollbacks) == 1, 5.0)
+        await world.until(lambda: len(list(world.participant("a").context.rollbacks)) == 1, 5.0)
         if dies:
             world.crash("a")
             await trio.sleep(1.0)
-            await nursery.start(world.run, "a", ["b"])
+            await nursery.start(world.run, "a", ["b"], SlowTrainer)
             await world.until(lambda: world.participant_or_none("a") is not None)
-            assert len(world.participant("a").context.rollbacks) == 1
+            assert len(list(world.participant("a").context.rollbacks)) == 1
         await world.until(
-            lambda: len(world.participant("a").context.rollbacks) == 0, 2 * ORDER_SECONDS
+            lambda: len(list(world.participant("a").context.rollbacks)) == 0, 2 * ORDER_SECONDS
         )
         reporter = world.nodes["a"].reporter
         assert reporter is not None
@@ -219,7 +222,7 @@ def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(
         await world.come_together(*"abc", seconds=TOGETHER_SECONDS)
         assert world.path("a")[:2] == [first, second]
         for name in "bc":
-            assert len(world.participant(name).context.rollbacks) == 0
+            assert len(list(world.participant(name).context.rollbacks)) == 0
 
     simulate(world, story)
 
@@ -291,7 +294,7 @@ def test_only_the_founder_takes_rounds_back(tmp_path: Path) -> None:
         await world.reach(world.round("a") + 4, *"ac")
         for name in "ac":
             assert not has_left(world, name, undone)
-            assert len(world.participant(name).context.rollbacks) == 0
+            assert len(list(world.participant(name).context.rollbacks)) == 0
         with pytest.raises(OrderError, match="only the founder"):
             run_of(world, "b")
 

@@ -10,11 +10,12 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.network.transport import Stream
-from gossamer.node.peers.store_comparison import STATEMENTS_PROTOCOL
+from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.node.peers.watching import Watcher, mean_of
+from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.state.commit_records import encode_commit
-from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, encode_chain_reply
+from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
 from tests.support.node_world import World, headers_of, simulate, start
 
 
@@ -65,7 +66,7 @@ def test_a_peer_cannot_invent_rounds(tmp_path: Path) -> None:
 
         async def lie(stream: Stream) -> None:
             await receive_frame(stream)
-            await send_frame(stream, encode_chain_reply([forged]))
+            await send_frame(stream, to_msgpack([forged]))
 
         world.nodes["a"].inputs.transport.handle(CHAIN_PROTOCOL, lie)
         async with world.network.transport(world.identity("watcher")) as transport:
