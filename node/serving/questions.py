@@ -112,7 +112,7 @@ def read_completion(body: bytes) -> Question:
     prompt = given.prompt
     if isinstance(prompt, list):
         if len(prompt) != 1 or not isinstance(prompt[0], str):
-            raise QuestionError("several prompts and numbers of tokens are not supported", "prompt")
+            raise QuestionError("a list is not supported here; give one text", "prompt")
         prompt = prompt[0]
     _require_unset("echo", given.echo, False)
     _require_unset("suffix", given.suffix, "")
