@@ -182,7 +182,7 @@ def test_sampling_follows_seed_top_p_and_stop(server: Server) -> None:
     ("path", "body", "said"),
     [
         ("/completions", {}, "prompt"),
-        ("/completions", {"prompt": [1, 2]}, "numbers of tokens"),
+        ("/completions", {"prompt": [1, 2]}, "a list is not supported here"),
         ("/completions", {"prompt": "x", "temperature": 3}, "allowed: 0 to 2"),
         ("/completions", {"prompt": "x", "top_p": -1}, "top_p is -1"),
         ("/completions", {"prompt": "x", "max_tokens": 0}, "max_tokens is 0"),
