@@ -1,8 +1,11 @@
-"""Messages of libp2p's own protocols on a stream: a length, and so many bytes."""
+"""Messages of libp2p's own protocols: a length, and so many bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+
+from libp2p.io.abc import Reader
+from libp2p.io.exceptions import ConnectionClosedError
 
 from gossamer.protocol.errors import OversizedError
 
@@ -31,3 +34,23 @@ async def read_delimited(
             return bytes(await receive(size))
         if byte < 0x80 or shift == 7 * _LENGTH_BYTES_MAX:
             raise OversizedError(f"{what} of {size} bytes or more")
+
+
+async def read_exactly(reader: Reader, num_bytes: int, what: str) -> bytes:
+    """So many bytes, from what gives fewer at a time.
+
+    py-libp2p's function of this name gives up after a hundred small reads.
+
+    Args:
+        what: is read, for the error.
+
+    Raises:
+        ConnectionClosedError: the other end hung up before.
+    """
+    data = b""
+    while len(data) < num_bytes:
+        more = await reader.read(num_bytes - len(data))
+        if not more:
+            raise ConnectionClosedError(f"the other end hung up in {what}")
+        data += more
+    return data

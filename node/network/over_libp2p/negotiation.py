@@ -15,7 +15,7 @@ from libp2p.abc import IMuxedConn, INetStream, ISecureConn
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify_push.identify_push import ID_PUSH
-from libp2p.io.exceptions import ConnectionClosedError, IOException
+from libp2p.io.exceptions import IOException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import (
@@ -41,7 +41,7 @@ from libp2p.utils import encode_delim
 
 from gossamer.node.network.over_libp2p.addresses import why
 from gossamer.node.network.over_libp2p.congestion import LineRate
-from gossamer.node.network.over_libp2p.delimited import read_delimited
+from gossamer.node.network.over_libp2p.delimited import read_delimited, read_exactly
 from gossamer.node.network.over_libp2p.liveness import Liveness
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
@@ -111,13 +111,7 @@ class _Talk:
     async def _receive(self, num_bytes: int) -> bytes | bytearray:
         if self.stream is not None:
             return await self.stream.receive_exactly(num_bytes)
-        data = b""
-        while len(data) < num_bytes:
-            more = await self._carrier.read(num_bytes - len(data))
-            if not more:
-                raise ConnectionClosedError("the other end hung up in the negotiation")
-            data += more
-        return data
+        return await read_exactly(self._carrier, num_bytes, "the negotiation")
 
 
 class _Multiselect(Multiselect):

@@ -14,6 +14,8 @@ from typing import Any
 
 from libp2p.abc import IRawConnection
 
+from gossamer.node.network.over_libp2p.delimited import read_exactly
+
 _LENGTH_BYTES = 2
 KEY_BYTES = 32
 """The first message of the XX pattern: an ephemeral X25519 key (Noise specification, 7.5)."""
@@ -86,17 +88,8 @@ class FirstAnswer(Replayed):
         return await super().read(n)
 
     async def _message(self) -> bytes:
-        length = await self._exactly(_LENGTH_BYTES)
+        length = await read_exactly(self.conn, _LENGTH_BYTES, "the handshake")
         size = int.from_bytes(length, "big")
         if size > ANSWER_BYTES_MAX:
             raise ValueError(f"a handshake message of {size} bytes")
-        return length + await self._exactly(size)
-
-    async def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = await self.conn.read(size - len(data))
-            if not more:
-                raise ConnectionError("the other end hung up in the handshake")
-            data += more
-        return data
+        return length + await read_exactly(self.conn, size, "the handshake")
