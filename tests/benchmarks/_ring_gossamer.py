@@ -201,7 +201,8 @@ class Peer(OpenListener, HonestRound):
         self._gossip.statement_store.keep(lambda _signed, _statement: False)
         async with trio.open_nursery() as nursery:
             driver = self._driver = self._new_driver(Parent(head, number, number, Ledger()))
-            nursery.start_soon(driver.run)
+            is_driven = trio.Event()
+            nursery.start_soon(_drive, driver, is_driven)
             self._channel.say()
             start_seconds = ((await self._hear()) or {})["start_seconds"]
             self.outer_step.begin()
@@ -219,12 +220,16 @@ class Peer(OpenListener, HonestRound):
             committed_seconds = time.monotonic()
             parts = self._parts(driver)
             all_ranks = sorted(self._ranks.values())
+            round_cpu_seconds = self.outer_step.usage.so_far()["cpu_seconds"]
+            # A majority of votes commits the round while this member may still have averages to
+            # pass on. The driver ends when all members have committed.
+            await is_driven.wait()
             self._channel.say(
                 is_whole=all(part.ranks == all_ranks for part in parts),
                 finished_seconds=self.outer_step.finished_seconds,
                 ring_seconds=ring_seconds,
                 committed_seconds=committed_seconds,
-                round_cpu_seconds=self.outer_step.usage.so_far()["cpu_seconds"],
+                round_cpu_seconds=round_cpu_seconds,
                 bytes_sent=self._bytes_sent() - sent_before,
                 removed=self._removed,
                 **self.outer_step.cost,
@@ -339,6 +344,12 @@ async def is_finished(finished: trio.Event, is_out: trio.Event) -> bool:
         await finished.wait()
         nursery.cancel_scope.cancel()
     return finished.is_set()
+
+
+async def _drive(driver: RoundDriver, is_driven: trio.Event) -> None:
+    """Runs a round, and says when it has ended for all members."""
+    await driver.run()
+    is_driven.set()
 
 
 async def _reach(_peer: PeerId) -> None:

@@ -96,6 +96,25 @@ def test_a_plan_says_the_bytes_that_a_ring_sends_with_open_and_among_members(cod
 
 
 @pytest.mark.long
+def test_bytes_that_a_member_sends_after_its_own_commit_are_counted() -> None:
+    """On slow lines two members often commit while one of them sends averages to the third."""
+    elements = 5 * ELEMENTS
+    options = argparse.Namespace(
+        peers=NUM_PEERS, elements=elements, repeats=12, warm_up=1, mbit=20.0,
+        round_trip_ms=0.0, lost=0.0, chunk_elements=16384,
+    )  # fmt: skip
+    system = ring.System("members", "_ring_gossamer", sys.executable, "fp32", packing=False)
+    try:
+        ring.measure(options, [system], Console(quiet=True))
+    except SystemExit as error:
+        if isinstance(error.__cause__, NamespacesUnavailable):
+            pytest.skip(str(error))
+        raise
+    passed_on = NUM_PEERS * ring.ideal_bytes("fp32", elements, NUM_PEERS)
+    assert min(turn.bytes_sent for turn in system.turns) >= passed_on
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["sparse", "distro"])
 def test_bytes_are_counted_at_the_interfaces(codec: str) -> None:
     (mode,) = (mode for mode in traffic.MODES if mode.codec == codec)
