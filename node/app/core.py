@@ -50,6 +50,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from gossamer.protocol.policy.membership import Membership
+from gossamer.protocol.policy.plausible_work import WorkBounds
 
 
 class FirstParts:
@@ -118,6 +119,7 @@ class Core:
             self.committed.sync_sets.whole.plan,
             manifest.stale_rounds,
             first.metrics,
+            tokens_max=WorkBounds(manifest).tokens_max,
             clock=trio.current_time,
             life=lambda: incarnation.number,
         )

@@ -15,7 +15,7 @@ DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
 PURPOSES = ("gossip", "ring", "blocks", "chain", "manifest", "peers")
 COMMIT_TIMINGS = ("on_time", "late")
 WORK_FATES = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
-DROP_REASONS = ("stale", "out_of_range", "abandoned", "rolled_back")
+DROP_REASONS = ("stale", "late", "out_of_range", "abandoned", "rolled_back", "excess")
 ROUND_PHASES = ("training", "gathering", "averaging", "committing")
 SKIP_REASONS = (
     "reset",

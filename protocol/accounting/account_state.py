@@ -112,10 +112,11 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                     return offer
         return next((offer for offer in reversed(found) if offer.tokens >= tokens), None)
 
-    def take(self, number: int, amount: int, parent: bytes) -> Share:
-        """Takes tokens of a lot for a header that follows `parent`; fewer if it has fewer."""
+    def take(self, offer: Offer, number: int, amount: int, parent: bytes) -> Share:
+        """Takes tokens of a lot of an offer for a header that follows `parent`; fewer if it has
+        fewer."""
         lot = self.lots[number]
-        carried, dropped, lost = lot.take(amount)
+        carried, dropped, lost = lot.take(amount, offer.lots[number])
         self.lost -= lost
         self._undo_dropped(dropped)
         return Share(number, carried, dropped, lost, lot.head == parent)

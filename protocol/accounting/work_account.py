@@ -22,6 +22,9 @@ Rules
   `committed_by` for each that comes, oldest first.
 - A chunk whose oldest work missed more than `stale_rounds` rounds is dropped, and with it its share
   of the tokens. Work that was reclaimed counts from the round that it was offered in.
+- Work that is reclaimed again and again can grow beyond what any peer takes from one member. The
+  tokens above that bound are dropped, the oldest first. Their work stays in `pending`, and weighs
+  as much less in its round.
 - A round may *exchange* some of the chunks only (`fragments`). All tokens of an offer are its own
   nevertheless, and a token has the fate that the first round that takes it decides; its work in the
   other chunks stays in `pending` and goes with whatever round takes these. So work is in every
@@ -49,6 +52,7 @@ from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.spans import merged, without
 from gossamer.protocol.accounting.work_records import (
     ABANDONED,
+    EXCESS,
     STALE,
     Offer,
     Offered,
@@ -239,7 +243,7 @@ class WorkAccount:
         """Takes tokens of an offer from its lots for a header that follows `parent`."""
         amounts = apportioned(min(tokens, offer.tokens), list(offer.lots.values()))
         return tuple(
-            self.state.take(number, amount, parent)
+            self.state.take(offer, number, amount, parent)
             for number, amount in zip(offer.lots, amounts, strict=True)
         )
 
@@ -341,6 +345,14 @@ class WorkAccount:
         oldest = next_round - self._stale_rounds
         stale = self.state.give_up(mask_of(0 < since < oldest for since in self.state.since), STALE)
         return stale, carried - self.carried
+
+    def drop_excess(self, tokens_max: int) -> None:
+        """Drops the carried tokens above `tokens_max`, the oldest first. `pending` stays."""
+        excess = self.carried - tokens_max
+        for number, lot in self.state.lots.items():
+            if excess <= 0:
+                break
+            excess -= self.state.drop({number: min(excess, lot.carried)}, EXCESS)
 
     # The process
 

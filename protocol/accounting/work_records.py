@@ -24,6 +24,8 @@ OUT_OF_RANGE = "out_of_range"
 (`WORK_MAGNITUDE_MAX`)."""
 ROLLED_BACK = "rolled_back"
 """Reason of a drop: rounds were taken back, and the work was done on their parameters."""
+EXCESS = "excess"
+"""Reason of a drop: no peer takes a `Ready` with so many tokens (`plausible_work`)."""
 ABANDONED = "abandoned"
 """Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
 
@@ -41,12 +43,19 @@ class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dropped: int = 0
     lost: int = 0
 
-    def take(self, amount: int) -> tuple[int, int, int]:
-        """Takes tokens (fewer if it has fewer) in proportion to where they are.
+    def take(self, amount: int, offered: int) -> tuple[int, int, int]:
+        """Takes tokens (fewer if it has fewer) of an offer, in proportion to where they are.
 
         Returns those that were carried, dropped, and lost.
+
+        Args:
+            offered: the tokens of this lot in the offer. What was dropped or lost before is no part
+                of it.
         """
-        places = [self.carried, self.dropped, self.lost]
+        before = max(0, self.carried + self.dropped + self.lost - offered)
+        dropped_since = max(0, self.dropped - before)
+        lost_since = max(0, self.lost - max(0, before - self.dropped))
+        places = [self.carried, dropped_since, lost_since]
         carried, dropped, lost = apportioned(min(amount, sum(places)), places)
         self.take_carried(carried)
         self.dropped -= dropped

@@ -39,6 +39,7 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
@@ -76,7 +77,7 @@ def turn(manifest: Manifest, root: Path) -> tuple[Costs, bytes]:
     next_state = NextState(manifest, plan, parameters)
     payloads = next_state.payloads
     assert isinstance(payloads, SumPayloads)
-    work = Work(root / "work", pending, plan, 4, Metrics())
+    work = Work(root / "work", pending, plan, 4, Metrics(), tokens_max=TOKENS_TOTAL_MAX)
     work.stepped(1)
     work.trained(HEADS[0], 1, 1, ())
     work.offer(HEADS[0], 1)

@@ -27,7 +27,14 @@ from gossamer.node.storage.work.work_journal import VERSION, FileHeader, Journal
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import WorkStatus
 from gossamer.protocol.accounting.work_account import WorkAccount
-from gossamer.protocol.accounting.work_records import LATE, STALE, Offer, Offered, Settlement
+from gossamer.protocol.accounting.work_records import (
+    EXCESS,
+    LATE,
+    STALE,
+    Offer,
+    Offered,
+    Settlement,
+)
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -55,6 +62,7 @@ class Work:
         stale_rounds: int,
         metrics: Metrics,
         *,
+        tokens_max: int,
         clock: Callable[[], float] = time.monotonic,
         life: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -63,6 +71,7 @@ class Work:
             pending: (num_elements,), shared memory of this node. Other code adds to it between
                 `close_offer` and `trained` only.
             plan: the chunks of `pending`.
+            tokens_max: the most that one offer may have (`WorkBounds.tokens_max`).
             clock: local seconds.
             life: number of the node's present life, as its `Ready` says it.
         """
@@ -74,6 +83,7 @@ class Work:
         self._pending = PendingVector(pending, plan)
         self._num_chunks = plan.num_chunks
         self._stale_rounds = stale_rounds
+        self._tokens_max = tokens_max
         self._metrics = metrics
         self.account = WorkAccount(plan.num_chunks, stale_rounds)
         self._dropped: dict[str, int] = {}
@@ -121,6 +131,9 @@ class Work:
 
     def offer(self, head: Digest, round_number: int, spans: Sequence[Span] | None = None) -> Offer:
         """Returns all carried work as an offer, for a `Ready`. There has to be some."""
+        self.account.drop_excess(self._tokens_max)
+        if dropped := self._count_dropped():
+            log.warning("tokens are dropped", tokens=dropped, reason=EXCESS)
         offer = self.account.offer(head, round_number, spans, self._life())
         assert offer is not None
         self._open, self._open_ring = offer, None

@@ -224,7 +224,7 @@ def test_the_journal_and_the_known_peers(tmp_path: Path) -> None:
     holder = Holder(small_manifest(), tmp_path / "state")
     plan = holder.state.sync_sets.whole.plan
     assert plan.num_elements == manifest_size
-    work = Work(tmp_path / "work", pending, plan, 5, Metrics())
+    work = Work(tmp_path / "work", pending, plan, 5, Metrics(), tokens_max=limits.TOKENS_TOTAL_MAX)
     known = KnownPeers(tmp_path / "peers")
     threads, draw = Threads(), random.Random(2)
     heads = [digest_of(number.to_bytes(4)) for number in range(100_000)]
@@ -258,7 +258,14 @@ def test_the_journal_and_the_known_peers(tmp_path: Path) -> None:
     known.save()
     assert KnownPeers(tmp_path / "peers").newest_first() == known.newest_first()
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
-    again = Work(tmp_path / "work", np.zeros_like(pending), plan, 5, Metrics())
+    again = Work(
+        tmp_path / "work",
+        np.zeros_like(pending),
+        plan,
+        5,
+        Metrics(),
+        tokens_max=limits.TOKENS_TOTAL_MAX,
+    )
     again.load()
     assert not again.is_damaged
     assert again.head == work.head

@@ -17,7 +17,7 @@ from gossamer.node.storage.work import work_files
 from gossamer.node.storage.work.own_work import VECTORS_MAX, Work
 from gossamer.node.storage.work.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.accounting.work_records import ABANDONED, OUT_OF_RANGE
+from gossamer.protocol.accounting.work_records import ABANDONED, EXCESS, OUT_OF_RANGE
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -26,6 +26,7 @@ from gossamer.protocol.wire.statements import Span
 PLAN = ChunkPlan(8, 2)
 ALL = 0b1111
 STALE_ROUNDS = 3
+TOKENS_MAX = 1000
 H0, H1, H2, H3 = (digest_of(bytes([number])) for number in range(4))
 RING, OTHER_RING = digest_of(b"ring"), digest_of(b"other ring")
 SPANS = (Span(0, 0, 100),)
@@ -41,7 +42,13 @@ class Life:
         self.step_seconds = JOURNAL_SECONDS
         """Time of an inner step."""
         self.work = Work(
-            directory, self.pending, PLAN, stale_rounds, self.metrics, clock=lambda: self.now
+            directory,
+            self.pending,
+            PLAN,
+            stale_rounds,
+            self.metrics,
+            tokens_max=TOKENS_MAX,
+            clock=lambda: self.now,
         )
         self.work.load()
 
@@ -92,6 +99,23 @@ class Errors:
         if not 0 <= chunk < self._num_chunks:
             return None
         return np.full(PLAN.elements_of(chunk), 0.25, dtype=np.float32)
+
+
+def test_no_offer_has_more_than_any_peer_takes_and_the_oldest_tokens_go_first(
+    tmp_path: Path,
+) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0, TOKENS_MAX - 100)
+    life.work.offer(H0, 1)
+    life.train(H1, 2, 2.0, 300)
+    offer = life.work.offer(H1, 2)
+    assert offer.tokens == TOKENS_MAX
+    assert list(offer.lots.values()) == [TOKENS_MAX - 300, 300]
+    assert life.holds(3.0)
+    assert life.sample("tokens_dropped_total", reason=EXCESS) == 200
+    life.take(H2, H1, TOKENS_MAX, ALL)
+    assert life.holds(0.0)
+    assert fates(life) == (300, TOKENS_MAX - 300, 200, 0, 0)
 
 
 def test_what_a_round_took_leaves_pending_and_its_rounding_error_stays(tmp_path: Path) -> None:

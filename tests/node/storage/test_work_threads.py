@@ -16,6 +16,7 @@ from gossamer.node.storage.work.own_work import Work
 from gossamer.node.storage.work.work_journal import FileHeader, encoded
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Span
@@ -37,7 +38,15 @@ class Life:
     def __init__(self, directory: Path) -> None:
         self.pending = np.zeros(PLAN.num_elements, dtype=np.float32)
         self.now = 0.0
-        self.work = Work(directory, self.pending, PLAN, 3, Metrics(), clock=lambda: self.now)
+        self.work = Work(
+            directory,
+            self.pending,
+            PLAN,
+            3,
+            Metrics(),
+            tokens_max=TOKENS_TOTAL_MAX,
+            clock=lambda: self.now,
+        )
         self.work.load()
 
     def step(self, tokens: int) -> None:

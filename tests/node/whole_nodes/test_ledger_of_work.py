@@ -292,6 +292,25 @@ def test_a_life_that_named_too_much_data_is_not_followed_by_another(tmp_path: Pa
     simulate(world, story)
 
 
+def test_a_member_that_carries_more_than_any_peer_takes_is_not_banned(tmp_path: Path) -> None:
+    """As after many rounds that it committed alone, and that left the chain."""
+    world = World(tmp_path, seed=53)
+    bounds = WorkBounds(decode_manifest(world.signed.manifest))
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await world.reach(3, *"ab")
+        work, before = world.participant("b").context.work, credited(world, "b")
+        work.trained(world.path("b")[-1], 4, bounds.tokens_max, ())
+        await world.until(lambda: credited(world, "b") >= before + bounds.tokens_max)
+        for name in "ab":
+            assert world.participant(name).context.swarm.num_banned == 0
+        assert 0 < work.status.dropped < bounds.tokens_max
+        await settled(world, "b")
+
+    simulate(world, story)
+
+
 @pytest.mark.long
 def test_an_epoch_is_consumed_once_although_a_peer_dies_and_another_joins(
     tmp_path: Path,

@@ -247,6 +247,15 @@ class AccountMachine(RuleBasedStateMachine):
         assert not any(0 < since < self.round - STALE_ROUNDS for since in self.account.state.since)
         self.clear(chunks)
 
+    @rule(tokens_max=st.integers(1, 1000))
+    def drop_excess(self, tokens_max: int) -> None:
+        """The work stays in `pending`."""
+        before, tokens_max = self.account.carried, tokens_max * self.tokens_unit
+        dropped = self.account.dropped
+        self.account.drop_excess(tokens_max)
+        assert self.account.carried == min(before, tokens_max)
+        assert self.account.dropped - dropped == before - self.account.carried
+
     @rule()
     def save(self) -> None:
         self.end_turn()
