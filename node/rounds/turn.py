@@ -106,7 +106,6 @@ class Turn:
         """
         opened, driver, metrics = self._opened, self._driver, self._round_end.metrics
         started_seconds = trio.current_time()
-        traffic = self._round_end.ring_traffic()
         try:
             self._phases.set("training")
             await opened.work.train(self)
@@ -127,7 +126,7 @@ class Turn:
             metrics.observe_round_phase("averaging", trio.current_time() - trained_seconds)
             await self._round_end.committed(opened, outcome)
         if outcome is not None or driver.machine.ring is not None:
-            self._round_end.report(opened, outcome, started_seconds, traffic)
+            self._round_end.report(opened, outcome, started_seconds)
 
     async def wait(self, *, heeds_others: bool) -> bool:
         """See `StopSignal`."""
@@ -265,10 +264,8 @@ class RoundEnd:
         self._heads = heads
         self._transport = context.transport
         self._audits = audits
-
-    def ring_traffic(self) -> tuple[int, int]:
-        """Bytes sent and received by all rings so far."""
-        return self._transport.traffic().get(RING_PROTOCOL, (0, 0))
+        self._traffic = (0, 0)
+        """Bytes that rings had sent and received when the last round was reported."""
 
     async def evaluate(self, opened: OpenRound) -> None:
         """Evaluates on held-out text, and audits a member, if that is due."""
@@ -312,19 +309,12 @@ class RoundEnd:
                 await self.sample(opened, outcome.proposal.header.round)  # no time is better
         opened.work.go_on()
 
-    def report(
-        self,
-        opened: OpenRound,
-        outcome: Committed | None,
-        started_seconds: float,
-        traffic: tuple[int, int],
-    ) -> None:
+    def report(self, opened: OpenRound, outcome: Committed | None, started_seconds: float) -> None:
         """Shows a round that is over in status, metrics and log.
 
         Args:
             outcome: None for a round without a commit at this node.
             started_seconds: local time at its start.
-            traffic: `ring_traffic` at its start.
         """
         machine, progress = opened.driver.machine, self.progress
         members = machine.ring.members if machine.ring is not None else ()
@@ -336,14 +326,14 @@ class RoundEnd:
         seconds = trio.current_time() - started_seconds
         if outcome is not None:
             opened.took(seconds)
-        sent, received = self.ring_traffic()
+        before, self._traffic = self._traffic, self._transport.traffic().get(RING_PROTOCOL, (0, 0))
         progress.last_round = LastRound(
             round=machine.number,
             members=tuple(members),
             contributors=contributors,
             duration_seconds=seconds,
-            bytes_sent=sent - traffic[0],
-            bytes_received=received - traffic[1],
+            bytes_sent=self._traffic[0] - before[0],
+            bytes_received=self._traffic[1] - before[1],
             outcome=result,
         )
         self.metrics.end_round(result, len(members))

@@ -85,6 +85,8 @@ class LastRound(msgspec.Struct, frozen=True, kw_only=True):
     """Peer ids of the members whose work is in the result."""
     duration_seconds: float
     bytes_sent: int
+    """By rings, since the round before ended on this node. Averages that it passes on after its own
+    commit count in its next round."""
     bytes_received: int
     outcome: Outcome
 
