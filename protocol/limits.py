@@ -70,6 +70,8 @@ NAME_CHARACTERS_MAX = 32
 TOKENS_MAX = 2**48
 # Of a pseudo-gradient: its square, and the sum of two such, are finite in float64.
 NORM_MAX = 1e150
+# A loss of which is said: a model that diverges has a larger one, and its node says this one.
+LOSS_MAX = 1e9
 # Tokens of a whole chain.
 TOKENS_TOTAL_MAX = TOKENS_MAX * RING_MEMBERS_MAX
 ROUNDS_MAX = 2**31

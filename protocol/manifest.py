@@ -46,7 +46,10 @@ class TokenSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The optimiser of the inner steps (DiLoCo, arXiv 2311.08105, section 3)."""
+    """The optimiser of the inner steps (DiLoCo, arXiv 2311.08105, section 3).
+
+    It has more than 12 attributes: each is a key of the manifest.
+    """
 
     learning_rate: float
     warmup_steps: int
@@ -93,6 +96,8 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     noise: the best outer learning rate falls with the number of replicas (scaling laws, arXiv
     2503.09799, section 3), and a single one with momentum is worse than without an outer step
     (measured: tests/benchmarks/parity.py).
+
+    It has more than 12 attributes: each is a key of the manifest.
     """
 
     inner_steps: int
@@ -257,7 +262,10 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that all peers of a run must agree on."""
+    """Everything that all peers of a run must agree on.
+
+    It has more than 12 attributes: each is a key, or a table of keys.
+    """
 
     version: int
     name: str

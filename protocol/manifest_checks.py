@@ -69,7 +69,10 @@ def problems_of_model(model: ModelConfig) -> list[str]:
 
 
 class _Checks:
-    """Collects the mistakes of one manifest."""
+    """Collects the mistakes of one manifest.
+
+    It has more than 15 public methods: each table of the manifest is one.
+    """
 
     def __init__(self) -> None:
         self.problems: list[str] = []

@@ -43,7 +43,10 @@ class LocalTrainer:
 
     `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with the caller. `base` is only
     read, except by `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and holds the
-    work of the newest finished round in between. Each message of the daemon has a method.
+    work of the newest finished round in between.
+
+    It has more than 15 public methods: each message of the daemon has one. It has more than 12
+    attributes: the parts that a local round uses, and where the round is.
     """
 
     audited: NDArray[np.float32] | None = None

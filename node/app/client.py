@@ -61,7 +61,7 @@ def fetch_status(state_dir: StateDir) -> Status:
         StartingError: one runs, and cannot answer yet.
         ClientError: a daemon runs, but it did not answer as it should.
     """
-    data = _ask(state_dir, "GET", "/api/status")
+    data = _ask(state_dir, "GET", "/api/status", _token_or_none(state_dir))
     try:
         return decode_status(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -122,6 +122,15 @@ def _token_of(state_dir: StateDir) -> str:
     except StateDirError as error:
         _address_of(state_dir)  # of a node that is not there at all, that is the better word
         raise ClientError(str(error)) from error
+
+
+def _token_or_none(state_dir: StateDir) -> str:
+    """Returns the secret, with which a request waits behind nobody else's; empty for a user who may
+    not read it. What is read needs none."""
+    try:
+        return DaemonFiles(state_dir).read_token()
+    except StateDirError:
+        return ""
 
 
 def page_link(state_dir: StateDir) -> str:

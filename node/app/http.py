@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 
 from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http_server import IDLE_SECONDS_MAX, Guard, bind_address, serve_app
+from gossamer.node.app.http_turns import Turns
 from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.pausing import LEAVING_CODE, LeavingError
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
 # Orders have no body, so a request with one does not come from a Gossamer client.
 _BODY_BYTES_MAX = 0
 
-REQUESTS_RATE = Rate(per_second=50, burst=200)
-"""Rate of all requests: each takes the event loop 1 to 3 ms, so they take a tenth of a processor at
-most. A page asks six times at once, and then once or twice a second. Any program of this machine
-can ask, and so can a page of a foreign site in its browser, which cannot read the answer."""
+REQUESTS_RATE = Rate(per_second=20, burst=100)
+"""Rate of all requests but the owner's: each takes the event loop 1 to 3 ms, so they take a
+twentieth of a processor at most. A page asks six times at once, and then once or twice a second.
+Any program of this machine can ask, and so can a page of a foreign site in its browser, which
+cannot read the answer."""
 
 KEPT_SECONDS_MAX = 5.0
 """Limit of the wait for the disk before an order is answered: the client waits for twice as long.
@@ -119,7 +121,7 @@ def build_app(
 
     Args:
         status: returns the status; it is called on the event loop for each request.
-        token: the secret that orders need.
+        token: the secret that orders need. A request with it waits for no other.
         hosts: host names that requests may use besides loopback names and addresses.
         credit: counts what each member has given; None: nothing is counted.
         samples: returns what the model wrote, oldest round first.
@@ -148,7 +150,7 @@ def build_app(
             *_order_routes(controls, token),
         ]
     )
-    return Guard(app, hosts, _BODY_BYTES_MAX, REQUESTS_RATE)
+    return Guard(app, hosts, _BODY_BYTES_MAX, Turns(REQUESTS_RATE, token))
 
 
 def _detail_routes(credit: CreditView | None, samples: Samples, token: str) -> list[Route]:

@@ -27,11 +27,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.node.app.http_places import PlacedConfig
+from gossamer.node.app.http_turns import Turns
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, address_of, host_of
 from gossamer.node.base.address_text import HostPort, bind_remedy, parse_host_port
 from gossamer.node.base.settings import ConfigError
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.policy.conduct.throttle import Rate, Throttle
 
 if TYPE_CHECKING:
     import h11
@@ -65,11 +65,19 @@ class _Http1Protocol(H11Protocol):
         """
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """Hands a request on. HTTP/2 begins with what looks like one of that version."""
-        if request.http_version.decode() in _VERSIONS:
+        """Hands a request on, if it is one of HTTP/1. HTTP/2 begins with what looks like one.
+
+        Symptom: where a client sends more behind the request for a websocket, Hypercorn answers
+        both. The second answer raises an error in it that ends the whole server.
+        """
+        if request.http_version.decode() not in _VERSIONS:
+            refusal = 505
+        elif any(name == b"upgrade" and b"websocket" in to.lower() for name, to in request.headers):
+            refusal = 403
+        else:
             await super()._create_stream(request)
             return
-        await self._send_error_response(505)
+        await self._send_error_response(refusal)
         await self.send(Closed())
 
 
@@ -177,16 +185,16 @@ class Guard:
         app: ASGIApp,
         hosts: Sequence[str],
         body_bytes_max: int,
-        rate: Rate | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """
         Args:
             hosts: host names that requests may use besides loopback names and addresses.
             body_bytes_max: 0 for an endpoint whose requests have no body.
-            rate: of the requests of all clients together; those beyond it wait.
+            turns: of the requests; None: all are answered when they come.
         """
         self._app = app
-        self._requests = None if rate is None else Throttle(rate)
+        self._turns = turns
         self._body_bytes_max = body_bytes_max
         self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, *hosts))
 
@@ -197,9 +205,16 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        turns = self._turns
+        if turns is None or turns.is_owner(Headers(scope=scope)):
+            await self._answer(scope, receive, send)
+        elif turns.is_full:
+            await self._turn_away(scope, receive, send)
+        else:
+            async with turns:
+                await self._answer(scope, receive, send)
 
-        if self._requests is not None:
-            await trio.sleep(self._requests.take(trio.current_time()))
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(receive)
         is_known_version = scope["http_version"] in _VERSIONS
 
@@ -218,6 +233,16 @@ class Guard:
             else PlainTextResponse("this endpoint speaks HTTP/1.1\n", status_code=505)
         )
         await (refusal or self._app)(scope, body.receive, send_guarded)
+
+    async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request in whose turn too many others wait. Nothing here waits for its
+        client."""
+        refusal = PlainTextResponse(
+            "too many requests wait for this node. Ask again later\n",
+            status_code=503,
+            headers={**self._HEADERS, "connection": "close", "retry-after": "1"},
+        )
+        await refusal(scope, receive, send)
 
     def _refuse(self, headers: Headers) -> Response | None:
         if not self._is_known_host(headers.getlist("host")):

@@ -13,7 +13,6 @@ secret it brings.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from gossamer.node.app.http_turns import brings_token
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
 
 _PAUSE_SECONDS = re.compile(r"[1-9][0-9]{0,9}")
@@ -61,9 +61,7 @@ def refuse_order(request: Request, token: str) -> Response | None:
         return PlainTextResponse(
             "orders are not accepted from another page than the node's own\n", status_code=403
         )
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    is_right = hmac.compare_digest(given.strip().encode(), token.encode())
-    if kind.lower() != "bearer" or not is_right:
+    if not brings_token(request.headers, token):
         return PlainTextResponse(
             "orders need the token of the state directory: use `gossamer pause` and its like, "
             "or the link of `gossamer page`, as the user who runs the node\n",

@@ -230,7 +230,7 @@ function showLast(s) {
 let credit = {members: []};
 async function countCredit() {
   try {
-    const answer = document.hidden ? null : await fetch("/api/credit", {signal: AbortSignal.timeout(30000)});
+    const answer = document.hidden ? null : await ask("GET", "/api/credit", 30000);
     if (answer && answer.ok) credit = await answer.json();
     showMembers();
   } catch (error) {
@@ -269,7 +269,7 @@ async function showSamples(s) {
   if (!known(s.sampled_round) || s.sampled_round === sampledRound) return;
   sampledRound = s.sampled_round;
   try {
-    const answer = await fetch("/api/samples", {signal: AbortSignal.timeout(10000)});
+    const answer = await ask("GET", "/api/samples");
     const rounds = await answer.json(), newest = rounds.pop();
     setText($("samples-round"), "After round " + newest.round.toLocaleString("en"));
     $("samples").replaceChildren(...sampleTexts(newest));
@@ -343,7 +343,7 @@ function show(s) {
 async function update() {
   if (document.hidden) return;
   try {
-    const answer = await fetch("/api/status", {signal: AbortSignal.timeout(10000)});
+    const answer = await ask("GET", "/api/status");
     if (!answer.ok) throw new Error("status " + answer.status);
     show(await answer.json());
     $("notice").hidden = true;

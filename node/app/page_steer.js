@@ -13,9 +13,10 @@ function takeToken() {
   showSteering("");
 }
 
-function ask(method, path) {
-  const headers = {"X-Gossamer": "1", "Authorization": "Bearer " + sessionStorage.getItem(TOKEN_KEY)};
-  return fetch(path, {method, headers, signal: AbortSignal.timeout(ORDER_MS)});
+function ask(method, path, ms = ORDER_MS) {
+  const token = sessionStorage.getItem(TOKEN_KEY);
+  const headers = {"X-Gossamer": "1", ...(token && {"Authorization": "Bearer " + token})};
+  return fetch(path, {method, headers, signal: AbortSignal.timeout(ms)});
 }
 
 function showSteering(result) {

@@ -62,7 +62,10 @@ class ConfigError(ValueError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of this node on this machine. The manifest says what the run itself is."""
+    """The settings of this node on this machine. The manifest says what the run itself is.
+
+    It has more than 12 attributes: each is a setting.
+    """
 
     state_dir: Path
     listen: tuple[str, ...] = DEFAULT_LISTEN

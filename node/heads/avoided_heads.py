@@ -27,6 +27,11 @@ doubles with each failure."""
 SIGNERS_KEPT = 1024
 """Signers whose failures are remembered; with more, all are forgotten."""
 
+BLAME_SECONDS = 60.0
+"""A peer at heads that cannot be reached is blamed once in this time. That is twice as long as one
+such offence counts (`bans.FORGIVE_SECONDS`), so nobody is banned for this alone: an honest peer
+serves no blocks while its line is metered, and its disk may have lost them."""
+
 
 @dataclass
 class _Failures:
@@ -47,6 +52,9 @@ class AvoidedHeads:
         self._heads: dict[Digest, float] = {}
         """Local time until which each is avoided."""
         self._failures: dict[PeerId, _Failures] = {}
+        self._blamed: dict[PeerId, float] = {}
+        """Local time until which each peer is not blamed again; of connected peers only, so it is
+        bounded as these are."""
 
     def is_avoided(self, now: float, head: Digest, signers: Collection[PeerId]) -> bool:
         """Returns whether a head is avoided now: for itself, or because all its signers are."""
@@ -83,3 +91,11 @@ class AvoidedHeads:
         """A head of these signers could be reached."""
         for peer in signers:
             self._failures.pop(peer, None)
+
+    def may_blame(self, now: float, peer: PeerId) -> bool:
+        """Returns whether a connected peer is blamed now for a head that could not be reached."""
+        self._blamed = {each: until for each, until in self._blamed.items() if until > now}
+        if peer in self._blamed:
+            return False
+        self._blamed[peer] = now + BLAME_SECONDS
+        return True

@@ -56,7 +56,11 @@ log = structlog.get_logger("chain")
 
 
 class CheckpointKeeper:
-    """Keeps the checkpoints of one node's chain."""
+    """Keeps the checkpoints of one node's chain.
+
+    It has more than 7 parameters: making, collecting and obeying a checkpoint each needs other
+    parts of the node.
+    """
 
     def __init__(
         self,
@@ -273,9 +277,10 @@ class CheckpointKeeper:
         last = path[-1].checkpoint
         if self._ancestor(self._committed.head, last.round) != last.head:
             return False
-        checkpoints.take_path(
-            path, await checkpoints.ask_summary(peer, Digest(last.summary_digest))
-        )
+        summary = await checkpoints.ask_summary(peer, Digest(last.summary_digest))
+        if last.round <= checkpoints.last_round:
+            return False  # a newer path has come meanwhile
+        checkpoints.take_path(path, summary)
         checkpoints.pending = None
         return True
 

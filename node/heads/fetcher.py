@@ -79,7 +79,7 @@ class HeadFetcher:
     def _look(self, nursery: trio.Nursery) -> None:
         """Begins fetches, at most one for each signer at a time, and ends those of no use."""
         for head, claim in self._claims.items():
-            if self._heads.is_reached(head):
+            if self._heads.branches.is_reached(head):
                 claim.scope.cancel()
         for head in self._heads.wanted():
             signers = self._heads.signers_of(head)
@@ -88,7 +88,7 @@ class HeadFetcher:
                 self._heads.note_counting(head)
                 self._orders.notify()
                 ring_id = self.finishing_ring()
-                if ring_id is not None and self._heads.is_by_way_of(ring_id, head):
+                if ring_id is not None and self._heads.branches.is_by_way_of(ring_id, head):
                     continue
             rivals = [c for c in self._claims.values() if c.counts_at_once == counts_at_once]
             if (

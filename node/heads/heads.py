@@ -24,6 +24,7 @@ import trio
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import AvoidedHeads
+from gossamer.node.heads.branches import Branches
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.peers.chain.chain_records import BehindError
 from gossamer.node.peers.chain.chain_sync import ChainSync, DamagedHereError
@@ -69,7 +70,11 @@ class BetterHead:
 
 
 class Heads:
-    """Knows which heads win, and takes them over."""
+    """Knows which heads win, and takes them over.
+
+    It has more than 7 parameters and 12 attributes: a choice of a head asks the chain, the members,
+    the owner and the other peers, and remembers since when each head is known.
+    """
 
     def __init__(
         self,
@@ -97,8 +102,7 @@ class Heads:
         self.allowed = allowed
         self._rounds, self._choice = rounds, choice
         rounds.vote_of = self._vote_of
-        self._rings: set[bytes] = set()
-        """Rings on the committed head that this node followed."""
+        self.branches = Branches(committed, rounds)
         self._counting: set[Digest] = set()
         """Proven heads that count: see `fetcher`."""
         self._seen_seconds: dict[Digest, float] = {}
@@ -119,10 +123,6 @@ class Heads:
     def signers_of(self, head: Digest) -> frozenset[PeerId]:
         """The members that signed a known round."""
         return self._rounds.signers_of(head)
-
-    def heard_vote(self, signed: Signed, vote: Vote) -> None:
-        """Takes a checked vote, which may be of a round that is proven without it."""
-        self._rounds.heard_vote(signed, vote)
 
     def _vote_of(self, author: PeerId, ring_id: bytes) -> tuple[Signed, Vote] | None:
         store = self._swarm.gossip.statement_store
@@ -216,19 +216,8 @@ class Heads:
             if since is None:
                 since = self._seen_seconds.get(head, now)
             was_time = now >= since + self._gather_seconds
-        of_mine = self._is_of_my_ring(head)
+        of_mine = self.branches.is_of_my_ring(head)
         return self._choice.counts(head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine)
-
-    def followed(self, ring_id: Digest) -> None:
-        """Notes a ring on the committed head in which this node takes part."""
-        self._rings.add(ring_id)
-
-    def _is_of_my_ring(self, head: Digest) -> bool:
-        """Returns whether the way to a head begins with a round of a ring that this node followed,
-        signed by most of the ring's other members."""
-        if not self._rings:
-            return False
-        return self._rounds.is_by_most_of(self._rings, self._branch_of(head))
 
     def note_counting(self, head: Digest) -> None:
         """The blocks of a wanted head are here, or it counts without them."""
@@ -240,10 +229,18 @@ class Heads:
         A member that has stake has signed it, or most members of this node's own ring, or this
         node has no state that it could train.
         """
-        if not self._committed.is_loaded or not self.allowed.own() or self._is_of_my_ring(head):
+        if not self._committed.is_loaded or not self.allowed.own():
+            return True
+        if self.branches.is_of_my_ring(head):
             return True
         fork = self._choice.fork_of(head, self.mine)
         return self._choice.weight(fork, head).support > 0
+
+    @property
+    def is_stranger(self) -> bool:
+        """Returns whether this node has no stake at its head: the others wait for it for a share of
+        the time only (`rounds.roster`)."""
+        return self._swarm.me not in self._choice.stakes_at(self.mine)
 
     def _has_standing(self, peer: PeerId) -> bool:
         """Returns whether a peer has stake at this node's head."""
@@ -252,33 +249,9 @@ class Heads:
     def _is_avoided(self, now: float, head: Digest) -> bool:
         return self._avoided.is_avoided(now, head, self.signers_of(head))
 
-    def _branch_of(self, head: Digest) -> Digest:
-        """The first round on the way to a head that is not an ancestor of the committed head."""
-        return (self._committed.chain.only_in(head, self.mine) or [head])[-1]
-
-    def is_reached(self, head: Digest) -> bool:
-        """Returns whether a known head is the committed one or an ancestor of it."""
-        return not self._committed.chain.only_in(head, self.mine)
-
     def is_on_disk(self, head: Digest) -> bool:
         """Returns whether this disk has a way to a known head; in a thread."""
         return self._chain_sync.needs_no_peer(head)
-
-    def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
-        """Returns whether the branch of a head begins with the round that this ring commits."""
-        return ring_id is not None and self._rounds.ring_id_of(self._branch_of(head)) == ring_id
-
-    def first_of(self, head: Digest) -> Header | None:
-        """The header with which the branch of a head begins; None if it cannot be read now."""
-        try:
-            return self._committed.chain.header(self._branch_of(head))
-        except (KeyError, OSError, RemoteProtocolError) as error:
-            log.warning("a header cannot be read", head=short(head), error=str(error))
-            return None
-
-    def is_on_mine(self, head: Digest) -> bool:
-        """Returns whether a known head descends from the committed head."""
-        return not self._committed.chain.only_in(self.mine, head)
 
     def is_near(self, head: Digest) -> bool:
         """Returns whether this node is so few rounds behind a head, or catches up so quickly, that
@@ -301,10 +274,6 @@ class Heads:
         if self.allowed.is_beyond_end(head):
             return True
         return self._choice.best([self.mine, head]) == self.mine
-
-    def recent(self) -> list[Digest]:
-        """The committed head and its ancestors, newest first, as far as `Swarm.awaited` looks."""
-        return self._committed.chain.ancestors(self.mine, TRAILING_ROUNDS)
 
     def near_rounds(self) -> int:
         """Returns how many rounds a peer may be behind and still be waited for."""
@@ -344,24 +313,27 @@ class Heads:
     def avoid(self, head: Digest, error: BehindError | RemoteProtocolError) -> None:
         """Avoids a head. A peer that announces it without helping others to it breaks the rules.
 
-        Only peers that this node can ask for blocks are blamed, and nobody for the damage of this
-        node's own disk. A peer behind a router may be known by its word alone for a while, until
-        the two have crossed their routers.
+        Only peers that this node can ask for blocks are blamed, and each of them now and then
+        (`avoided_heads.BLAME_SECONDS`). Nobody is blamed for the damage of this node's own disk, or
+        where this node spares its own line. A peer behind a router may be known by its word alone
+        for a while, until the two have crossed their routers.
 
         Args:
             error: what kept this node from the head.
         """
         self._counting.discard(head)
-        if isinstance(error, DamagedHereError):
-            self._avoided.failed(trio.current_time(), head, ())
+        now, swarm = trio.current_time(), self._swarm
+        if isinstance(error, DamagedHereError) or swarm.spares_line():
+            self._avoided.failed(now, head, ())
             return
-        swarm = self._swarm
         sources, living = set(swarm.sources()), swarm.living()
         signers = self.signers_of(head) & sources
         holders = sources & {peer for peer, announce in living.items() if announce.head == head}
         was_asked = bool(signers | holders)
-        self._avoided.failed(trio.current_time(), head, signers, was_asked=was_asked)
+        self._avoided.failed(now, head, signers, was_asked=was_asked)
         for peer in sorted(holders):
+            if not self._avoided.may_blame(now, peer):
+                continue
             unproven = UnprovenError(f"at head {short(head)}, which cannot be reached")
             swarm.offence(peer, unproven)
 
@@ -381,7 +353,7 @@ class Heads:
         entry = self._committed.entry
         self._better_since = None
         self._moved_seconds.append(trio.current_time())
-        self._rings.clear()
+        self.branches.forget_rings()
         self._metrics.round.set(entry.round)
         self.side_records.forget(lambda head: self._is_avoided(trio.current_time(), head))
         self._swarm.begin_round(entry.round + 1)

@@ -35,7 +35,10 @@ class TrainerListener(Protocol):
 
 
 class Trainer(Protocol):
-    """The trainer, as the node uses it. Tests have one that trains in virtual time."""
+    """The trainer, as the node uses it. Tests have one that trains in virtual time.
+
+    It has more than 15 public methods: nearly each is a message to the trainer.
+    """
 
     base: FloatVector
     pending: FloatVector

@@ -56,7 +56,11 @@ log = structlog.get_logger("trainer")
 
 
 class TrainerClient:
-    """The real trainer, in a process of its own. `Trainer` describes its methods."""
+    """The real trainer, in a process of its own.
+
+    It has more than 15 public methods: those of `Trainer`, which describes them. It has more than
+    12 attributes: they say what the present worker has, was asked for and has answered.
+    """
 
     def __init__(self, manifest: Manifest, settings: Settings, optimizer_path: str) -> None:
         # Its folder has nothing else in it: a worker cannot write the node's key and chain.
@@ -68,14 +72,15 @@ class TrainerClient:
             has_several=may_be_several(settings.device),
             message_bytes_max=bytes_max_of(manifest.model, shared_steps_of(manifest)),
         )
-        self.base: FloatVector = self._process.base
+        self._vectors = self._process.vectors
+        self.base: FloatVector = self._vectors.base
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
         self.pending: FloatVector = np.zeros(self._sync_set.plan.num_elements, np.float32)
         self.lives = 0
         self.loaded_momentum: messages.Place | None = None
         self.save_seconds = 0.0
         self.failure: str | None = None
-        self._configure = configuration_of(manifest, settings, self._process, optimizer_path)
+        self._configure = configuration_of(manifest, settings, self._vectors, optimizer_path)
         self._frozen = partial(frozen_paths, manifest, settings)
         self.is_up = False
         self._changed = trio.Event()
@@ -113,7 +118,7 @@ class TrainerClient:
                 nursery.start_soon(self._read_events, listener)
                 await self._keep_up(listener)
         finally:
-            self._process.release()
+            self._vectors.release()
 
     async def _keep_up(self, listener: TrainerListener) -> None:
         while True:
@@ -269,7 +274,7 @@ class TrainerClient:
         self._has_work = False
         # The worker does not write before it is asked for another round.
         return await trio.to_thread.run_sync(
-            lambda: self._sync_set.add_work(self._process.pseudo_gradient, self.pending)
+            lambda: self._sync_set.add_work(self._vectors.pseudo_gradient, self.pending)
         )
 
     async def share(self, *, taken: bool) -> None:
@@ -311,15 +316,15 @@ class TrainerClient:
 
     @property
     def audited(self) -> FloatVector:
-        assert self._process.audited is not None
-        return self._process.audited
+        assert self._vectors.audited is not None
+        return self._vectors.audited
 
     async def audit(self, sequences: Sequence[tuple[str, int]]) -> tuple[float, ...] | None:
         answer = await self._ask(messages.Audit(sequences=tuple(sequences)), patient=False)
         return answer.losses if isinstance(answer, messages.Audited) else None
 
     def give_back_audited(self) -> None:
-        self._process.give_back_audited()
+        self._vectors.give_back_audited()
 
     async def limit(self, limits: messages.Limits) -> None:
         self._configure = msgspec.structs.replace(self._configure, limits=limits)

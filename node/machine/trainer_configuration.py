@@ -6,7 +6,7 @@ from __future__ import annotations
 import structlog
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.machine.trainer_process import TrainerProcess
+from gossamer.node.machine.shared_vectors import SharedVectors
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import MalformedError
@@ -44,9 +44,9 @@ def frozen_paths(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
 
 
 def configuration_of(
-    manifest: Manifest, settings: Settings, process: TrainerProcess, optimizer_path: str
+    manifest: Manifest, settings: Settings, vectors: SharedVectors, optimizer_path: str
 ) -> messages.Configure:
-    """Returns the first message to each worker of a process."""
+    """Returns the first message to each worker that gets these vectors."""
     blocks, tokenizer = StateDir(settings.state_dir).blocks_path, manifest.data.tokenizer_digest
     return messages.Configure(
         model=manifest.model,
@@ -54,9 +54,9 @@ def configuration_of(
         device=settings.device,
         limits=messages.Limits(threads=settings.threads),
         seed=manifest.seed,
-        base_fd=process.base_fd,
-        pseudo_gradient_fd=process.pseudo_gradient_fd,
-        audited_fd=process.audited_fd,
+        base_fd=vectors.base_fd,
+        pseudo_gradient_fd=vectors.pseudo_gradient_fd,
+        audited_fd=vectors.audited_fd,
         token_bytes=manifest.data.token_bytes,
         optimizer_path=optimizer_path,
         micro_batch=settings.micro_batch,

@@ -6,15 +6,14 @@
         async for event in trainer.events:  # FromWorker messages; TrainerExit ends each life
             ...
 
-`base` and `pseudo_gradient` belong to the daemon, not to the worker: the first keeps its values
-when it dies, the second means nothing before Finished. A worker that gives no sign of life, or of
+The shared vectors belong to the daemon, not to the worker: `base` keeps its values when it dies,
+and `pseudo_gradient` means nothing before Finished. A worker that gives no sign of life, or of
 progress, is killed. This module must not import torch, which the worker does.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from collections import deque
@@ -23,14 +22,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import structlog
 import trio
-from numpy.typing import NDArray
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.machine.shared_vectors import SharedVectors
 from gossamer.node.machine.trainer_exit import TrainerExit, kernel_memory_kills
-from gossamer.trainer.ipc import framing, memory, messages, pipe
+from gossamer.trainer.ipc import framing, messages, pipe
 from gossamer.trainer.ipc.environment import computing_environment
 
 if TYPE_CHECKING:
@@ -95,12 +93,11 @@ class TrainerProcess:
         """Reserves the shared memory, 8 bytes a parameter.
 
         Args:
-            num_parameters: elements of both vectors.
+            num_parameters: elements of each vector.
             folder: the only one that workers can write to, where the system can see to that. They
                 make it. None: workers are not confined.
             command: replaces the worker's in tests.
-            has_audits: whether there is a vector for parameters that are audited. It takes memory
-                while it is used.
+            has_audits: whether there is a vector for parameters that are audited.
             has_several: whether several devices may train. Then a worker gives up the network only
                 when their processes are connected.
             message_bytes_max: bound on a worker's message. A worker that says more is killed.
@@ -114,30 +111,7 @@ class TrainerProcess:
         worker = [sys.executable, "-m", "gossamer.trainer.worker", *confined_to]
         self._command = list(command) or worker
         self._message_bytes_max = message_bytes_max
-        self._fds: list[int] = []
-        try:
-            for name in ("gossamer-base", "gossamer-pseudo-gradient"):
-                self._fds.append(memory.create(name, num_parameters))
-            self.base_fd, self.pseudo_gradient_fd = self._fds
-            self.audited_fd: int | None = None
-            self.audited: NDArray[np.float32] | None = None
-            if has_audits:
-                self.audited_fd = memory.create(
-                    "gossamer-audited", num_parameters, is_reserved=False
-                )
-                self._fds.append(self.audited_fd)
-                self.audited = memory.open_vector(self.audited_fd, num_parameters)
-            self.base: NDArray[np.float32] = memory.open_vector(self.base_fd, num_parameters)
-            """(num_parameters,) of the newest committed state; the daemon writes, the worker
-            reads."""
-            self.pseudo_gradient: NDArray[np.float32] = memory.open_vector(
-                self.pseudo_gradient_fd, num_parameters
-            )
-            """(num_parameters,) of the round that the newest Finished told of; the worker writes
-            it from Begin on, the daemon reads it between Finished and the next Begin."""
-        except BaseException:
-            self.release()
-            raise
+        self.vectors = SharedVectors(num_parameters, has_audits=has_audits)
         self._events_in, self.events = trio.open_memory_channel[TrainerEvent](QUEUE_MESSAGES_MAX)
         self._outbox: trio.MemorySendChannel[messages.ToWorker] | None = None
         self._process: trio.Process | None = None
@@ -149,18 +123,6 @@ class TrainerProcess:
     def pid(self) -> int | None:
         """Process id of the running worker; None without one."""
         return self._process.pid if self._process is not None else None
-
-    def give_back_audited(self) -> None:
-        """Returns the memory of `audited` to the system. The worker must not be reading it."""
-        if self.audited_fd is not None:
-            memory.give_back(self.audited_fd)
-
-    def release(self) -> None:
-        """Closes the descriptors; call when no `run` is under way. `base` and `pseudo_gradient`
-        stay mapped while any object refers to them."""
-        self.audited_fd = None
-        while self._fds:
-            os.close(self._fds.pop())
 
     async def send(self, message: messages.ToWorker) -> None:
         """Queues a message; waits while `QUEUE_MESSAGES_MAX` are queued. Cancelled: it was not
@@ -245,7 +207,7 @@ class TrainerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=self._fds,
+            pass_fds=self.vectors.fds,
             # A Ctrl-C at the terminal is the daemon's to handle; the end of stdin ends the worker.
             start_new_session=True,
             env=computing_environment(),

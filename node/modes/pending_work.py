@@ -260,10 +260,22 @@ class _PendingRound(RoundWork):
         await training.collect(machine.head, machine.number)
         self._may_go_on = not training.is_spoilt
 
+    async def skip_training(self) -> None:
+        """See `RoundWork`."""
+        self._may_go_on = False
+        if self._training is not None:
+            await self._training.end(self._machine.head, self._machine.number)
+
     @property
     def has_work(self) -> bool:
         """See `RoundWork`."""
         return self._trainings.work.account.carried > 0
+
+    @property
+    def rounds_missed(self) -> int:
+        """See `RoundWork`."""
+        oldest = self._trainings.work.account.oldest_round
+        return max(0, self._machine.number - oldest) if self.has_work else 0
 
     @property
     def _pending(self) -> FloatVector:

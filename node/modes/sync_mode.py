@@ -104,8 +104,9 @@ class StopSignal(Protocol):
 class RoundWork(Protocol):
     """One node's work in one round.
 
-    It has 15 hooks and a flag because a round has as many points at which modes differ. The order
-    below is about the order of the calls. A hook that a mode does not define does nothing.
+    It has more than 15 public methods, and a flag, because a round has as many points at which
+    modes differ. The order below is about the order of the calls. A hook that a mode does not
+    define does nothing.
     """
 
     trains_in_ring: bool
@@ -115,9 +116,19 @@ class RoundWork(Protocol):
     async def train(self, stop: StopSignal) -> None:
         """Trains until there is work for the ring, or until `stop` says so."""
 
+    async def skip_training(self) -> None:
+        """The round has the carried work only: what trains already ends. Only modes that carry work
+        (`rounds_missed`) get this."""
+        return
+
     @property
     def has_work(self) -> bool:
         """Returns whether there is work to hand to a ring."""
+
+    @property
+    def rounds_missed(self) -> int:
+        """Returns the number of rounds that the oldest carried work has missed."""
+        return 0
 
     async def promise(self) -> Promise:
         """Returns the work that this node offers to the round. It is called once, if there is

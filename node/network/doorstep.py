@@ -64,7 +64,7 @@ KNOWN_MAX = 1024
 
 
 class TurnedAwayError(Exception):
-    """A newcomer's handshake is not begun; the text says why."""
+    """A newcomer's handshake is not begun."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Doorstep:
         if not self._has_place(now, newcomer):
             ended = self._giving_way(now, newcomer)
             if ended is None:
-                raise TurnedAwayError(f"too many handshakes of {newcomer.network} are unfinished")
+                raise TurnedAwayError
             del self.under_way[ended]
             for each in ended.buckets:
                 each.give_back()  # the newcomer takes the place, and its tokens

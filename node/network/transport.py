@@ -163,7 +163,11 @@ MayRelay = Callable[[PeerId, PeerId], str]
 
 
 class Transport(Protocol):
-    """Connections, streams and gossip of one node: everything that a network does."""
+    """Connections, streams and gossip of one node: everything that a network does.
+
+    It has more than 15 public methods: it is the only door to the network, so each thing that a
+    node does there is one.
+    """
 
     @property
     def peer_id(self) -> PeerId:

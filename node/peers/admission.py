@@ -14,12 +14,11 @@ from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.members.entrance import Entrance
 from gossamer.node.peers.offences import Offences
+from gossamer.node.peers.ring_partners import RingPartners
 from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol.errors import ForgedError, ImplausibleError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.auditing.poor_work import PoorWork
-from gossamer.protocol.policy.conduct.ring_conduct import RingConduct
 from gossamer.protocol.policy.heads.rollback_signers import RollbackSigners
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
@@ -48,7 +47,10 @@ round and the rounds that compete with it have fewer."""
 
 
 class Admission:
-    """The rules of one node in one run: which statements, headers and records it takes."""
+    """The rules of one node in one run: which statements, headers and records it takes.
+
+    It has more than 12 attributes: each kind of statement is judged by another part of the node.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,6 @@ class Admission:
         """
         self.run_id = manifest.run_id
         self._manifest = manifest
-        self._founder = PeerId(manifest.founder)
         self._rollback_signers = RollbackSigners.of(manifest)
         self.offences = offences
         self._transport = transport
@@ -76,11 +77,7 @@ class Admission:
         self.entrance = entrance
         self._bounds = WorkBounds(manifest)
         self._ring_rules = ring_rules
-        self.conduct = RingConduct(transport.peer_id)
-        self.poor_work = PoorWork()
-        self._next_round = 1
-        self._accusers: set[PeerId] = set()
-        """Peers that put this node out of a ring on the present head."""
+        self.partners = RingPartners(transport.peer_id)
         self._far_ready: dict[bytes, set[PeerId]] = {}
         """By head, the strangers that are ready for it and had no connection when that was
         heard."""
@@ -88,48 +85,6 @@ class Admission:
         """Whether a peer has taken part in the newest rounds."""
         self.is_stored: Callable[[Digest], bool] = lambda _digest: False
         """Whether the statement of a digest is in the store, and so was admitted when it came."""
-
-    # Peers
-
-    def accused_by(self, peer: PeerId) -> None:
-        """Notes that a member put this node out of their ring.
-
-        The line between the two is broken, or the member lies. In either case no ring on this head
-        can have both of them in it, so the next attempt does not wait for that peer. A peer that
-        accuses all others is alone in the end. It costs the others an attempt and not the round.
-        """
-        self._accusers.add(peer)
-
-    def is_accuser(self, peer: PeerId) -> bool:
-        """Returns whether a peer put this node out of a ring on the present head."""
-        return peer in self._accusers
-
-    def begin_round(self, number: int) -> None:
-        """There is a new head, and with it new rings: forgets the accusations of this node.
-
-        Where rounds were taken back, the numbers go on from an earlier one. A peer that sat out
-        would otherwise do so until the chain is as long as before.
-        """
-        self._accusers.clear()
-        if (num_rounds := self._next_round - number) > 0:
-            self.conduct.rounds_back(num_rounds)
-            self.poor_work.rounds_back(num_rounds)
-        self._next_round = number
-
-    def sits_out(self, peer: PeerId) -> bool:
-        """Returns whether a peer is in no ring of this round that this node organises, because of
-        its conduct or its work."""
-        number = self._next_round
-        return self.conduct.sits_out(number, peer) or self.poor_work.sits_out(number, peer)
-
-    def found_poor(self, member: PeerId, round_number: int) -> bool:
-        """This node and another auditor found the work of a round poor. Returns whether its member
-        sits out now."""
-        return self.poor_work.confirmed(member, round_number, self._next_round)
-
-    def is_avoided(self, peer: PeerId) -> bool:
-        """Returns whether a peer is to be no neighbour of this node in the rings of this round."""
-        return self.conduct.is_avoided(self._next_round, peer)
 
     # Statements of peers
 
@@ -159,12 +114,12 @@ class Admission:
                 raise ForgedError("rounds are taken back by a peer that may not sign it")
             return True
         if isinstance(statement, Extension):
-            if author != self._founder:
+            if author != self._manifest.founder:
                 raise ForgedError("rounds are added by a peer that is not the founder")
             check_extension(statement, self._manifest)
             return True
         if isinstance(statement, MoreData):
-            if author != self._founder:
+            if author != self._manifest.founder:
                 raise ForgedError("data are added by a peer that is not the founder")
             if not self._manifest.data.grows:
                 raise ImplausibleError("added data in a run whose data do not grow")
@@ -178,7 +133,7 @@ class Admission:
         if isinstance(statement, Roster):
             return self.admits_ring(author, statement)
         self._bounds.check_statement(statement, self.run_id)
-        if self.sits_out(author):
+        if self.partners.sits_out(author):
             return False
         is_near = author in self._transport.peers() or self.has_standing(author)
         return is_near or self._is_among_few(author, statement.head)
@@ -206,13 +161,13 @@ class Admission:
         members = {PeerId(member.author) for member in roster.members}
         far = members - {*self._transport.peers(), self._transport.peer_id}
         strangers = {peer for peer in far if not self.has_standing(peer)}
-        if members & self._accusers or len(strangers) > self._far_max:
+        if any(map(self.partners.is_accuser, members)) or len(strangers) > self._far_max:
             return False
-        if self.conduct.sits_out(self._next_round, organiser) and not (
+        if self.partners.is_of_bad_conduct(organiser) and not (
             follower is not None
             and follower != organiser
             and self.has_standing(follower)
-            and not self.sits_out(follower)
+            and not self.partners.sits_out(follower)
         ):
             return False
         return all(map(self.entrance.admits, members))

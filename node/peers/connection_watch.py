@@ -36,7 +36,11 @@ log = structlog.get_logger("swarm")
 
 
 class ConnectionWatch:
-    """Watches the connections of one node, and makes the announcements that wait."""
+    """Watches the connections of one node, and makes the announcements that wait.
+
+    It has more than 12 attributes: the parts that it tells, and what it knew of the connections at
+    its last look.
+    """
 
     def __init__(
         self,

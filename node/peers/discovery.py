@@ -27,7 +27,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MIN, Redial
-from gossamer.protocol.policy.relay_choice import relay_order
+from gossamer.protocol.policy.relay_choice import RelayMemory, relay_order
 from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
@@ -59,7 +59,8 @@ this one is busy a circuit would only be more work for both."""
 
 RELAYS_TRIED_MAX = 3
 """Peers that are asked for a circuit. One that is connected to both ends is nearly always among
-the first: peers that can be reached are connected to everybody."""
+the first: peers that can be reached are connected to everybody. At the next attempt those that
+failed come last, so all are asked in the end."""
 
 log = structlog.get_logger("peers")
 
@@ -75,7 +76,11 @@ class _Target:
 
 
 class Discovery:
-    """Dials the peers that should be connected and are not."""
+    """Dials the peers that should be connected and are not.
+
+    It has more than 7 parameters and 12 attributes: addresses come from the owner, the disk and the
+    members, and all dials share one back-off.
+    """
 
     def __init__(
         self,
@@ -111,6 +116,7 @@ class Discovery:
         self._looked_seconds = -math.inf
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
+        self._relay_memory = RelayMemory()
         self._dialling: set[str] = set()
         self._num_looks = 0
         self._relayed: frozenset[PeerId] = frozenset()
@@ -145,6 +151,7 @@ class Discovery:
         self._was_alone = not connected
         if self._num_looks % RELAYED_LOOKS == 0:
             self._relayed = frozenset(filter(self._is_relayed, connected))
+        self._note_relays(now)
         self._num_looks += 1
         if len(connected) >= CONNECTIONS_MAX:
             return
@@ -210,6 +217,19 @@ class Discovery:
             rest = [*rest[turn:], *rest[:turn]][:half]
         return first + rest
 
+    def _note_relays(self, now: float) -> None:
+        """Notes which circuits stand, and what became of those that stood."""
+        memory = self._relay_memory
+        for peer in {*memory.standing(), *self._relayed}:
+            path = self._transport.path(peer)
+            if path is not None and path.kind == "relayed" and path.relay is not None:
+                memory.stands(now, peer, path.relay)
+            elif peer in memory.standing():
+                if path is None:
+                    memory.ended(now, peer)
+                else:
+                    memory.crossed(peer)
+
     def _is_left(self, peer: PeerId) -> bool:
         """Returns whether a peer is not in this run, or not any more."""
         return self._entrance.is_out(peer) or self._is_elsewhere(peer)
@@ -253,7 +273,12 @@ class Discovery:
         async def attempt(relay: PeerId | None) -> str:
             if relay is None:
                 return await self._transport.connect_any(peer, addresses)
-            await self._transport.connect_through(relay, peer)
+            try:
+                await self._transport.connect_through(relay, peer)
+            except ConnectError:
+                self._relay_memory.failed(trio.current_time(), peer, relay)
+                raise
+            self._relay_memory.stands(trio.current_time(), peer, relay)
             return ""
 
         def is_near(relay: PeerId | None) -> bool:
@@ -274,4 +299,5 @@ class Discovery:
             path = self._transport.path(relay)
             if path is not None and path.kind != "relayed" and relay in members:
                 direct[relay] = members[relay]
-        return relay_order(self._transport.peer_id, peer, direct)[:RELAYS_TRIED_MAX]
+        order = relay_order(self._transport.peer_id, peer, direct)
+        return self._relay_memory.in_order(trio.current_time(), peer, order)[:RELAYS_TRIED_MAX]

@@ -58,7 +58,11 @@ log = structlog.get_logger("swarm")
 
 
 class Swarm:
-    """The other peers of the run."""
+    """The other peers of the run.
+
+    It has more than 15 public methods and 12 attributes: rounds, data, heads, gossip and the status
+    page each ask it their questions about the other peers.
+    """
 
     def __init__(
         self,
@@ -101,8 +105,9 @@ class Swarm:
         )
         self._announcer = Announcer(transport, self.gossip, incarnation)
         self._connections = ConnectionWatch(
-            transport, membership, admission.conduct, self._announcer, awake, lambda: self._told
-        )
+            transport, membership, admission.partners.conduct, self._announcer, awake,
+            lambda: self._told,
+        )  # fmt: skip
         self.verdicts: VerdictListener | None = None
         """None in a run without audits."""
 
@@ -168,7 +173,7 @@ class Swarm:
         store = self.gossip.statement_store
         store.age()
         store.keep(lambda _signed, statement: self._is_kept(statement, round_number))
-        self.admission.begin_round(round_number)
+        self.admission.partners.begin_round(round_number)
 
     def _is_kept(self, statement: Statement, round_number: int) -> bool:
         """Returns whether a statement matters for this round, or for later ones."""
@@ -224,15 +229,16 @@ class Swarm:
         return found._replace(at_work=at_work)
 
     def _may_be_awaited(self, peer: PeerId) -> bool:
-        return not self.admission.is_accuser(peer) and not self.admission.sits_out(peer)
+        partners = self.admission.partners
+        return not partners.is_accuser(peer) and not partners.sits_out(peer)
 
     def sources(self) -> list[PeerId]:
         """Peers that can be asked for blocks: the connected ones, but for those behind a relay. The
         relay would carry each block twice, and has most blocks itself."""
-        linked, relayed = self.linked_and_relayed()
+        linked, relayed = self._linked_and_relayed()
         return linked or relayed or self._transport.peers()
 
-    def linked_and_relayed(self) -> tuple[list[PeerId], list[PeerId]]:
+    def _linked_and_relayed(self) -> tuple[list[PeerId], list[PeerId]]:
         """Peers that this node is connected to, by a path of their own, and through a relay that
         carries what a ring sends."""
         linked: list[PeerId] = []
@@ -252,8 +258,8 @@ class Swarm:
 
         The latter are behind a relay, or had trouble with this node in a ring lately.
         """
-        linked, relayed = self.linked_and_relayed()
-        avoided = {*filter(self.admission.is_avoided, linked)}
+        linked, relayed = self._linked_and_relayed()
+        avoided = {*filter(self.admission.partners.is_avoided, linked)}
         return [peer for peer in linked if peer not in avoided], [*relayed, *sorted(avoided)]
 
     def links(self) -> bytes:

@@ -6,6 +6,8 @@ the next round runs beside it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import trio
 
 from gossamer.node.base.orders import Orders
@@ -33,6 +35,9 @@ from gossamer.protocol.wire.statements import (
 )
 from gossamer.trainer.ipc.messages import Shared
 
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
 
 class ActiveRounds:
     """Hands events on to the rounds that they concern (a `SwarmListener`)."""
@@ -47,7 +52,7 @@ class ActiveRounds:
         self._run_id = context.manifest.run_id
         self._committed = context.committed
         self._swarm = context.swarm
-        self._heads = heads
+        self._heads, self._rounds = heads, context.rounds
         self._head_prover = head_prover
         self._rollbacks = context.rollbacks
         self._extensions = context.extensions
@@ -64,11 +69,17 @@ class ActiveRounds:
         self._newest = opened
         self._orders.notify()
 
-    async def drive(self, driver: RoundDriver) -> None:
-        """Runs a driver. It may outlast its turn: other peers may still need averages then."""
+    async def drive(
+        self, driver: RoundDriver, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Runs a driver. It may outlast its turn: other peers may still need averages then.
+
+        Args:
+            task_status: is started when the round has begun.
+        """
         self._drivers.append(driver)
         try:
-            await driver.run()
+            await driver.run(task_status)
         finally:
             self._drivers.remove(driver)
 
@@ -127,7 +138,7 @@ class ActiveRounds:
         if isinstance(statement, Accusation):
             self._note_accuser(PeerId(signed.author), statement)
         if isinstance(statement, Vote):
-            self._heads.heard_vote(signed, statement)  # its round may be committed here already
+            self._rounds.heard_vote(signed, statement)  # its round may be committed here already
         for each in self._drivers.copy():
             each.heard(signed, statement)
 
@@ -144,7 +155,7 @@ class ActiveRounds:
             and author in ring.members
             and not {author, me} & driver.machine.removed
         ):
-            self._swarm.admission.accused_by(author)
+            self._swarm.admission.partners.accused_by(author)
 
     def heard_commit(self, commit: Commit, header: Header) -> None:
         """See `SwarmListener`."""

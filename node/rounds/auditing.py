@@ -152,7 +152,7 @@ class Auditing:
 
     def _note_confirmed(self, audit: Audit) -> None:
         """This node has measured poor work, and another auditor as well."""
-        if self._swarm.admission.found_poor(audit.member, audit.round):
+        if self._swarm.admission.partners.found_poor(audit.member, audit.round):
             self._metrics.poor_members.inc()
             log.warning(
                 "a member sits out of the rings that this node organises: this node and others "
@@ -177,6 +177,6 @@ class Auditing:
             gain_heldout=round(verdict.gain_other, 5),
         )
         if not verdict.is_poor:
-            self._swarm.admission.poor_work.found_good(audit.member)
+            self._swarm.admission.partners.poor_work.found_good(audit.member)
         self._swarm.gossip.say(verdict)
         self.heard(self._swarm.me, verdict)

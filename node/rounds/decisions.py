@@ -17,6 +17,11 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.heads.head_choice import HeadWeight
 from gossamer.protocol.wire.statements import Phase
 
+MISSED_MAX = 1
+"""Rounds that a newcomer's work may miss before the newcomer offers it without more training. The
+others nearly always wait for a newcomer in one of its first rounds (`STRANGER_WAITS_MAX`). One that
+they did not wait for is never ready in time where it trains as long as they do."""
+
 OVERTAKEN_SECONDS = 5.0
 """Time without a new average for which this node may still finish its own ring after others have
 committed that ring. After that it fetches the round from them."""
@@ -73,6 +78,22 @@ def goes_straight_on(
     if better is not None:
         return Decision(False, "a better head is known")
     return Decision(True, "this node is at the best head")
+
+
+def offers_without_training(*, is_stranger: bool, rounds_missed: int) -> Decision:
+    """Returns whether a round begins with the carried work alone.
+
+    Args:
+        is_stranger: whether no round has taken work of this node lately.
+        rounds_missed: rounds that its oldest carried work has missed.
+    """
+    if not rounds_missed:
+        return Decision(False, "no work has missed a round")
+    if not is_stranger:
+        return Decision(False, "the others wait for this node")
+    if rounds_missed <= MISSED_MAX:
+        return Decision(False, "the others may wait for this node once more")
+    return Decision(True, "the others did not wait for this node")
 
 
 def stops_training(

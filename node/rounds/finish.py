@@ -131,6 +131,8 @@ class FinishedRun:
             tokens=entry.tokens_total,
             **measured,
         )
+        if self._trainings.orders.leave:
+            return  # the order came before this node had the state
         seconds = self._serve_seconds
         if seconds == math.inf:
             log.info("this node serves the final state until it is told to leave")

@@ -17,11 +17,9 @@ from gossamer.node.heads.heads import AT_WORK, Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain.chain_records import BehindError
-from gossamer.node.peers.chain.chain_sync import ChainSync
-from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.opening import NodeContext
 from gossamer.node.rounds.settlement import Settlement, WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS, Phases
-from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.storage.state.restoring import restore
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -73,7 +71,7 @@ class Follower:
         self.heads = heads
         self.phases = phases
         self.settlement = settlement
-        self._trainings = trainings
+        self.trainings = trainings
         self._orders = trainings.orders
         self._saver = saver
         self._health = health
@@ -102,7 +100,7 @@ class Follower:
     async def _take_over(self, head: Digest) -> bool:
         """Tries to take over a head. Returns False if the disk does not take it."""
         if self.phases.progress.phase not in ("paused", "failed"):
-            others_wait = self.heads.is_near(head) and self._trainings.trainer.is_up
+            others_wait = self.heads.is_near(head) and self.trainings.trainer.is_up
             self.phases.set("training" if others_wait else "syncing")
         try:
             with self._orders.unless_ordered():
@@ -123,7 +121,7 @@ class Follower:
         the founder tells the others when it is there."""
         if self.heads.allowed.own() or (better := self.heads.better()) is None:
             return
-        if await self._trainings.run_in_thread(lambda: self.heads.is_on_disk(better.head)):
+        if await self.trainings.run_in_thread(lambda: self.heads.is_on_disk(better.head)):
             await self._take_over(better.head)
 
     async def wait_for_disk(self) -> None:
@@ -140,7 +138,7 @@ class Follower:
     async def until_trainer_is_up(self) -> None:
         """Follows heads while the trainer starts or has failed, as long as the run goes on. No
         other peer waits for it."""
-        trainer, progress = self._trainings.trainer, self.phases.progress
+        trainer, progress = self.trainings.trainer, self.phases.progress
         while not (trainer.is_up or self._orders.pause or self.heads.allowed.is_finished):
             self.check_leave()
             if trainer.failure is not None and progress.phase != "failed":
@@ -162,12 +160,12 @@ class Follower:
         taken back are left all the same."""
         log.info("pausing")
         await self._saver.save(now=True)
-        await self._trainings.trainer.suspend()
+        await self.trainings.trainer.suspend()
         log.info("paused; the device is free")
         progress = self.phases.progress
         while (hold := self._orders.hold) is not None and not self._orders.leave:
-            if self._trainings.trainer.is_up:  # nothing held the node for a while since `suspend`
-                await self._trainings.trainer.suspend()
+            if self.trainings.trainer.is_up:  # nothing held the node for a while since `suspend`
+                await self.trainings.trainer.suspend()
             if (progress.phase, progress.paused_reason) != ("paused", hold.reason):
                 self.phases.pause(hold.reason)
             if self._orders.spares_line:
@@ -181,43 +179,32 @@ class Follower:
         if self._orders.leave:
             return
         log.info("resumed")
-        self._trainings.trainer.resume()
-        self._trainings.feed.requeue()
+        self.trainings.trainer.resume()
+        self.trainings.feed.requeue()
 
 
 class Joiner:
-    """Gets the first state of a node's life.
-
-    Its constructor has nine parameters, because the state may come from the disk, from peers or
-    from the seed, and each source is a part of its own.
-    """
+    """Gets the first state of a node's life."""
 
     def __init__(
         self,
-        committed: CommittedState,
-        chain_sync: ChainSync,
-        swarm: Swarm,
-        trainings: LocalTrainings,
+        context: NodeContext,
         follower: Follower,
         head_prover: HeadProver,
         head_fetcher: HeadFetcher,
         *,
         has_bootstrap: bool,
-        founder: PeerId | None = None,
     ) -> None:
-        """
-        Args:
-            has_bootstrap: whether this node knows addresses of other peers.
-            founder: of the run. A newcomer does not begin a branch beside its rounds.
-        """
-        self._founder = founder
+        """`has_bootstrap`: whether this node knows addresses of other peers."""
+        self._founder = PeerId(context.manifest.founder)
+        """A newcomer does not begin a branch beside the founder's rounds."""
         self._waits_for_way = False
         """Whether this node waits for a member that can prove the founder's newest round."""
-        self._committed = committed
-        self._chain_sync = chain_sync
-        self._swarm = swarm
-        self._trainings = trainings
+        self._committed = context.committed
+        self._chain_sync = context.chain_sync
+        self._swarm = context.swarm
         self._follower = follower
+        self._trainings = follower.trainings
         self._head_prover = head_prover
         self._head_fetcher = head_fetcher
         self._has_bootstrap = has_bootstrap
@@ -279,8 +266,7 @@ class Joiner:
     def _note_way(self, *, is_over: bool = False) -> None:
         """Notes whether the founder, which has all stake at the run's beginning, has rounds that
         nobody here can prove. A branch beside them would lose to them."""
-        founder = None if is_over else self._founder
-        waits = founder is not None and self._head_prover.lacks_way(founder)
+        waits = not is_over and self._head_prover.lacks_way(self._founder)
         if waits == self._waits_for_way:
             return
         self._waits_for_way = waits

@@ -3,6 +3,7 @@ acts, and the mode's work."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,13 +37,21 @@ from gossamer.node.training.audit_data import AuditData
 from gossamer.node.training.feed import Feed
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.node.training.more_data import AddedData
+from gossamer.protocol import limits
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.auditing.sum_audits import AuditSecrets, commitment_to, has_sum_audits
 from gossamer.protocol.policy.heads.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Contested, LeftOut, Observation, Removed, Unsettled
+from gossamer.protocol.rounds.actions import (
+    Contested,
+    LeftOut,
+    Observation,
+    Removed,
+    Signer,
+    Unsettled,
+)
 from gossamer.protocol.rounds.followed_ring import SLOW, STALLED
 from gossamer.protocol.rounds.ring_members import BASELESS
 from gossamer.protocol.rounds.roster import Ring, RoundHints, RoundRules
@@ -141,7 +150,7 @@ class OpenRound:
                 head=machine.head,
                 tokens=promise.tokens,
                 steps=promise.steps,
-                loss=loss if loss is not None else 0.0,
+                loss=_sayable(loss),
                 norm=promise.norm,
                 spans=promise.spans,
                 links=swarm.links(),
@@ -153,7 +162,7 @@ class OpenRound:
     def took(self, seconds: float) -> None:
         """The round is committed here, and took so long."""
         usual_seconds = max(0.0, seconds - self.driver.machine.lost_seconds)
-        self._context.swarm.admission.conduct.round_took(usual_seconds)
+        self._context.swarm.admission.partners.conduct.round_took(usual_seconds)
 
     def note_ring(self) -> None:
         """Tells the account of work which ring has the offer, be it committed or not."""
@@ -170,7 +179,7 @@ class _NodeHost:
     def __init__(self, context: NodeContext, heads: Heads, work: RoundWork) -> None:
         """`heads`: as they are at the beginning of the round; they hear of each ring."""
         self._context = context
-        self._heads, self._recent_heads = heads, heads.recent()
+        self._heads, self._recent_heads = heads, heads.branches.recent()
         self._parent = context.committed.entry
         self._work = work
         self.outer_step = context.committed.compute
@@ -196,13 +205,13 @@ class _NodeHost:
 
     def contribution_to(self, ring: Ring) -> Contribution:
         """See `RoundHost`."""
-        self._heads.followed(ring.ring_id)
+        self._heads.branches.followed(ring.ring_id)
         return self._work.contribution(ring)
 
     def observed(self, observation: Observation) -> None:
         """See `Observer`."""
         number, swarm = self._parent.round + 1, self._context.swarm
-        conduct = swarm.admission.conduct
+        conduct = swarm.admission.partners.conduct
         match observation:
             case Removed():
                 self._removed(observation)
@@ -230,7 +239,7 @@ class _NodeHost:
         )
         self._context.metrics.ring_skips.add(first_word(removed.reason))
         swarm = self._context.swarm
-        swarm.admission.conduct.put_out(
+        swarm.admission.partners.conduct.put_out(
             self._parent.round + 1,
             removed.accuser,
             removed.peer,
@@ -264,18 +273,16 @@ def open_round(
     Args:
         hints: what the round before showed.
     """
-    committed, conduct = context.committed, context.swarm.admission.conduct
+    committed, conduct = context.committed, context.swarm.admission.partners.conduct
     number, verdicts = committed.entry.round + 1, context.swarm.verdicts
     sync_set = committed.sync_sets.of_round(number)
     since_seconds = mode.training_since_seconds
     if since_seconds is None:
         since_seconds = trio.current_time()
     machine = Round(
-        me=context.me,
-        run_id=context.manifest.run_id,
+        signer=Signer(context.me, context.manifest.run_id, context.identity.sign),
         parent=committed.parent,
         rules=_rules(context, mode, sync_set.plan),
-        sign=context.identity.sign,
         verify=verify,
         now=since_seconds,
         hints=hints._replace(
@@ -299,6 +306,13 @@ def open_round(
     return OpenRound(context, driver, work, sync_set, hints, since_seconds)
 
 
+def _sayable(loss: float | None) -> float:
+    """The loss that a `Ready` says. A model that diverges may have one that no peer takes, and that
+    may be another member's doing."""
+    most = math.nextafter(limits.LOSS_MAX, 0.0)
+    return 0.0 if loss is None else min(max(loss, -most), most)
+
+
 def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan) -> RoundRules:
     outer, rounds, in_ring = context.manifest.outer, context.manifest.rounds, mode.ring_duration
     return RoundRules(
@@ -311,6 +325,7 @@ def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan) -> RoundRules:
         in_ring.by_manifest,
         in_ring.as_measured,
         rounds.num_accusers,
+        rounds.round_seconds,
     )
 
 

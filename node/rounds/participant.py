@@ -50,8 +50,9 @@ log = structlog.get_logger("node")
 class Participant:
     """One node in one run.
 
-    It makes the parts that a round needs and hands each its components, so it has more than 12
-    attributes.
+    It has more than 12 attributes, because it makes the parts that a round needs and hands each its
+    components. It has more than 15 public methods: orders come in here, the trainer tells what it
+    does, and the status page asks.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class Participant:
         )  # fmt: skip
         chain_sync.records.admits_record = self._heads.side_records.admits
         chain_sync.kept_states = context.rollbacks.parents
-        self._head_prover = HeadProver(committed, chain_sync.records, swarm, orders)
-        self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
+        self._head_prover = prover = HeadProver(committed, chain_sync.records, swarm, orders)
+        self._head_fetcher = fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
             context.manifest, trainer, context.feed, work, self.progress, orders,
             context.run_in_thread, RoundPlaces(committed),
@@ -105,11 +106,7 @@ class Participant:
         self._follower = Follower(
             trainings, self._heads, self._settlement, self._saver, self._phases, context.health
         )
-        self._joiner = Joiner(
-            committed, chain_sync, swarm, trainings, self._follower, self._head_prover,
-            self._head_fetcher, has_bootstrap=has_bootstrap,
-            founder=PeerId(context.manifest.founder),
-        )  # fmt: skip
+        self._joiner = Joiner(context, self._follower, prover, fetcher, has_bootstrap=has_bootstrap)
         self.rounds = ActiveRounds(context, self._heads, self._head_prover, orders)
         self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring
         self._finished_run = FinishedRun(
@@ -327,7 +324,7 @@ class Participant:
         if hints is None:
             hints = RoundHints(came_late=self.context.committed.entry.round > 0)
         opened = open_round(self.context, self._heads, self._mode, hints, rounds.start_soon)
-        rounds.start_soon(self.rounds.drive, opened.driver)
+        await rounds.start(self.rounds.drive, opened.driver)
         self.rounds.begin(opened)
         turn = Turn(
             opened, self._heads, self._orders, self._phases, self._round_end, self._decisions

@@ -8,7 +8,7 @@ to commit: they get `linger_seconds`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
@@ -48,6 +48,9 @@ from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 log = structlog.get_logger("round")
 
@@ -93,7 +96,11 @@ class RoundHost(Observer, Protocol):
 
 
 class RoundDriver:
-    """One peer in one round. With the methods of `Effects` it has more than 15 public ones."""
+    """One peer in one round.
+
+    It has more than 15 public methods: those of `Effects`, and what a turn asks and does. It has
+    more than 12 attributes: the parts that it acts with, and what is under way.
+    """
 
     def __init__(
         self,
@@ -128,20 +135,25 @@ class RoundDriver:
 
     # Life
 
-    async def run(self) -> None:
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drives the machine until the round is committed here, and then by all other members.
 
         `finished` is set at the commit; the rest takes at most `linger_seconds`.
 
         Cancellation: every task of the round ends; links are reset.
+
+        Args:
+            task_status: is started when the round has begun.
         """
         dispatcher = self.dispatcher
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 if dispatcher.phase == "closed":
+                    task_status.started()
                     return
                 dispatcher.begin(trio.current_time(), self._gossip.statement_store.statements())
+                task_status.started()
                 while dispatcher.committed is None:
                     self.tick()
                     self._may_tick = trio.Event()

@@ -5,10 +5,10 @@ never holds more than one part and one sum. Members forget what they did after s
 auditor that another member keeps waiting for so long says nothing of those that it asks later, and
 names the one that kept it waiting.
 
-A member that is not connected is asked when it is back, if it lives as in its `Ready` and the
-others cannot have forgotten the round. Otherwise it would escape by ending its connection for some
-seconds. Where the connection ends during each of several questions, it has not opened the chunk.
-This node waits for it beside other audits.
+A member that is not connected, or has fallen silent, is asked when it is back, if it lives as in
+its `Ready` and the others cannot have forgotten the round. Otherwise it would escape by ending its
+connection for some seconds. Where the connection ends during each of several questions, it has not
+opened the chunk. This node waits for it beside other audits.
 """
 
 from __future__ import annotations
@@ -208,6 +208,7 @@ class SumAudit:
             try:
                 # A member gets one question at a time, whichever audits ask it.
                 async with line:
+                    asked_seconds = trio.current_time()
                     forgotten_from = self._job.round + KEPT_ROUNDS
                     if not is_due and self._committed.entry.round >= forgotten_from:
                         raise self._forgotten()
@@ -220,10 +221,13 @@ class SumAudit:
                 if isinstance(error, RemoteProtocolError):
                     self._swarm.offence(peer, error)
                 problem = reason_of(error)
+            is_heard = self._is_heard_since(peer, asked_seconds)
             if not is_in_time:
+                if is_due and not is_heard:
+                    raise CannotTell("a member has gone")
                 break
             num_asked += 1
-            if not self._swarm.is_connected(peer):
+            if not is_heard:
                 num_ended += was_here and self._has_most_others(peer)
                 await self._until_back(position, away_until)
                 if num_ended >= ENDED_TIMES:
@@ -244,19 +248,29 @@ class SumAudit:
         raise self._not_opened(position)
 
     async def _until_back(self, position: int, until: float) -> None:
-        """Returns when a member is connected to this node again.
+        """Returns when a member is connected to this node again, and a sign of life has come.
 
         Raises:
             CannotTell: it lives anew, or is away until `until`, or until others may have forgotten
                 the round.
         """
+        since = trio.current_time()
         while True:
             await trio.sleep(RETRY_SECONDS)
             self._require_same(position)
-            if self._swarm.is_connected(self._job.ring.members[position]):
+            if self._is_heard_since(self._job.ring.members[position], since):
                 return
             if trio.current_time() >= until or self._is_long_ago():
                 raise CannotTell("a member has gone")
+
+    def _is_heard_since(self, peer: PeerId, seconds: float) -> bool:
+        """Returns whether a member is connected, and anything has come from it since a local time.
+        One that lives shows that when a stream is opened to it. A machine that froze, or whose line
+        was cut, keeps its connections for a while, and has refused nothing."""
+        if not self._swarm.is_connected(peer):
+            return False
+        heard_seconds = self._transport.heard_seconds(peer)
+        return heard_seconds is not None and heard_seconds >= seconds
 
     def _has_most_others(self, lost: PeerId) -> bool:
         """Returns whether this node is connected to more than half of the ring's members beside

@@ -49,7 +49,11 @@ log = structlog.get_logger("node")
 
 
 class SumAuditing(Audits):
-    """One node's audits of sums, and the verdicts that it has heard (a `VerdictListener`)."""
+    """One node's audits of sums, and the verdicts that it has heard (a `VerdictListener`).
+
+    It has more than 7 parameters and 12 attributes: an audit reads the chain, asks members, and
+    says its verdict to all.
+    """
 
     def __init__(
         self,
@@ -225,7 +229,9 @@ class SumAuditing(Audits):
         if is_replaced:
             error = ReplacedSumError(f"another sum of chunk {job.chunk} than its part makes")
             self._swarm.offence(member, error)
-        elif self._verdicts.marks(verdict) and self._swarm.admission.found_poor(member, job.round):
+        elif self._verdicts.marks(verdict) and self._swarm.admission.partners.found_poor(
+            member, job.round
+        ):
             self._metrics.poor_members.inc()
             log.warning(
                 "a member sits out of the rings that this node organises: this node and another "

@@ -25,6 +25,7 @@ from gossamer.node.rounds.decisions import (
     RingProgress,
     gives_up_round,
     is_overtaken,
+    offers_without_training,
     stops_training,
 )
 from gossamer.node.rounds.evaluation import HeldoutLoss
@@ -108,7 +109,7 @@ class Turn:
         started_seconds = trio.current_time()
         try:
             self._phases.set("training")
-            await opened.work.train(self)
+            await self._train()
             trained_seconds = trio.current_time()
             metrics.observe_round_phase("training", trained_seconds - started_seconds)
             if opened.work.has_work and self._heads.better() is None:
@@ -127,6 +128,16 @@ class Turn:
             await self._round_end.committed(opened, outcome)
         if outcome is not None or driver.machine.ring is not None:
             self._round_end.report(opened, outcome, started_seconds)
+
+    async def _train(self) -> None:
+        work = self._opened.work
+        decision = offers_without_training(
+            is_stranger=self._heads.is_stranger, rounds_missed=work.rounds_missed
+        )
+        if self._decisions.note("does the round begin without training", decision):
+            await work.skip_training()
+        else:
+            await work.train(self)
 
     async def wait(self, *, heeds_others: bool) -> bool:
         """See `StopSignal`."""
@@ -213,12 +224,12 @@ def is_round_overtaken(
     """
     if better is None:
         return Decision(False, "no better head is known")
-    is_finishing = is_at_work and heads.is_by_way_of(progress.ring_id, better.head)
+    is_finishing = is_at_work and heads.branches.is_by_way_of(progress.ring_id, better.head)
     return is_overtaken(
         better,
         heads.attainable(better, weights),
         trio.current_time(),
-        is_on_mine=heads.is_on_mine(better.head),
+        is_on_mine=heads.branches.is_on_mine(better.head),
         finishing_until=progress.finishing_until(better.since_seconds) if is_finishing else None,
     )
 
@@ -281,7 +292,7 @@ class RoundEnd:
         """The round has no commit at this node: its work is settled without one."""
         opened.driver.leave()
         better = self._heads.better()
-        first = None if better is None else self._heads.first_of(better.head)
+        first = None if better is None else self._heads.branches.first_of(better.head)
         if first is not None:
             await self._audits.missed(opened, first)
         await opened.work.missed()

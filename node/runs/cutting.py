@@ -64,8 +64,8 @@ log = structlog.get_logger("data")
 class CorpusCutter:
     """Cuts and adds what is left of the founder's corpus.
 
-    Its constructor has nine parameters: it reads a plan, writes blocks, signs lists, and looks at
-    the copies of others.
+    It has 9 parameters: it reads a plan, writes blocks, signs lists, and looks at the copies of
+    others.
     """
 
     def __init__(

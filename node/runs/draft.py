@@ -114,7 +114,10 @@ def schedule_of(inner: InnerConfig) -> ScheduleDraft:
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a founder may choose. `model.vocabulary` equals `tokenizer.vocabulary`."""
+    """Everything that a founder may choose. `model.vocabulary` equals `tokenizer.vocabulary`.
+
+    It has more than 12 attributes: each is a choice.
+    """
 
     name: str
     seed: int

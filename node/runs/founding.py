@@ -98,16 +98,16 @@ def prepare_data(
     """
     if problems := problems_of_draft(draft) + _problems_of_data(draft):
         raise ManifestError(problems)
-    is_own, has_messages = draft.data == "own", draft.corpus.format == "messages"
+    is_own, text_field = draft.data == "own", draft.corpus.text_field
     imported = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
     skipped = Skipped() if skip_bad else None
     if is_own:
         files, mixture = find_files([Path(path) for path in draft.corpus.heldout], skipped), None
     else:
         files, mixture = files_of(draft.corpus, corpus, skipped)
-    max_bytes, text_field = draft.corpus.max_bytes or None, draft.corpus.text_field
     plan = None
     if start_bytes is not None and not is_own:
+        max_bytes = draft.corpus.max_bytes or None
         plan = plan_parts(
             files, draft.seed, start_bytes, max_bytes, text_field=text_field, mixture=mixture
         )
@@ -117,36 +117,16 @@ def prepare_data(
         text_field=text_field,
         scratch=scratch,
         skipped=skipped,
-        chat=imported.chat() if imported is not None and has_messages else None,
+        chat=imported.chat() if imported and draft.corpus.format == "messages" else None,
         progress=progress,
     )
     text, plan = _scanned(scan, files, plan, skipped)
-    tokenizer: Tokenizer | None = imported
-    if plan is not None and imported is None and draft.tokenizer.kind == "bpe":
-        tokenizer = _tokenizer_of_all_parts(plan, draft, text.num_bytes, progress)
-    cut = cut_corpus(
-        text,
-        draft.tokenizer.kind,
-        draft.tokenizer.vocabulary,
-        draft.model.context,
-        put=put,
-        tokenizer=tokenizer,
-        max_bytes=max_bytes if plan is None and not is_own else None,
-        mixture=mixture if plan is None else plan.mixture(),
-        use="heldout" if is_own else "split",
-        progress=progress,
-    )
+    cut = _cut(draft, text, imported, mixture, plan, put=put, progress=progress)
     config = _config_of(draft, cut, put, grows=plan is not None)
     _require_enough(config, draft)
-    num_bytes, shares = text.num_bytes, cut.shares
-    if plan is not None and plan.targets:
-        num_bytes, shares = sum(plan.targets), _shares_of_plan(plan, draft.corpus)
-    notes, warnings = said_of(shares, num_bytes, draft.corpus.max_bytes)
+    notes, warnings = _said_of_text(draft.corpus, text, cut, plan)
     summary = skipped.summary() if skipped else ()
-    rest = None
-    if plan is not None:
-        rest = _rest_of(plan, draft, cut, skip_bad=skip_bad)
-        notes.append(_said_of_parts(plan))
+    rest = None if plan is None else _rest_of(plan, draft, cut, skip_bad=skip_bad)
     return PreparedData(config, cut.index, (*summary, *warnings), tuple(notes), rest)
 
 
@@ -169,6 +149,34 @@ def _scanned(
     return scan(files), None
 
 
+def _cut(
+    draft: Draft,
+    text: Corpus,
+    tokenizer: Tokenizer | None,
+    mixture: Mixture | None,
+    plan: CorpusPlan | None,
+    *,
+    put: Put,
+    progress: Progress,
+) -> CutCorpus:
+    """Cuts the text into shards. `tokenizer`: the imported model's; None: the run has its own."""
+    if plan is not None and tokenizer is None and draft.tokenizer.kind == "bpe":
+        tokenizer = _tokenizer_of_all_parts(plan, draft, text.num_bytes, progress)
+    is_whole_corpus = plan is None and draft.data != "own"
+    return cut_corpus(
+        text,
+        draft.tokenizer.kind,
+        draft.tokenizer.vocabulary,
+        draft.model.context,
+        put=put,
+        tokenizer=tokenizer,
+        max_bytes=(draft.corpus.max_bytes or None) if is_whole_corpus else None,
+        mixture=mixture if plan is None else plan.mixture(),
+        use="heldout" if draft.data == "own" else "split",
+        progress=progress,
+    )
+
+
 def _tokenizer_of_all_parts(
     plan: CorpusPlan, draft: Draft, first_bytes: int, progress: Progress
 ) -> Tokenizer:
@@ -184,12 +192,22 @@ def _tokenizer_of_all_parts(
     return learn_bpe_from(sample, num_bytes, draft.tokenizer.vocabulary, progress)
 
 
-def _said_of_parts(plan: CorpusPlan) -> str:
-    return (
+def _said_of_text(
+    draft: CorpusDraft, text: Corpus, cut: CutCorpus, plan: CorpusPlan | None
+) -> tuple[list[str], list[str]]:
+    """Returns notes and warnings on what of the corpus is used, and when."""
+    if plan is None:
+        return said_of(cut.shares, text.num_bytes, draft.max_bytes)
+    num_bytes, shares = text.num_bytes, cut.shares
+    if plan.targets:
+        num_bytes, shares = sum(plan.targets), _shares_of_plan(plan, draft)
+    notes, warnings = said_of(shares, num_bytes, draft.max_bytes)
+    notes.append(
         f"the run begins with {format_bytes(plan.num_bytes(1))} of its corpus of "
         f"{format_bytes(plan.num_bytes())}; this node cuts and adds the rest meanwhile, and the "
         "files of the corpus have to stay where they are until then"
     )
+    return notes, warnings
 
 
 def _rest_of(plan: CorpusPlan, draft: Draft, cut: CutCorpus, *, skip_bad: bool) -> RestOfCorpus:

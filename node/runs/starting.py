@@ -196,8 +196,8 @@ async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
                     device="cpu",
                     limits=messages.Limits(threads=settings.threads),
                     seed=draft.seed,
-                    base_fd=process.base_fd,
-                    pseudo_gradient_fd=process.pseudo_gradient_fd,
+                    base_fd=process.vectors.base_fd,
+                    pseudo_gradient_fd=process.vectors.pseudo_gradient_fd,
                     token_bytes=2,
                 )
             )
@@ -208,6 +208,6 @@ async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
                 if isinstance(event, messages.GenesisDone):
                     break
             await process.close()
-        return np.array(process.base)
+        return np.array(process.vectors.base)
     finally:
-        process.release()
+        process.vectors.release()

@@ -50,7 +50,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that both kinds of requests have."""
+    """The fields that both kinds of requests have.
+
+    It has more than 12 attributes: each is a field of OpenAI's interface.
+    """
 
     model: str | None = None
     max_tokens: int | None = None

@@ -69,6 +69,15 @@ def _read(path: Path, bytes_max: int, decode: Callable[[bytes], _Content]) -> _C
         raise MalformedError(f"{path} is damaged: {error}") from error
 
 
+def _is_taken(health: DiskHealth, what: str, write: Callable[[], None]) -> bool:
+    """Writes files of a kind, and returns whether the disk took them. A disk that does not take
+    them does not end the node."""
+    with health.writing(what):
+        write()
+        return True
+    return False
+
+
 class RollFile:
     """The roll and the revocations in one state directory."""
 
@@ -128,12 +137,8 @@ class RollFile:
         write_atomically(self.path, data)
 
     def save(self, page: RollPage) -> bool:
-        """Replaces the roll, and returns whether the disk took it. A disk that does not take it
-        does not end the node."""
-        with self._health.writing("roll"):
-            self.write(page)
-            return True
-        return False
+        """Replaces the roll. Returns as `_is_taken` does."""
+        return _is_taken(self._health, "roll", lambda: self.write(page))
 
     @contextmanager
     def ordering(self) -> Iterator[None]:
@@ -202,12 +207,8 @@ class ExpulsionFile:
         write_atomically(self.path, to_msgpack(saved))
 
     def save(self, saved: SavedExpulsions) -> bool:
-        """Replaces the file, and returns whether the disk took it. A disk that does not take it
-        does not end the node."""
-        with self._health.writing("expulsions"):
-            self.write(saved)
-            return True
-        return False
+        """Replaces the file. Returns as `_is_taken` does."""
+        return _is_taken(self._health, "expulsions", lambda: self.write(saved))
 
     def wishes(self) -> list[bytes]:
         """Returns the keys that the operator wants out, at most `VOTES_MAX`."""

@@ -112,6 +112,8 @@ class StateDir:
     """Names and opens what lies in a state directory. Creating one touches nothing.
 
     `health` says how writing to it goes.
+
+    It has more than 12 attributes: nearly each is the path of a file.
     """
 
     def __init__(self, root: Path) -> None:
@@ -214,7 +216,8 @@ class StateDir:
             if not has_format:
                 write_atomically(self.format_path, f"{FORMAT}\n".encode())
         except OSError as error:
-            raise disk_error(self.lock_path, len(pid), error) from error
+            path = Path(error.filename or self.lock_path)
+            raise disk_error(path, len(pid), error) from error
 
     def is_in_use(self) -> bool:
         """Returns whether a daemon holds the directory now, as far as this user can tell."""

@@ -12,7 +12,10 @@ from gossamer.protocol.wire.statements import Phase
 
 @dataclass
 class Progress:
-    """The node's progress. The tasks of a round write it, the status page reads it."""
+    """The node's progress. The tasks of a round write it, the status page reads it.
+
+    It has more than 12 attributes: nearly each is a value of the status.
+    """
 
     phase: Phase = "joining"
     problem: str | None = None

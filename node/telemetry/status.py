@@ -45,7 +45,10 @@ class CapacityStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Another peer, as it describes itself in its announcements."""
+    """Another peer, as it describes itself in its announcements.
+
+    It has more than 12 attributes: each is a value of the status.
+    """
 
     peer_id: str
     name: str = ""
@@ -202,7 +205,10 @@ class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one node, and its view of the swarm, at one moment."""
+    """The state of one node, and its view of the swarm, at one moment.
+
+    It has more than 12 attributes: each is a value that the status page or a command shows.
+    """
 
     peer_id: str
     run_id: str | None

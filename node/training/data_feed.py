@@ -57,7 +57,10 @@ log = structlog.get_logger("data")
 
 
 class DataFeed(Feed):
-    """Keeps the trainer's queue filled from the run's data."""
+    """Keeps the trainer's queue filled from the run's data.
+
+    It has more than 12 attributes: where data comes from, and what was last known of it.
+    """
 
     def __init__(
         self,

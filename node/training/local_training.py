@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 import trio
@@ -66,29 +67,19 @@ class RoundPlaces:
 log = structlog.get_logger("node")
 
 
+@dataclass(frozen=True, eq=False)
 class LocalTrainings:
     """Begins this node's trainings, one for each round. It lives as long as the node."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        trainer: Trainer,
-        feed: Feed,
-        work: Work,
-        progress: Progress,
-        orders: Orders,
-        run_in_thread: RunInThread,
-        places: RoundPlaces,
-    ) -> None:
-        """`places`: where rounds lie in the schedule."""
-        self.manifest = manifest
-        self.trainer = trainer
-        self.feed = feed
-        self.work = work
-        self.progress = progress
-        self.orders = orders
-        self.run_in_thread = run_in_thread
-        self.places = places
+    manifest: Manifest
+    trainer: Trainer
+    feed: Feed
+    work: Work
+    progress: Progress
+    orders: Orders
+    run_in_thread: RunInThread
+    places: RoundPlaces
+    """Where rounds lie in the schedule."""
 
     def begin(self, number: int, start: Start, new: Ranges = ()) -> LocalTraining:
         """Prepares the training of round `number`; the caller runs its `run` as a task.

@@ -80,7 +80,11 @@ class MoreDataFile:
 
 
 class AddedData:
-    """The parts that were added to the run, as far as this node knows."""
+    """The parts that were added to the run, as far as this node knows.
+
+    It has more than 12 attributes: a statement is heard, fetched, added and written, and each step
+    says how far it has come.
+    """
 
     def __init__(
         self,

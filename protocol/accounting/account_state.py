@@ -16,7 +16,7 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """All of a `WorkAccount`.
 
     Each sum of the account is a field, and each change of several sums at once is a method, so that
-    the account stays balanced. So there are more than 12 fields and 15 methods.
+    the account stays balanced. So there are more than 12 attributes and 15 public methods.
     """
 
     head: bytes = b""

@@ -7,6 +7,18 @@ When the claimer dies, the partition goes back to the pool as it is, and its nex
 the committed position: so every token of an epoch is consumed once.
 
 The ledger is a function of the chain of headers alone; its digest is part of every header.
+
+A peer claims partitions of the earliest epoch, begun ones first (`choose_partitions`). Several
+peers may choose at one moment, before they hear of each other's choice. So in each epoch those come
+first that the peer would keep against all living others, begun or not. Of peers that know each
+other no two choose one of these. The rest is taken up before the next epoch.
+
+Newcomers hear of each other before they are connected. So of these partitions those come first that
+peers of such hearsay do not claim, and would not keep. If these peers are invented, an order
+changes, and nothing else.
+
+If others claim all of them, a peer chooses those that it would keep against all their claimants. So
+a peer that claims more than it can use, or only pretends to train, keeps no peer from training.
 """
 
 from __future__ import annotations
@@ -140,18 +152,7 @@ def choose_partitions(
     my_ranks: Sequence[bytes] | None = None,
     hearsay: Mapping[PeerId, Collection[int]] = MappingProxyType({}),
 ) -> list[int]:
-    """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
-
-    Several peers may choose at one moment, before they hear of each other's choice. So in each
-    epoch those come first that `me` would keep against all living others, begun or not. Of peers
-    that know each other no two choose one of these. The rest is taken up before the next epoch.
-    Newcomers hear of each other before they are connected. So of these partitions those come first
-    that peers of `hearsay` do not claim, and would not keep. If they are invented, an order
-    changes, and nothing else.
-
-    If others claim all of them, the partitions are those that `me` would keep against all their
-    claimants. So a peer that claims more than it can use, or only pretends to train, keeps no peer
-    from training.
+    """Partitions for `me` to claim next, by the rule at the top of this module.
 
     Args:
         positions: of the ledger of the newest head.

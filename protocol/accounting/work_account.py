@@ -110,6 +110,11 @@ class WorkAccount:
         return any(self.state.since)
 
     @property
+    def oldest_round(self) -> int:
+        """Returns the round of the oldest carried work; 0 if there is none."""
+        return min((since for since in self.state.since if since), default=0)
+
+    @property
     def dropped(self) -> int:
         return sum(self.state.dropped.values())
 

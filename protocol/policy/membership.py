@@ -86,7 +86,7 @@ class Awaited(NamedTuple):
     """Peers that are many and have rounds to fetch."""
     strangers: frozenset[PeerId] = frozenset()
     """Those of both groups that have no standing: rounds wait for them for a share of the time
-    (`rounds.strangers_wait`)."""
+    (`rounds.roster`)."""
 
 
 def near_rounds(now: float, moved_seconds: Iterable[float]) -> int:

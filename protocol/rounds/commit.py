@@ -18,6 +18,8 @@ Rules
 - A living member is removed from the ring if it has not voted `VOTE_SECONDS` after this peer did,
   or if it has voted for other headers for `DISAGREE_SECONDS` although it was sent the averages. So
   a silent peer, or one with wrong arithmetic, does not delay the round.
+- If this peer's successor is among these, it is removed alone, and the others have as much time
+  again: the averages that they lack may be with the successor.
 
 The states are those of `states.COMMIT`.
 """
@@ -265,6 +267,10 @@ class Commitment:
         """Returns whether these members are enough to call all the others removed."""
         return len(living) >= accusers_needed(len(self._members), self._accusers)
 
+    def has_voted(self, peer: PeerId) -> bool:
+        """Returns whether a member has voted: then it has all averages, or says so."""
+        return peer in self._votes
+
     def has_votes_beside(self, peer: PeerId) -> bool:
         """Returns whether a member other than this one has voted."""
         return not self._votes.keys() <= {peer}
@@ -326,14 +332,22 @@ class Commitment:
         self._reconciled.add(self._pair(successor))
         return True
 
-    def to_accuse(self, now: float, living: Sequence[PeerId]) -> list[tuple[PeerId, str]]:
-        """Living members that delay the round, each with the reason."""
-        return [
+    def to_accuse(
+        self, now: float, living: Sequence[PeerId], successor: PeerId | None = None
+    ) -> list[tuple[PeerId, str]]:
+        """Living members that delay the round, each with the reason; the successor alone if it does
+        so."""
+        late = [
             (peer, reason)
             for peer in living
             for deadline, reason in [self._patience(peer)]
             if deadline is not None and now >= deadline
         ]
+        return [each for each in late if each[0] == successor] or late
+
+    def wait_anew(self, now: float) -> None:
+        """Members that have not voted get as much time again."""
+        self._voted_seconds = now
 
     def _pair(self, peer: PeerId) -> tuple[PeerId, bytes, bytes]:
         assert self._digest is not None

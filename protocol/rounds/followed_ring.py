@@ -13,7 +13,7 @@ Rules
 - A member whose link fails is accused. So is a member that delays the votes, and one that is far
   slower than the rest.
 - At every removal the ring checks all its chunks again, and a member that has voted votes again.
-- A member may keep sums and not pass them on. `patience` says when its predecessor accuses it.
+- A member may keep sums or averages. `patience` says when a neighbour accuses it.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
   no contribution in any average: a head without work wins over no other.
 - A member that is alone in its ring because others follow another one accuses itself, and gathers
@@ -84,6 +84,8 @@ class FollowedRing:
     """A member's view of one ring. Events carry the local clock in seconds and return actions.
 
     It has more than 12 attributes: the five parts that it connects, and what they work on.
+
+    It has more than 7 parameters: the round makes the parts that depend on what it knows itself.
     """
 
     def __init__(
@@ -147,8 +149,7 @@ class FollowedRing:
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the ring is committed here and no member needs anything from this
-        peer."""
+        """Returns whether the ring is committed here and no member needs this peer any more."""
         if self.state != "committed":
             return False
         return self.is_out or all(map(self._commitment.has_my_header, self.reduce.living))
@@ -169,8 +170,7 @@ class FollowedRing:
             case AverageFinished(chunk, payload, digest):
                 return self._progress(now, self.reduce.average_finished(chunk, payload, digest))
             case Rejected(chunk, sender):
-                actions = self.reduce.rejected(chunk)
-                return [*actions, *self.accuse(now, sender, "malformed chunk")]
+                return [*self.reduce.rejected(chunk), *self.accuse(now, sender, "malformed chunk")]
             case Computed(generation, state_digest):
                 return self._computed(now, generation, state_digest)
             case LinkBroken(peer, reason):
@@ -261,17 +261,23 @@ class FollowedRing:
     # The rules: who is out
 
     def _keeper(self) -> PeerId | None:
-        """The successor, if it is time to accuse it of keeping a sum."""
-        successor = self.successor
-        if successor is None or self.state != "reducing" or not self.patience.may_be_over:
+        """The neighbour that it is time to accuse of keeping a sum or an average."""
+        successor, living, commitment = self.successor, self.reduce.living, self._commitment
+        if successor is None or self.state != "reducing":
             return None
+        predecessor = living[living.index(self._me) - 1]
+        is_over = commitment.has_votes_beside(self._me) and self.patience.is_over_beside_votes()
+        if predecessor != successor and commitment.has_voted(predecessor):
+            return predecessor if is_over else None
         # Where members disagree on who is out, or others have all averages, nobody keeps a sum. Of
         # two members that follow different rings, each sees the other one keep what it sends.
-        has_votes = self._commitment.has_votes_beside(successor)
+        has_votes = commitment.has_votes_beside(successor)
         is_well_beside = len(self.ring.members) > 2 and not self.removed and not has_votes
-        missing, is_suspect = self.reduce.fewest_missing(), successor in self._hints.suspected
+        missing = self.reduce.fewest_missing() if self.patience.may_be_over else None
+        if missing is not None and commitment.has_voted(successor):
+            missing = len(living)
         is_over = missing is not None and self.patience.is_over(
-            missing, is_well_beside=is_well_beside, is_suspect=is_suspect
+            missing, is_well_beside=is_well_beside, is_suspect=successor in self._hints.suspected
         )
         return successor if is_over else None
 
@@ -386,7 +392,8 @@ class FollowedRing:
         successor = self.successor
         if successor is not None and self._commitment.to_reconcile(now, successor):
             actions += self.reduce.averages_for(successor)
-        for peer, reason in self._commitment.to_accuse(now, self.reduce.living):
+        for peer, reason in self._commitment.to_accuse(now, self.reduce.living, successor):
             if self.state == "voting":
                 actions += self.accuse(now, peer, reason)
+                self._commitment.wait_anew(now)
         return actions

@@ -136,7 +136,9 @@ class _Word(NamedTuple):
 class RingLinkRates:
     """One member's view of the link rates of one ring.
 
-    More than 12 attributes: the sizes of the ring, and what was measured, said and found."""
+    It has more than 7 parameters: each is a fact of the ring that the rule for slow links needs. It
+    has more than 12 attributes: the sizes of the ring, and what was measured, said and found.
+    """
 
     def __init__(
         self,

@@ -11,10 +11,22 @@ Rules
   before. It needs `SUSPECT_SECONDS` less still with a successor that has lately kept a sum, as it
   remembers (`policy.conduct.ring_conduct`). No other member may be earlier than it: that one would
   accuse a member that keeps nothing. In a ring of two nobody has less patience.
+- A member may keep averages in the same way. The member whose sum lacks its successor alone cannot
+  tell: its successor may have finished the average and passed it on. A vote tells. It comes from a
+  member that has all averages, and so has passed them on. So a member that lacks some, and whose
+  predecessor has voted, accuses its predecessor `AVERAGES_SECONDS` after the first vote. A
+  successor that has voted is accused as late as one whose sum lacks everybody.
+- A member that passes on one sum shortly before each of these times ends makes the ring stand still
+  for a moment only, again and again. So a ring is late after `whole_seconds`, which all members
+  work out alike. From then on what happens in it prolongs no patience: the member with the fullest
+  copy accuses its successor `KEPT_SECONDS` later, and a member whose copy lacks one more does so
+  `LATE_STEP_SECONDS` after that. A ring that goes on without a member begins its time anew.
 - A member that sees nothing happen for `STALL_SECONDS` accuses itself.
 """
 
 from __future__ import annotations
+
+import math
 
 from gossamer.protocol.rounds.roster import RoundRules
 
@@ -45,6 +57,14 @@ KEPT_STEP_SECONDS = 4.0
 """Further patience for each member that the sum lacks. An accusation has reached every member by
 then, and its effects are under way."""
 
+AVERAGES_SECONDS = 26.0
+"""Time from the first vote to the accusation of a predecessor that has voted. It ends a little
+before others lose patience with members that have not voted (`commit.VOTE_SECONDS`)."""
+
+LATE_STEP_SECONDS = 12.0
+"""The same in a ring that is late. Its time runs from where each member began to follow the ring,
+and a predecessor waits 10 s for a member to do so (`HELLO_SECONDS` in `node.rounds.dispatcher`)."""
+
 STILL_SECONDS_MAX = 1.0
 """Longest time between two ticks that counts as time in which nothing happened. Ticks come every
 tenth of a second. A process that was stopped longer has yet to read what came meanwhile."""
@@ -63,11 +83,25 @@ def kept_seconds(rules: RoundRules, num_members: int) -> float:
     return min(KEPT_SECONDS_MIN + walk_seconds, KEPT_SECONDS)
 
 
+def whole_seconds(rules: RoundRules, num_members: int) -> float:
+    """Time after which a ring is late.
+
+    It is what a member sends on a line of 1 Mbit/s, and as long as a round trains: a ring waits so
+    long for a member whose owner limits its upload (`link_rates.LIMIT_PATIENCE_FRACTION`). Where
+    members train in their ring it is never late.
+    """
+    if rules.payloads.are_steps:
+        return math.inf
+    ring_bytes = 2 * (num_members - 1) * rules.num_chunks * rules.chunk_bytes(num_members)
+    return rules.round_seconds + ring_bytes / num_members / SLOW_LINE_BYTES_PER_SECOND
+
+
 class Patience:
     """One member's patience with one ring. Events carry the local clock in seconds."""
 
     def __init__(self, rules: RoundRules, num_members: int, now: float) -> None:
         self._kept_seconds = kept_seconds(rules, num_members)
+        self._whole_seconds = whole_seconds(rules, num_members)
         self._began_seconds = now
         self.progress_seconds = now
         """Local time of the last progress of the ring, or of this peer's removal."""
@@ -75,11 +109,16 @@ class Patience:
         """Local time of the last tick."""
         self._still_seconds = 0.0
         """Time since the last progress, without that in which this process did not run."""
+        self._ran_seconds = 0.0
+        """Time since the ring began or a member was put out, without that in which this process did
+        not run."""
+        self._votes_since_seconds: float | None = None
+        """`_ran_seconds` at the first vote since then; None: there is none."""
         self._longest_still_seconds = 0.0
         """The longest such time since a member was put out. What others do without a member may
         arrive before the accusation does."""
         self.lost_seconds = 0.0
-        """Time in which the ring stood still before members were put out."""
+        """Time in which the ring stood still, or was late, before members were put out."""
 
     @property
     def stall_seconds(self) -> float:
@@ -89,7 +128,20 @@ class Patience:
     @property
     def may_be_over(self) -> bool:
         """Returns whether the ring has stood still for so long that `is_over` may be true."""
-        return self._still_seconds >= self._kept_seconds - SUSPECT_SECONDS
+        is_still = self._still_seconds >= self._kept_seconds - SUSPECT_SECONDS
+        return is_still or self._late_seconds >= KEPT_SECONDS
+
+    @property
+    def _late_seconds(self) -> float:
+        """Time for which the ring has been late."""
+        return max(0.0, self._ran_seconds - self._whole_seconds)
+
+    def is_over_beside_votes(self) -> bool:
+        """Notes that some member has voted. Returns whether it is time to accuse the predecessor,
+        if that one has."""
+        if self._votes_since_seconds is None:
+            self._votes_since_seconds = self._ran_seconds
+        return self._ran_seconds - self._votes_since_seconds >= AVERAGES_SECONDS
 
     def progressed(self, now: float) -> None:
         """Something happened in the ring."""
@@ -101,12 +153,16 @@ class Patience:
         """Time passed."""
         since_seconds = max(self._ticked_seconds, self.progress_seconds)
         self._still_seconds += min(now - since_seconds, STILL_SECONDS_MAX)
+        self._ran_seconds += min(now - self._ticked_seconds, STILL_SECONDS_MAX)
         self._ticked_seconds = now
 
     def member_removed(self, now: float) -> float:
-        """A member was put out. Returns how long the ring stood still for it, in seconds."""
+        """A member was put out. Returns how long the ring stood still for it, or was late, in
+        seconds."""
         self.progressed(now)
-        still_seconds, self._longest_still_seconds = self._longest_still_seconds, 0.0
+        still_seconds = max(self._longest_still_seconds, self._late_seconds)
+        self._longest_still_seconds = self._ran_seconds = 0.0
+        self._votes_since_seconds = None
         self.lost_seconds += still_seconds
         return still_seconds
 
@@ -118,6 +174,8 @@ class Patience:
             is_well_beside: whether nothing but the successor may be why the ring stands still.
             is_suspect: whether the successor has lately kept a sum.
         """
+        if self._late_seconds >= KEPT_SECONDS + LATE_STEP_SECONDS * (missing - 1):
+            return True
         if missing != 1 or not is_well_beside:
             return self._still_seconds >= KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
         patience = self._kept_seconds - (SUSPECT_SECONDS if is_suspect else 0.0)

@@ -44,6 +44,7 @@ A new life of this peer has waited for nobody.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -109,6 +110,8 @@ class RoundRules:
     """Duration of the shared steps of the round before."""
     accusers: int = 1
     """Votes that call a member removed before a commit counts it as out."""
+    round_seconds: float = math.inf
+    """Longest time that a peer trains for the round."""
 
     @property
     def ring_rules(self) -> RingRules:

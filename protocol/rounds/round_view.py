@@ -19,7 +19,7 @@ from gossamer.protocol.rounds.ring_choice import RingChoice
 from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.states import ROUND, RingState, RoundPhase
-from gossamer.protocol.wire.envelopes import Sign, Verify
+from gossamer.protocol.wire.envelopes import Verify
 from gossamer.protocol.wire.statements import RingStatement, Signed
 
 RoundState: TypeAlias = Literal["gathering"] | RingState
@@ -42,17 +42,16 @@ class RoundView:
     """The state of one round, with the questions about it.
 
     Together with the events of `Round` it has more than 15 public methods: a driver needs one
-    object for all that concerns a round.
+    object for all that concerns a round. It has more than 12 attributes: the rules and the peer
+    that it is made for, and how far the round has come.
     """
 
     def __init__(
         self,
         *,
-        me: PeerId,
-        run_id: Digest,
+        signer: Signer,
         parent: Parent,
         rules: RoundRules,
-        sign: Sign,
         verify: Verify,
         now: float,
         hints: RoundHints = NO_HINTS,
@@ -62,8 +61,8 @@ class RoundView:
             now: local time at which the training of this round began.
             hints: from the round before.
         """
-        self._signer = Signer(me, run_id, sign)
-        self._me = me
+        self._signer = signer
+        self._me = me = signer.me
         self._parent = parent
         self._rules = rules
         self._verify = verify

@@ -169,7 +169,7 @@ def _check_ready(ready: Ready) -> None:
     # its own parent.
     _require(0 < ready.tokens <= limits.TOKENS_MAX, "tokens out of range")
     _check_count(ready.steps, limits.TOKENS_MAX, "steps")
-    _require(-1e9 < ready.loss < 1e9, "loss out of range")  # NaN fails both
+    _require(-limits.LOSS_MAX < ready.loss < limits.LOSS_MAX, "loss out of range")  # NaN fails both
     check_norm(ready.norm)
     check_spans(ready.spans)
     _require(

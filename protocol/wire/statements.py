@@ -57,7 +57,10 @@ once; it cannot be dialled; or too few peers have seen its address."""
 
 class Announce(ArrayStruct, frozen=True, tag="announce"):
     """The author is alive, and says its place in the run. The statement is repeated every few
-    seconds; silence means that the author is gone."""
+    seconds; silence means that the author is gone.
+
+    It has more than 12 attributes: each is a field of the message.
+    """
 
     incarnation: int
     """Number of the author's life: it grows with every start of the same identity."""

@@ -31,7 +31,7 @@ from gossamer.protocol.codecs.step_payloads import DISTRO, SignPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Observation, Removed
+from gossamer.protocol.rounds.actions import Observation, Removed, Signer
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -258,11 +258,9 @@ class Peer(OpenListener, HonestRound):
         plan, payloads = self._plan, self._payloads
         chunk_elements = max(plan.chunk_elements, limits.CHUNK_ELEMENTS_MIN)
         machine = Round(
-            me=self._me,
-            run_id=RUN_ID,
+            signer=Signer(self._me, RUN_ID, self._identity.sign),
             parent=parent,
             rules=RoundRules(payloads, chunk_elements, plan.num_chunks, 30.0, 100.0, 5.0),
-            sign=self._identity.sign,
             verify=verify,
             now=trio.current_time(),
         )

@@ -38,6 +38,7 @@ UPLOADS, DIALS = "tests/node/peers/test_uploads.py::", "tests/node/peers/test_pr
 QUOTA, LEFT_OUT = "tests/rogue/test_quota.py::", "tests/rogue/test_left_out.py::"
 STEPS = "tests/rogue/test_open_steps.py::"
 LIES = "tests/benchmarks/_credit_under_lies.py::test_honest_nodes_are_credited_under_every_attack"
+TRICKLES = "tests/rogue/test_trickled_chunks.py::"
 SUMS, SETS = "tests/rogue/test_sum_audits.py::", "tests/rogue/test_set_audits.py::"
 
 
@@ -190,6 +191,23 @@ ROWS = (
         "an organiser leaves the same ready member out of its rings",
         "credited in 1 of 40 rounds",
         (f"{LEFT_OUT}test_a_member_that_an_organiser_leaves_out_is_credited_all_the_same",),
+    ),
+    Row(
+        "H8",
+        "a member passes its chunks on one by one, and accuses nobody",
+        "a ring of 5 s takes 275 s, and 38 s where it trickles its last chunks",
+        (
+            f"{TRICKLES}test_a_member_that_trickles_its_chunks_holds_a_ring_for_a_round_and_a_wait",
+            f"{TRICKLES}test_a_member_that_trickles_its_last_chunks_is_put_out_alone",
+        ),
+        has_seed=False,
+    ),
+    Row(
+        "H9",
+        "a member keeps the averages that the one before it finished",
+        "43 s in a ring of five, 103 s of eight, and the one before it is put out instead",
+        (f"{TRICKLES}test_a_member_that_keeps_the_averages_of_the_one_before_it_is_put_out_alone",),
+        has_seed=False,
     ),
     Row(
         "M1",

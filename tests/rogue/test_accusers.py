@@ -120,7 +120,7 @@ def harm_of(
         peers = {name: world.identity(name).peer_id for name in honest}
         while True:
             for name in honest:
-                conduct = world.participant(name).context.swarm.admission.conduct
+                conduct = world.participant(name).context.swarm.admission.partners.conduct
                 number = world.round(name) + 1
                 for other, peer in peers.items():
                     if conduct.sits_out(number, peer):
@@ -202,7 +202,7 @@ def test_two_that_accuse_a_neighbour_keep_it_out_of_few_rounds(tmp_path: Path) -
         assert machine.ring is not None
         members, victim = machine.ring.members, world.identity(VICTIM).peer_id
         for name in accusers:
-            conduct = world.participant(name).context.swarm.admission.conduct
+            conduct = world.participant(name).context.swarm.admission.partners.conduct
             conduct._record(victim).sit_out.until = machine.number + NUM_ROUNDS
         if machine.state != "reducing" or victim not in members:
             return None

@@ -200,7 +200,7 @@ def test_a_member_that_sends_random_numbers_is_found_and_sits_out_and_the_others
     assert times_out(world, "e") == 0, "the others' work is good"
     for name in "abcd":
         auditing = auditing_of(world.participant(name))
-        poor = auditing._swarm.admission.poor_work
+        poor = auditing._swarm.admission.partners.poor_work
         others = [world.identity(other).peer_id for other in "abcd" if other != name]
         assert not any(poor.sits_out(number, each) for each in others for number in range(200))
 

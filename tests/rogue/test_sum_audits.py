@@ -267,7 +267,9 @@ def test_a_liar_that_ends_its_connection_to_each_auditor_sits_out(tmp_path: Path
 
 def sits_out(world: World, name: str, other: str) -> bool:
     admission = world.participant(name).context.swarm.admission
-    return admission.poor_work.sits_out(world.round(name) + 1, world.identity(other).peer_id)
+    return admission.partners.poor_work.sits_out(
+        world.round(name) + 1, world.identity(other).peer_id
+    )
 
 
 def assert_only_the_liar_is_blamed(world: World) -> None:

@@ -129,6 +129,12 @@ def test_links_of_a_new_connection_outlive_a_late_notice_that_the_old_one_broke(
     assert simulate(2343).statistics["break"]
 
 
+@pytest.mark.long
+def test_a_small_part_of_a_sum_of_many_is_not_taken_for_one_that_is_there_twice() -> None:
+    """In this world the sum of twelve members rounded the values of one of them up, by 0.43."""
+    assert simulate(6630397).statistics["commits"]
+
+
 def test_the_arithmetic_notices_who_counts_twice_or_is_missing() -> None:
     once = add(add(None, 0, unit_of(3), b""), 1, unit_of(0), b"")
     check(once, 0b011, chunk=0)

@@ -174,10 +174,10 @@ def test_without_confinement_all_of_that_works(tmp_path: Path, outside: Path, po
 @pytest.mark.parametrize(
     ("files", "tcp", "network", "said"),
     [
-        (True, True, True, "only to its own folder, it cannot open network connections"),
-        (True, True, False, "it cannot open TCP connections, but others (no filter)"),
-        (False, False, True, "does not confine the trainer's writing, it cannot open network"),
-        (False, False, False, "the trainer's writing, it can open network connections (no filter)"),
+        (True, True, True, "only to its own folder, and it cannot open network connections"),
+        (True, True, False, "and it cannot open TCP connections, but others (no filter)"),
+        (False, False, True, "confine the trainer's writing, and the trainer cannot open network"),
+        (False, False, False, "writing, and the trainer can open network connections (no filter)"),
     ],
 )
 def test_the_text_claims_no_more_than_what_is_so(
@@ -213,7 +213,7 @@ def test_of_a_process_with_threads_only_the_network_is_confined(tmp_path: Path) 
     if sys.platform == "linux":
         assert "does not confine the trainer's writing" in done.stdout, done.stderr
         assert "threads" in done.stdout
-        if "it cannot open network connections" in done.stdout:
+        if "cannot open network connections" in done.stdout:
             assert "the older thread made no socket" in done.stdout, done.stderr
 
 

@@ -69,18 +69,20 @@ class Confinement(NamedTuple):
         """Says what is confined and what is not, for people. The folder's path is not in it: the
         status page shows the text to every user of the machine."""
         gpu = " and to the GPU's devices and /dev/shm" if self.with_gpu else ""
-        can = [
-            f"the trainer can write only to its own folder{gpu}"
+        writes = (
+            f"the trainer can write only to its own folder{gpu}, and it"
             if self.files
-            else "this machine does not confine the trainer's writing",
-            "it cannot open network connections"
+            else "this machine does not confine the trainer's writing, and the trainer"
+        )
+        connects = (
+            "cannot open network connections"
             if self.network
-            else "it cannot open TCP connections, but others"
+            else "cannot open TCP connections, but others"
             if self.tcp
-            else "it can open network connections",
-        ]
+            else "can open network connections"
+        )
         why = f" ({'; '.join(self.problems)})" if self.problems else ""
-        return ", ".join(can) + why
+        return f"{writes} {connects}{why}"
 
 
 class _Parts(NamedTuple):

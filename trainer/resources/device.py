@@ -81,6 +81,11 @@ _DTYPES: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Device:
+    """A device and the types that it computes with.
+
+    It has more than 15 public methods: each is something in which devices differ.
+    """
+
     torch_device: torch.device
     name: str
     """Name of the processor or graphics card, for people."""

@@ -91,7 +91,11 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Passes:
-    """Says how many sequences go through the model at once, and learns from failures."""
+    """Says how many sequences go through the model at once, and learns from failures.
+
+    It has more than 12 attributes: what the size depends on, and what the file and the failures
+    have taught.
+    """
 
     def __init__(
         self,

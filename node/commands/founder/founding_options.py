@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cyclopts import Parameter
+
 from gossamer.node.base.roles import START_BYTES_DEFAULT, START_BYTES_MIN
 from gossamer.node.base.setting_values import parse_size
 from gossamer.node.base.settings import ConfigError
@@ -27,6 +29,16 @@ PRESET_HELP = ", ".join(
     for place, name in enumerate(PRESETS)
 )
 """The presets with their numbers of parameters: the names are those of the literature."""
+
+
+def preset_parameter(default: str) -> Parameter:
+    """Describes --preset to `start` and `plan`. `default`: what holds without it."""
+    return Parameter(
+        show_default=default,
+        help="Model and settings, instead of a manifest; with --init-from only the settings: "
+        f"{PRESET_HELP}.",
+    )
+
 
 START_AFTER_HELP = f"{format_bytes(START_BYTES_DEFAULT)} of a corpus of twice as much or more"
 """The part of a corpus with which a run begins, if nobody says another."""
@@ -61,7 +73,10 @@ def check_founding_options(
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
     if preset is not None and preset not in PRESETS:
         problems.append(unknown_preset(preset))
-    for flag, value in (in_manifest or {}).items():
+    in_manifest = in_manifest or {}
+    if heldout and manifest is None and in_manifest.get("--data") != "own":
+        problems.append("--heldout is for --data own: a shared corpus has a part of it held out")
+    for flag, value in in_manifest.items():
         if manifest is not None and value:
             problems.append(
                 f"--manifest and {flag} exclude each other: write {_KEYS[flag]} of the manifest"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,13 @@ from cyclopts import Parameter
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.founder.founding_options import (
-    PRESET_HELP,
     START_AFTER_HELP,
     check_founding_options,
     parse_start_after,
+    preset_parameter,
 )
 from gossamer.node.commands.founder.plan_view import print_plan
+from gossamer.node.commands.options import shown_default
 from gossamer.node.commands.texts import texts_of
 from gossamer.node.runs.data_plan import plan_data
 from gossamer.node.runs.draft import Draft, draft_of_preset
@@ -30,17 +32,31 @@ from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from gossamer.trainer.text.tokenizers.encoders import num_cores
 
 
+@dataclass(frozen=True, kw_only=True)
+class RingOptions:
+    """The peers of the round that is planned, which are supposed to be alike."""
+
+    peers: int = 4
+    """Number of peers that take part, up to 256."""
+    up: float = 20.0
+    """Mbit/s that each peer can send."""
+    down: float = 100.0
+    """Mbit/s that each peer can receive."""
+    latency: float = 20.0
+    """Milliseconds of a message from one peer to the next, one way."""
+    tokens_per_second: Annotated[
+        float | None, shown_default("none: utilisation is not estimated")
+    ] = None
+    """Tokens per second that each peer trains; `gossamer status` shows it for a running node."""
+
+
+USUAL_RING = RingOptions()
+
+
 def plan(
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is planned")] = None,
     *,
-    preset: Annotated[
-        str | None,
-        Parameter(
-            show_default=DEFAULT_PRESET,
-            help="Model and settings, instead of a manifest; with --init-from only the settings: "
-            f"{PRESET_HELP}.",
-        ),
-    ] = None,
+    preset: Annotated[str | None, preset_parameter(DEFAULT_PRESET)] = None,
     corpus: Annotated[
         tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="as the manifest says"),
@@ -49,13 +65,7 @@ def plan(
         Path | None, Parameter(show_default="none: the model of the manifest or preset")
     ] = None,
     start_after: Annotated[str | None, Parameter(show_default=START_AFTER_HELP)] = None,
-    peers: int = 4,
-    up: float = 20.0,
-    down: float = 100.0,
-    latency: float = 20.0,
-    tokens_per_second: Annotated[
-        float | None, Parameter(show_default="none: utilisation is not estimated")
-    ] = None,
+    ring: Annotated[RingOptions, Parameter(name="*")] = USUAL_RING,
     json: bool = False,
 ) -> int:
     """Estimate what a round costs each peer: bytes, seconds, utilisation.
@@ -74,16 +84,6 @@ def plan(
         with model.lora, or of conversations, is planned only with it.
     start_after
         Part of the corpus with which the run begins, as in `gossamer start`; or all.
-    peers
-        Number of peers that take part, up to 256.
-    up
-        Mbit/s that each peer can send.
-    down
-        Mbit/s that each peer can receive.
-    latency
-        Milliseconds of a message from one peer to the next, one way.
-    tokens_per_second
-        Tokens per second that each peer trains; `gossamer status` shows it for a running node.
     json
         Print JSON.
     """
@@ -91,7 +91,8 @@ def plan(
     start_bytes = parse_start_after(start_after)
     draft = _draft_of(manifest, preset, init_from)
     try:
-        planned = plan_round(draft, peers, Line(up, down, latency / 1000), tokens_per_second)
+        line = Line(ring.up, ring.down, ring.latency / 1000)
+        planned = plan_round(draft, ring.peers, line, ring.tokens_per_second)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     data, notes = None, list[str]()

@@ -73,7 +73,7 @@ class _NoAutoConnector(AutoConnector):
 class GuardedSwarm(Swarm):
     """Connections: slots that are given back, newcomers that cannot be kept out, bans.
 
-    It has more than 12 attributes, because the transport sets what is asked and told here.
+    The transport sets what is asked and told here.
     """
 
     on_violation: Callable[[ID, RemoteProtocolError], None] = staticmethod(

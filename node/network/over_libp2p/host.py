@@ -72,8 +72,7 @@ async def open_libp2p_transport(
         announced: addresses, without a peer id, that others are told first.
         typed: addresses of peers that the owner of this machine gave, now or in an earlier life.
             They are dialled whatever they are, those of `Transport.connect` too.
-        networks: private networks, besides those of the interfaces, whose addresses peers may
-            announce.
+        networks: private ones, besides the interfaces' own, whose addresses peers may announce.
         limits: of all connections together.
         awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
         connections_max: to all peers together, both directions.
@@ -97,9 +96,7 @@ async def open_libp2p_transport(
                 nursery.start_soon(liveness.run)
                 await pubsub.wait_until_ready()
                 own = OwnAddresses(host, announced, networks)
-                guard = DialGuard(trio.current_time)
-                for each in typed:
-                    guard.note_typed(*host_and_port(parse_address(each)[0]))
+                guard = _guard_for(typed)
                 try:
                     yield Libp2pTransport(host, swarm, pubsub, nursery, own, guard, liveness)
                 except Exception as error:
@@ -112,6 +109,14 @@ async def open_libp2p_transport(
                 await host.close()  # leaving run() alone leaves sockets open
     if failure is not None:
         raise failure
+
+
+def _guard_for(typed: Sequence[str]) -> DialGuard:
+    """Returns a guard that lets the addresses pass which the owner of this machine gave."""
+    guard = DialGuard(trio.current_time)
+    for each in typed:
+        guard.note_typed(*host_and_port(parse_address(each)[0]))
+    return guard
 
 
 async def _listen(swarm: GuardedSwarm, addresses: Sequence[Multiaddr], port: int) -> None:

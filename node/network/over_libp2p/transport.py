@@ -68,7 +68,11 @@ END_SECONDS_MAX = 5.0
 
 
 class Libp2pTransport(Transport):
-    """The real network. The interface describes its methods."""
+    """The real network.
+
+    It has more than 15 public methods: those of the interface, which describes them. It has more
+    than 12 attributes: the parts of libp2p, and what is added to them.
+    """
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import BinaryIO
 
 import structlog
@@ -154,7 +155,9 @@ class BlockService:
         for digest in wanted:
             try:
                 size = self._store.size(digest) or 0
-                await read_or_write(size, self._store.check, digest, limiter=self._checking)
+                await read_or_write(
+                    size, partial(self._store.check, digest), limiter=self._checking
+                )
             except BlockError as error:
                 _log.warning("a block on disk is of no use", problem=str(error))
         await self.fetch(wanted, sources, passes=passes)
@@ -280,7 +283,9 @@ class BlockService:
     async def _answer(self, stream: Stream, digest: Digest) -> None:
         size = self._store.size(digest) or 0
         try:
-            file = await read_or_write(size, self._store.open_block, digest, limiter=self._checking)
+            file = await read_or_write(
+                size, partial(self._store.open_block, digest), limiter=self._checking
+            )
         except (MissingBlockError, CorruptBlockError) as error:
             if isinstance(error, CorruptBlockError):
                 _log.warning("a block cannot be served", problem=str(error))
@@ -297,7 +302,7 @@ class BlockService:
         head = encode_prefix(len(message), num_bytes) + message
         rest_bytes = num_bytes
         while rest_bytes:
-            piece = await read_or_write(num_bytes, file.read, PIECE_BYTES)
+            piece = await read_or_write(num_bytes, partial(file.read, PIECE_BYTES))
             if not piece:
                 raise OSError(f"block {short(digest)} became shorter while it was sent")
             await self.uploads.turn(stream.peer_id, len(piece))

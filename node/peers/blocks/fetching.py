@@ -113,15 +113,15 @@ class _Worker:
 
 async def read_or_write(
     num_bytes: int,
-    function: Callable[..., _T],
-    *arguments: object,
+    function: Callable[[], _T],
+    *,
     limiter: trio.CapacityLimiter | None = None,
 ) -> _T:
     """Calls a function that reads or writes so many bytes of the disk: in the event loop if they
     are few, for a thread's hand-over costs more, else in a thread of `limiter`."""
     if num_bytes <= INLINE_BYTES_MAX:
-        return function(*arguments)
-    return await trio.to_thread.run_sync(lambda: function(*arguments), limiter=limiter)
+        return function()
+    return await trio.to_thread.run_sync(function, limiter=limiter)
 
 
 class _LongBlockError(TransportError):
@@ -141,6 +141,9 @@ class Download:
         spares_line: says that no blocks are to be moved now, which ends the download.
         bytes_max: most bytes of each block.
         passes: passes in a row without a block after which the download ends.
+
+    It has more than 7 parameters and 12 attributes: a fetch has its own limits and callbacks, and
+    the workers share what is known of each peer.
     """
 
     def __init__(

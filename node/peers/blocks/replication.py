@@ -8,7 +8,7 @@ time, and only into the part of the cache that they may use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,9 +79,12 @@ async def keep_copies(
         if now != seen:
             mine = [shards[number] for part in ranks for number in part.shards()]
             missing = frozenset(store.missing(Digest(info.digest) for info in mine))
-            wanted = _wanted(mine, missing, store)
+            room = CACHE_SHARE * store.quota_bytes
+            kept = _fitting((info for info in mine if info.digest not in missing), room)
+            room -= store.cached_bytes()
+            wanted = _fitting((info for info in mine if info.digest in missing), room)
             # No other peer may have it: neither the cache's limit nor a full disk may evict it.
-            store.pin(_PIN, [*_kept(mine, missing, store), *wanted])
+            store.pin(_PIN, [*kept, *wanted])
             seen = now
         if not wanted or not living:
             await trio.sleep(LOOK_SECONDS if living else ALONE_SECONDS)
@@ -113,36 +116,15 @@ def batches(digests: Sequence[Digest], size: int) -> Iterator[Sequence[Digest]]:
         yield digests[first : first + size]
 
 
-def _kept(
-    mine: Sequence[ShardInfo], missing: Collection[Digest], store: BlockStore
-) -> list[Digest]:
-    """Those of my shards that are here, as far as copies may fill the cache."""
-    room = CACHE_SHARE * store.quota_bytes
-    kept: list[Digest] = []
-    for info in mine:
-        if info.digest in missing:
-            continue
+def _fitting(shards: Iterable[ShardInfo], room: float) -> list[Digest]:
+    """The first of some shards, as many as fit into so many bytes."""
+    fitting: list[Digest] = []
+    for info in shards:
         room -= info.num_bytes
         if room < 0:
             break
-        kept.append(Digest(info.digest))
-    return kept
-
-
-def _wanted(
-    mine: Sequence[ShardInfo], missing: Collection[Digest], store: BlockStore
-) -> list[Digest]:
-    """Those of my shards that are to be fetched, as far as they fit."""
-    room = CACHE_SHARE * store.quota_bytes - store.cached_bytes()
-    wanted: list[Digest] = []
-    for info in mine:
-        if info.digest not in missing:
-            continue
-        room -= info.num_bytes
-        if room < 0:
-            break
-        wanted.append(Digest(info.digest))
-    return wanted
+        fitting.append(Digest(info.digest))
+    return fitting
 
 
 class KeeperRanks:

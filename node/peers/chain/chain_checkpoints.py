@@ -85,7 +85,11 @@ class Pending:
 
 
 class ChainCheckpoints:
-    """The checkpoints that one node has."""
+    """The checkpoints that one node has.
+
+    It has more than 7 parameters: it asks and serves peers, checks what they say, and keeps it on
+    the disk.
+    """
 
     def __init__(
         self,

@@ -118,7 +118,10 @@ class ChainRecords:
             if (oldest := chain.oldest_behind_gap(head)) is not None:
                 wanted, after_round = oldest.parent, min(after_round, oldest.round - 2)
             after_round = max(after_round, first_round)
+            start = chain.start
             page = await self.request(peer, ChainRequest(wanted, after_round))
+            if chain.start is not start:
+                continue  # another peer's checkpoint is the beginning now: this page follows none
             if not page and after_round == first_round:
                 if has_asked or not await self.adopt(peer):
                     raise UnknownHeadError(f"{short(peer)} does not know the way to {short(head)}")

@@ -47,7 +47,11 @@ log = structlog.get_logger("peers")
 
 
 class ExpulsionKeeper:
-    """Votes, and keeps this node's votes like those of the other members."""
+    """Votes, and keeps this node's votes like those of the other members.
+
+    It has more than 12 attributes: it remembers what the disk, the roll and the operator know
+    already.
+    """
 
     def __init__(
         self,

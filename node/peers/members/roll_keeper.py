@@ -89,7 +89,11 @@ log = structlog.get_logger("peers")
 
 
 class RollKeeper:
-    """Lets newcomers in, and keeps this node's roll like those of the other members."""
+    """Lets newcomers in, and keeps this node's roll like those of the other members.
+
+    It has more than 7 parameters and 12 attributes: it brings the same roll to the peers, the disk
+    and the operator, and remembers what each has.
+    """
 
     def __init__(
         self,

@@ -82,7 +82,10 @@ def topics_of(run_id: Digest) -> tuple[str, str]:
 
 
 class Gossip:
-    """Publishes and receives for one run. Messages go out while `run` is running."""
+    """Publishes and receives for one run. Messages go out while `run` is running.
+
+    It has more than 12 attributes: the parts of gossip that it connects, and what it has sent.
+    """
 
     def __init__(
         self,

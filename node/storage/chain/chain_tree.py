@@ -32,7 +32,11 @@ class Entry:
 
 
 class ChainTree:
-    """The entries of all known rounds. `genesis` is the run id, round 0."""
+    """The entries of all known rounds. `genesis` is the run id, round 0.
+
+    It has more than 15 public methods: each is a question about the tree, which only this class can
+    answer without walking through all rounds.
+    """
 
     def __init__(self, genesis: Digest, genesis_state: Digest) -> None:
         self.genesis = genesis

@@ -196,7 +196,7 @@ class KnownRounds:
 
 class KnownCommitments:
     """The commitments that members of committed rounds have signed in their `Ready`
-    (`policy.audits.sum_audits`).
+    (`policy.auditing.sum_audits`).
 
     They are read when they are asked for, and those of the newest `MEMORY_ROUNDS` remembered: no
     verdict is on an older round.

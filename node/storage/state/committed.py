@@ -63,6 +63,9 @@ class CommittedState:
 
     Methods that change the state wait for the lock of the state, so call them in a thread. The
     event loop reads single attributes, each of which is replaced at once.
+
+    It has more than 15 public methods and 12 attributes: all that changes the state takes the one
+    lock here, and what is read without it is an attribute of its own.
     """
 
     def __init__(

@@ -81,7 +81,11 @@ class WholeState(NamedTuple):
 
 
 class StateBlocks:
-    """Reads and writes the blocks of states and updates. Every call may touch the disk."""
+    """Reads and writes the blocks of states and updates. Every call may touch the disk.
+
+    It has more than 15 public methods: states, updates and their parts are each named, found, read
+    and written.
+    """
 
     def __init__(
         self,
@@ -143,7 +147,7 @@ class StateBlocks:
             CannotRebuildError: the index is not here or damaged, or the head was forgotten.
         """
         entry = self.entry(head)
-        return _state_digests(entry, self.state_index(entry), self._ledger_digest(entry))
+        return _state_digests(entry, self._state_index(entry), self._ledger_digest(entry))
 
     def of_update(self, head: Digest) -> list[Digest]:
         """Returns the digests of a round's averaged chunks.
@@ -174,7 +178,7 @@ class StateBlocks:
 
     # States
 
-    def state_index(self, entry: Entry) -> StateIndex:
+    def _state_index(self, entry: Entry) -> StateIndex:
         """Reads the index of a head's state. Raises CannotRebuildError."""
         try:
             return decode_state_index(self._store.get(entry.state_digest), self.plan)
@@ -189,7 +193,7 @@ class StateBlocks:
         Raises:
             CannotRebuildError: a block is missing or damaged. The vectors hold a part of the state.
         """
-        index, ledger = self.state_index(entry), Ledger()
+        index, ledger = self._state_index(entry), Ledger()
         try:
             if (ledger_digest := self._ledger_digest(entry)) is not None:
                 ledger = decode_ledger(self._store.get(ledger_digest))

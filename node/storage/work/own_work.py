@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -47,11 +48,24 @@ stale sooner."""
 log = structlog.get_logger("work")
 
 
+@dataclass
+class _OpenOffer:
+    """The newest offer, while `pending` is what was offered."""
+
+    offer: Offer
+    ring: OfferedTo | None = None
+    """The ring that it went into last."""
+
+
 class Work:
     """The account with its files and metrics.
 
     Calls may come from a thread, one at a time. Only `stepped` and `status` may be called by the
     event loop meanwhile: an inner step changes no more of the account than the tokens under way.
+
+    It has more than 15 public methods: each event in the life of work is one. It has more than 7
+    parameters and 12 attributes, for it keeps vector, files, journal and metrics true to one
+    account.
     """
 
     def __init__(
@@ -90,9 +104,7 @@ class Work:
         """Tokens by reason that the metrics know to be dropped, and those of earlier lives."""
         self._saved_number = 0
         self._event = 0
-        self._open: Offer | None = None
-        """The newest offer, while `pending` is what was offered."""
-        self._open_ring: OfferedTo | None = None
+        self._open: _OpenOffer | None = None
         self.status = WorkStatus()
         """The sums of the account as of its newest event. Replaced at once."""
 
@@ -136,7 +148,7 @@ class Work:
             log.warning("tokens are dropped", tokens=dropped, reason=EXCESS)
         offer = self.account.offer(head, round_number, spans, self._life())
         assert offer is not None
-        self._open, self._open_ring = offer, None
+        self._open = _OpenOffer(offer)
         self._note()
         return offer
 
@@ -146,13 +158,14 @@ class Work:
         Args:
             first_chunk: number in `pending` of the ring's chunk 0.
         """
-        self._open_ring = OfferedTo(ring_id, errors, first_chunk)
+        if (opened := self._open) is not None:
+            opened.ring = OfferedTo(ring_id, errors, first_chunk)
 
     def withdraw(self) -> None:
         """Notes that the newest offer went into no ring."""
         if self._open is not None:
-            self.account.withdraw(self._open.number)
-            self._open = self._open_ring = None
+            self.account.withdraw(self._open.offer.number)
+            self._open = None
             self._note()
 
     def close_offer(self) -> None:
@@ -160,8 +173,8 @@ class Work:
         the offer."""
         if self._open is None:
             return
-        self._write_offer(self._open.number, self._pending.offered(self._open_ring))
-        self._open = self._open_ring = None
+        self._write_offer(self._open.offer.number, self._pending.offered(self._open.ring))
+        self._open = None
 
     def committed_by(
         self,
@@ -194,22 +207,21 @@ class Work:
         )
         self._metrics.tokens_committed.add("on_time", settled.on_time)
         self._metrics.tokens_committed.add("late", settled.late)
-        if self._open is not None and settled.offer == self._open.number:
+        if self._open is not None and settled.offer == self._open.offer.number:
             self._take_open(self._open, settled, ring_id)
         elif settled.taken or settled.zeroed:
             self.close_offer()
             self._take_old(settled)
         self._count_dropped()
 
-    def _take_open(self, offer: Offer, settled: Settlement, ring_id: bytes) -> None:
+    def _take_open(self, opened: _OpenOffer, settled: Settlement, ring_id: bytes) -> None:
         """Removes work that was taken while `pending` is the vector that was offered. The own
         rounding error stays."""
-        errors = None
-        if self._open_ring is not None and self._open_ring.ring_id == ring_id:
-            errors = self._open_ring
-        self._write_offer(offer.number, self._pending.take_out(errors, settled.taken))
+        is_of_ring = opened.ring is not None and opened.ring.ring_id == ring_id
+        errors = opened.ring if is_of_ring else None
+        self._write_offer(opened.offer.number, self._pending.take_out(errors, settled.taken))
         self._pending.clear(settled.zeroed)
-        self._open = self._open_ring = None
+        self._open = None
 
     def _take_old(self, settled: Settlement) -> None:
         """Removes work that was taken of an older offer: `pending` has changed since."""
@@ -257,7 +269,7 @@ class Work:
             level = logging.DEBUG if reason == LATE else logging.WARNING
             log.log(level, "work is dropped", tokens=tokens, reason=reason)
         self._pending.vector[:] = 0.0
-        self._open = self._open_ring = None
+        self._open = None
         self._count_dropped()
         self._note()
 

@@ -39,7 +39,11 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Record:
-    """The record of a peer: the things that are held against it."""
+    """The record of a peer: the things that are held against it.
+
+    It has more than 12 attributes: each is one thing that is held against a peer, or how long it
+    counts.
+    """
 
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
     slow: deque[Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))

@@ -1,7 +1,7 @@
 """The conduct of members in rings: peers that spoil rings again and again sit out.
 
 A ring believes every accusation, because it cannot go on with two members that do not reach each
-other (`rounds.accusations`). So a member that keeps what it should pass on, or one that accuses
+other (`rounds.ring_members`). So a member that keeps what it should pass on, or one that accuses
 others without a reason, costs every round some seconds. This module remembers for one node who did
 so. All members of a ring hear the same accusations, so they come to the same conclusion, give or
 take a round.
@@ -33,8 +33,8 @@ Rules
 - A member that a single other one put out, or one of several in the vote, may say that it is at
   work all the same, but not where that one may have waited long enough for its vote. Unless others
   put it out as well within `MEMORY_ROUNDS` rounds, its accuser is doubted for so long: what it says
-  against a member counts only if that one does not answer (`rounds.accusations`). So a peer has one
-  such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
+  against a member counts only if that one does not answer (`rounds.ring_members`). So a peer has
+  one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
 - An answer is a mark for the one that it answers. If the two are not neighbours, it sits out. The
   one that is answered holds nothing against the other one: it spoke first, and would leave that one
   out of its rings otherwise.

@@ -70,7 +70,11 @@ Proof: TypeAlias = tuple[ExpulsionVote, ...]
 
 
 class Expulsions:
-    """The votes that one node knows, and the targets that they have put out."""
+    """The votes that one node knows, and the targets that they have put out.
+
+    It has more than 15 public methods: votes are taken, counted, compared with those of other
+    members, and kept.
+    """
 
     def __init__(self, roll: Roll, verify: Verify) -> None:
         self._roll = roll

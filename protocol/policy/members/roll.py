@@ -72,7 +72,11 @@ class Changes:
 
 
 class Roll:
-    """The entries and revocations that one node knows."""
+    """The entries and revocations that one node knows.
+
+    It has more than 15 public methods: peers, invitations and revocations each have their
+    questions, and a change of one may change the answers for all.
+    """
 
     def __init__(self, run_id: Digest, roots: Iterable[PeerId], verify: Verify) -> None:
         self.run_id = run_id

@@ -509,6 +509,15 @@ def test_an_endless_body_is_read_to_a_limit() -> None:
     serving(Node(), use)
 
 
+async def _ask_if_alive(stream: trio.SocketStream) -> None:
+    await stream.send_all(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"\r\n\r\nok\n"):
+        part = await stream.receive_some(4096)
+        assert part, "the connection has ended"
+        answer += part
+
+
 @pytest.mark.parametrize(
     "rubbish",
     [
@@ -521,6 +530,10 @@ def test_an_endless_body_is_read_to_a_limit() -> None:
         b"GET /%ff%00/../.. HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        + b"\x00\xff"
+        * 50,
     ],
 )
 def test_rubbish_costs_its_own_connection_and_nothing_else(rubbish: bytes) -> None:
@@ -528,6 +541,8 @@ def test_rubbish_costs_its_own_connection_and_nothing_else(rubbish: bytes) -> No
 
     async def use(address: str) -> None:
         host, port = address.split(":")
+        beside = await trio.open_tcp_stream(host, int(port))
+        await _ask_if_alive(beside)
         stream = await trio.open_tcp_stream(host, int(port))
         with trio.move_on_after(5):
             try:
@@ -538,11 +553,35 @@ def test_rubbish_costs_its_own_connection_and_nothing_else(rubbish: bytes) -> No
             except trio.BrokenResourceError:
                 pass
         await stream.aclose()
-        async with httpx.AsyncClient(base_url=f"http://{address}") as asking:
-            assert (await asking.get("/livez")).status_code == 200
+        await _ask_if_alive(beside)
+        await beside.aclose()
         assert node.orders == []
 
     serving(node, use)
+
+
+def test_what_comes_while_a_connection_ends_costs_no_other_one() -> None:
+    """The answer to it meets a socket that another task of the server is just closing."""
+
+    async def send_behind_the_last(address: str) -> None:
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(b"GET /livez HTTP/1.0\r\n\r\nGET /livez HTTP/1.1\r\n\r\n")
+                await stream.receive_some(4096)
+                await stream.send_all(bytes(100))
+                await stream.receive_some(4096)
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as beside:
+            for _ in range(10):
+                await _ask_if_alive(beside)
+                async with trio.open_nursery() as nursery:
+                    for _ in range(12):
+                        nursery.start_soon(send_behind_the_last, address)
+
+    serving(Node(), use)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /livez HTTP/1.1\r\nHost: 127"])

@@ -10,6 +10,7 @@ from typing import IO
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from gossamer.node.base.roles import Found, Join, Resume, Role
 from gossamer.node.base.settings import Settings
@@ -163,10 +164,49 @@ def test_start_takes_an_optimizer_beside_a_preset_and_not_beside_a_manifest(
     assert any("--manifest and --optimizer" in line for line in errors(capsys))
 
 
+def test_start_takes_held_out_text_only_where_peers_have_their_own(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest may say that they have: it is read later."""
+    text, manifest = tmp_path / "text", tmp_path / "run.toml"
+    text.touch()
+    manifest.touch()
+    given = ["start", "--heldout", str(text), "--state-dir", str(tmp_path / "state")]
+    assert run_command(given) == 2
+    (line,) = errors(capsys)
+    assert "--heldout" in line
+    assert "--data own" in line
+    assert not daemon.ran
+    for more in (["--data", "own"], ["--manifest", str(manifest)]):
+        assert run_command([*given, *more]) == 0
+    assert [role.heldout for _, role in daemon.ran if isinstance(role, Found)] == [(text,)] * 2
+
+
 def test_start_goes_on_where_a_run_is(daemon: FakeDaemon, tmp_path: Path) -> None:
     StateDir(tmp_path).manifest_path.write_bytes(b"a run")
     assert run_command(["start", "--state-dir", str(tmp_path)]) == 0
     assert daemon.ran[0][1] == Resume()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_start_names_what_is_read_only_when_a_run_is_founded(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A node that trains on its own text reads that at every start."""
+    monkeypatch.setattr("gossamer.node.commands.daemon.start.trains_on_own_text", lambda _: own)
+    StateDir(tmp_path).manifest_path.write_bytes(b"a run")
+    given = ["--init-from", str(tmp_path), "--corpus", str(tmp_path), "--skip-bad"]
+    given += ["--start-after", "all"]
+    with capture_logs() as lines:
+        assert run_command(["start", *given, "--state-dir", str(tmp_path)]) == 0
+    of_text = {"--corpus", "--skip-bad"}
+    (line,) = lines
+    assert set(line["fields"]["options"]) == {"--init-from", "--start-after"} | (
+        set() if own else of_text
+    )
+    assert "only the founding of a run reads" in line["event"]
+    taken = Resume(corpus=(tmp_path,), skip_bad=True) if own else Resume()
+    assert daemon.ran[0][1] == taken
 
 
 def test_join(daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

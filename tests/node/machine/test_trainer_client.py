@@ -204,7 +204,7 @@ def test_work_with_a_value_out_of_range_is_not_collected(
         await train(trainer, 1)
         before = trainer.pending.copy()
         await trainer.train(begun(2))
-        trainer._process.pseudo_gradient[-1] = value
+        trainer._process.vectors.pseudo_gradient[-1] = value
         assert not await trainer.collect()
         assert await trainer.collect(), "once a round: there is nothing any more"
         assert (trainer.pending == before).all()
@@ -407,7 +407,7 @@ def test_the_setting_says_whether_the_worker_is_confined(
     try:
         TrainerClient(manifest, settings, str(StateDir(tmp_path).optimizer_path))
     finally:
-        process.release()
+        process.vectors.release()
     assert folders == [tmp_path / "trainer" if wanted == "on" else None]
 
 
@@ -427,7 +427,7 @@ def test_the_process_may_say_what_a_shared_step_of_the_run_has(
     try:
         client = TrainerClient(manifest, Settings(state_dir=Path("unused")), "unused")
     finally:
-        process.release()
+        process.vectors.release()
     steps = client._configure.shared_steps
     assert (steps is not None) is (sync == "distro")
     assert bounds == [framing.bytes_max_of(manifest.model, steps)]
@@ -442,7 +442,7 @@ def test_the_worker_is_told_the_micro_batch_of_the_settings(
     try:
         assert TrainerClient(manifest, settings, "unused")._configure.micro_batch == 4
     finally:
-        process.release()
+        process.vectors.release()
 
 
 @pytest.mark.parametrize(
@@ -643,4 +643,4 @@ def test_the_worker_is_told_the_runs_tokenizer(
         assert configure.tokenizer == "bpe"
         assert (path.parent.name, path.name) == ("00", bytes(range(32)).hex())
     finally:
-        process.release()
+        process.vectors.release()

@@ -44,7 +44,7 @@ def shard(tmp_path: Path) -> str:
 def trainer() -> Iterator[TrainerProcess]:
     process = TrainerProcess(MODEL.num_parameters, has_audits=True)
     yield process
-    process.release()
+    process.vectors.release()
 
 
 def configure(trainer: TrainerProcess, **options: object) -> m.Configure:
@@ -54,9 +54,9 @@ def configure(trainer: TrainerProcess, **options: object) -> m.Configure:
         device="cpu",
         limits=m.Limits(threads=1),
         seed=3,
-        base_fd=trainer.base_fd,
-        pseudo_gradient_fd=trainer.pseudo_gradient_fd,
-        audited_fd=trainer.audited_fd,
+        base_fd=trainer.vectors.base_fd,
+        pseudo_gradient_fd=trainer.vectors.pseudo_gradient_fd,
+        audited_fd=trainer.vectors.audited_fd,
         token_bytes=2,
         **options,  # type: ignore[arg-type]
     )
@@ -90,12 +90,12 @@ def test_trains_evaluates_dies_and_comes_back(
         await nursery.start(trainer.run)
         await trainer.send(configure(trainer, optimizer_path=optimizer_path))
         configured = await next_of(trainer, m.Configured)
-        assert len(trainer.base) == MODEL.num_parameters
+        assert len(trainer.vectors.base) == MODEL.num_parameters
         assert (configured.device, configured.precision) == ("cpu", "fp32")
         assert configured.problem == ""
         await trainer.send(m.Genesis())
         await next_of(trainer, m.GenesisDone)
-        assert trainer.base.any()
+        assert trainer.vectors.base.any()
         await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
         before = await next_of(trainer, m.Evaluated)
 
@@ -109,7 +109,7 @@ def test_trains_evaluates_dies_and_comes_back(
         finished = await next_of(trainer, m.Finished)
         assert finished.tokens == 50 * 64
         assert finished.spans == ((5, 0, 3400),)
-        trainer.base -= trainer.pseudo_gradient
+        trainer.vectors.base -= trainer.vectors.pseudo_gradient
         await trainer.send(m.Stop())  # too late, so it means nothing
         await trainer.send(m.Rebase(ranges=((0, 8), (16, 20))))
         await next_of(trainer, m.Rebased)
@@ -120,22 +120,22 @@ def test_trains_evaluates_dies_and_comes_back(
         finished = await next_of(trainer, m.Finished)
         assert (finished.round, finished.steps) == (2, 50)
         assert finished.spans == ((5, 3400, 6800),)
-        trainer.base -= trainer.pseudo_gradient
+        trainer.vectors.base -= trainer.vectors.pseudo_gradient
         await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
         after = await next_of(trainer, m.Evaluated)
         assert after.loss < 0.5 * before.loss
-        assert trainer.audited is not None
+        assert trainer.vectors.audited is not None
         for _ in range(2):  # its memory is given back in between
-            trainer.audited[:] = trainer.base
+            trainer.vectors.audited[:] = trainer.vectors.base
             await trainer.send(m.Audit(sequences=((shard, 0), (shard, 17))))
             audited = await next_of(trainer, m.Audited)
             assert max(audited.losses) < 0.5 * before.loss
-            trainer.give_back_audited()
-            assert not trainer.audited.any()
+            trainer.vectors.give_back_audited()
+            assert not trainer.vectors.audited.any()
         await trainer.send(m.Save())
         assert (await next_of(trainer, m.Saved)).problem == ""
 
-        base = trainer.base.copy()
+        base = trainer.vectors.base.copy()
         await trainer.send(m.Data(shard=5, path=shard, start=6400, stop=32_000))
         await trainer.send(m.Begin(round=3, first_step=100, steps_max=10_000, seconds_max=60.0))
         await next_of(trainer, m.Step)
@@ -146,7 +146,7 @@ def test_trains_evaluates_dies_and_comes_back(
         assert "SIGKILL" in death.description
         with pytest.raises(TrainerGoneError):
             await trainer.send(m.Stop())
-        assert (trainer.base == base).all()
+        assert (trainer.vectors.base == base).all()
 
         await nursery.start(trainer.run)
         await trainer.send(configure(trainer, optimizer_path=optimizer_path))
@@ -177,7 +177,7 @@ def test_the_worker_says_whether_it_is_confined(tmp_path: Path, confined: bool) 
     try:
         in_trio(scenario)
     finally:
-        trainer.release()
+        trainer.vectors.release()
 
 
 def test_what_the_worker_cannot_do_is_said(trainer: TrainerProcess, shard: str) -> None:
@@ -226,7 +226,7 @@ def end_of(trainer: TrainerProcess) -> TrainerExit:
     try:
         return trio.run(main)
     finally:
-        trainer.release()
+        trainer.vectors.release()
 
 
 def exit_with(
@@ -301,7 +301,7 @@ def test_what_a_worker_says_is_bounded_by_its_run(spare_bytes: int) -> None:
             assert first == m.Shared(round=1, update=bytes(size))
 
     in_trio(scenario)
-    trainer.release()
+    trainer.vectors.release()
 
 
 def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyP
         assert (exit_.signal, exit_.wanted) == (signal.SIGKILL, True)
 
     in_trio(scenario)
-    trainer.release()
+    trainer.vectors.release()
 
 
 def test_a_stopped_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def test_a_worker_is_not_silent_while_its_messages_are_not_read(
         assert (await next_of(trainer, TrainerExit)).code == 0
 
     in_trio(scenario)
-    trainer.release()
+    trainer.vectors.release()
 
 
 @pytest.mark.parametrize(

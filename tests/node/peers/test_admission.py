@@ -87,9 +87,9 @@ def test_a_ring_of_an_organiser_that_sits_out_is_joined_where_another_member_fol
     ring = ring_with([ME, CONNECTED, *MEMBERS, STRANGERS[0]])
     follower, spoiler = [each for each in MEMBERS if each != ring.organiser][:2]
     for peer in (ring.organiser, ring.organiser, spoiler, spoiler):
-        node.conduct.unsettled(1, peer)
-    node.begin_round(2)
-    assert node.sits_out(ring.organiser)
+        node.partners.conduct.unsettled(1, peer)
+    node.partners.begin_round(2)
+    assert node.partners.sits_out(ring.organiser)
     joined = {
         peer: node.admits_ring(ring.organiser, ring.roster, peer)
         for peer in (None, ring.organiser, spoiler, STRANGERS[0], follower)

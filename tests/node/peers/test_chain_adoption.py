@@ -11,7 +11,11 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.chain.chain_records import BehindError, UnknownHeadError
+from gossamer.node.peers.chain.chain_records import (
+    BehindError,
+    OpenedCommit,
+    UnknownHeadError,
+)
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
@@ -26,6 +30,7 @@ from gossamer.protocol.policy.heads.chain_summary import (
     NO_SUMMARY,
 )
 from gossamer.protocol.standing import STANDING_ROUNDS
+from gossamer.protocol.wire.chain_messages import ChainRequest
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
 from tests.support.long_chains import rounds_after
 from tests.support.memory_transport import MemoryNetwork, run_simulated
@@ -345,3 +350,49 @@ def test_the_head_of_the_link_stays_passed_where_the_summary_does_not_name_it(
         assert (pin in newcomer.chain.passed) is not is_astray
 
     play(tmp_path, story)
+
+
+def test_a_peer_that_has_all_headers_is_not_blamed_for_a_checkpoint_of_another_one(
+    tmp_path: Path,
+) -> None:
+    """Its page begins at the run, and comes when this node has begun at the checkpoint."""
+
+    async def main() -> None:
+        network, whole = MemoryNetwork(seed=1), Identity.from_seed(b"w" * 32)
+        async with (
+            network.transport(MEMBER) as served,
+            network.transport(whole) as serving_all,
+            network.transport(NEWCOMER) as asking,
+        ):
+            member = Member(tmp_path / "member", served, 4)
+            holder = Peer(tmp_path / "whole", serving_all)
+            genesis = holder.committed.entry
+            rounds = rounds_after(
+                member.members, NUM_ROUNDS, genesis.head, round_number=0, tokens_total=0,
+                run_id=member.manifest.run_id,
+            )  # fmt: skip
+            for commit, header in rounds:
+                holder.committed.head = holder.chain.add(commit, header)
+            member.advance(NUM_ROUNDS)
+            assert holder.committed.head == member.committed.head
+            newcomer = Peer(tmp_path / "newcomer", asking)
+            for peer in (MEMBER.peer_id, whole.peer_id):
+                await asking.connect(network.addresses_of(peer)[0])
+            request, pages = newcomer.records.request, 0
+
+            async def slow_request(peer: PeerId, wanted: ChainRequest) -> list[OpenedCommit]:
+                nonlocal pages
+                page = await request(peer, wanted)
+                pages += peer == whole.peer_id
+                if peer == whole.peer_id and newcomer.chain.start is None:
+                    assert page[0][1].round == 1
+                    assert await newcomer.adoption.adopt(MEMBER.peer_id)
+                return page
+
+            newcomer.records.request = slow_request  # type: ignore[method-assign, assignment]
+            await newcomer.records.learn(holder.committed.head, whole.peer_id)
+            assert newcomer.chain.is_whole(holder.committed.head)
+            assert newcomer.chain.start is not None
+            assert pages > 1
+
+    run_simulated(main)

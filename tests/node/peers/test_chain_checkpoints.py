@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import trio
 from msgspec.structs import replace
 
 from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.blocks.uploads import Uploads
 from gossamer.node.peers.chain.chain_checkpoints import ChainCheckpoints, Pending
 from gossamer.protocol.decoding import to_msgpack
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.heads.chain_checkpoint import (
     ChainCheckpoint,
+    OpenedCheckpoint,
     checkpoint_of,
     claimed_by,
     signing_bytes,
@@ -91,3 +96,33 @@ def test_a_checkpoint_up_to_the_path_that_came_meanwhile_is_not_taken(tmp_path: 
     assert not made.take_if_proven()
     assert made.last_round == 2 * CHECKPOINT_PERIOD
     assert made.pending is None
+
+
+def test_a_path_that_is_older_than_one_that_came_meanwhile_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the newest one when the peer was asked for its summary."""
+    one, summary = checkpoint(0, 7, 1)
+    later, later_summary = checkpoint(0, 7, 2)
+    made = ChainCheckpoints(
+        RUN, ScriptedTransport(), tmp_path, DiskHealth(), None, lambda _: None, lambda *_: None,
+        Uploads(),
+    )  # fmt: skip
+
+    async def ask_path(_peer: PeerId) -> list[OpenedCheckpoint]:
+        return [claimed_by(signed(one, 0, 4), RUN.run_id)]
+
+    async def ask_summary(_peer: PeerId, _digest: Digest) -> ChainSummary:
+        made.take_path([claimed_by(signed(later, 0, 4), RUN.run_id)], later_summary)
+        return summary
+
+    monkeypatch.setattr(made, "ask_path", ask_path)
+    monkeypatch.setattr(made, "ask_summary", ask_summary)
+    committed = SimpleNamespace(head=one.head)
+    keeper = CheckpointKeeper(
+        RUN, IDENTITY, ScriptedTransport(), committed, None, [],  # type: ignore[arg-type]
+        made, lambda *_: None,
+    )  # fmt: skip
+    monkeypatch.setattr(keeper, "_ancestor", lambda head, _round: head)
+    assert not trio.run(keeper._take_path_of, PEERS[1])
+    assert made.last_round == 2 * CHECKPOINT_PERIOD

@@ -18,6 +18,7 @@ from gossamer.node.rounds.decisions import (
     goes_straight_on,
     is_overtaken,
     is_too_early,
+    offers_without_training,
     stops_training,
 )
 from gossamer.protocol.ids import digest_of
@@ -52,6 +53,22 @@ def test_training_stops_for_an_order_a_better_head_or_others_that_wait(
         wants_device=wants_device, better=better, deadline_seconds=deadline_seconds, now=NOW
     )
     assert decision == Decision(stops, reason)
+
+
+@pytest.mark.parametrize(
+    ("is_stranger", "rounds_missed", "offers", "reason"),
+    [
+        (True, 0, False, "no work has missed a round"),
+        (True, 1, False, "the others may wait for this node once more"),
+        (True, 2, True, "the others did not wait for this node"),
+        (False, 2, False, "the others wait for this node"),
+    ],
+)
+def test_a_newcomer_whose_work_missed_two_rounds_offers_it_without_more_training(
+    is_stranger: bool, rounds_missed: int, offers: bool, reason: str
+) -> None:
+    decision = offers_without_training(is_stranger=is_stranger, rounds_missed=rounds_missed)
+    assert decision == Decision(offers, reason)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from gossamer.protocol.rounds.actions import (
     LinkBroken,
     Observation,
     Send,
+    Signer,
 )
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Average
@@ -97,11 +98,9 @@ class Member:
 
     def __post_init__(self) -> None:
         machine = Round(
-            me=self.me,
-            run_id=RUN_ID,
+            signer=Signer(self.me, RUN_ID, sign_as(self.me)),
             parent=Parent(HEAD, 0, 0, Ledger()),
             rules=RoundRules(PAYLOADS, 4096, NUM_CHUNKS, 10.0, 1000.0, 2.5),
-            sign=sign_as(self.me),
             verify=verify,
             now=0.0,
         )

@@ -23,7 +23,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Compute
+from gossamer.protocol.rounds.actions import Compute, Signer
 from gossamer.protocol.rounds.commit import Parent, members_of
 from gossamer.protocol.rounds.inventory import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
@@ -79,11 +79,9 @@ class Alone(HonestRound):
             random.Random(0),
         )
         machine = Round(
-            me=self.me,
-            run_id=RUN_ID,
+            signer=Signer(self.me, RUN_ID, identity.sign),
             parent=Parent(HEAD, 0, 0, Ledger()),
             rules=RoundRules(PAYLOADS, PLAN.chunk_elements, PLAN.num_chunks, 0.1, 0.3, 1.0),
-            sign=identity.sign,
             verify=verify,
             now=trio.current_time(),
         )

@@ -30,8 +30,10 @@ class Fetches:
             signers_of=lambda _head: frozenset({peer(1)}),
             counts_at_once=lambda _head: True,
             note_counting=self.counting.append,
-            is_by_way_of=lambda ring_id, head: (ring_id, head) == (RING, HEAD),
-            is_reached=lambda _head: self.is_reached,
+            branches=SimpleNamespace(
+                is_by_way_of=lambda ring_id, head: (ring_id, head) == (RING, HEAD),
+                is_reached=lambda _head: self.is_reached,
+            ),
             avoid=self.avoided.append,
         )
         swarm: Any = SimpleNamespace(sources=list)

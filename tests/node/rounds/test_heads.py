@@ -15,10 +15,13 @@ from typing import Any, cast
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
+from gossamer.node.heads.avoided_heads import BLAME_SECONDS
 from gossamer.node.heads.heads import BetterHead, Heads
+from gossamer.node.peers.chain.chain_records import BehindError
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS, RingProgress
 from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain import known_rounds
@@ -27,6 +30,7 @@ from gossamer.node.storage.chain.known_rounds import KnownRounds
 from gossamer.protocol import limits
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.conduct.bans import Bans
 from gossamer.protocol.policy.heads.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.state.chain import Commit, Header, Member
@@ -80,14 +84,14 @@ class Chain:
             ready_since=lambda _head: None,
             gossip=SimpleNamespace(statement_store=self.statements),
         )
-        rounds = KnownRounds(self.store)
-        choice = HeadChoice(rounds, ME)
+        self.rounds = KnownRounds(self.store)
+        choice = HeadChoice(self.rounds, ME)
         unused: Any = None
         self.rollbacks = TakenBack()
         committed = cast(Any, self.committed)
         self.heads = Heads(
             cast(Any, SimpleNamespace(gather_seconds=GATHER_SECONDS)),
-            rounds,
+            self.rounds,
             choice,
             committed,
             cast(Any, SimpleNamespace(records=SimpleNamespace(unfinished=frozenset()))),
@@ -214,11 +218,11 @@ def test_votes_that_are_heard_count_beside_the_record_of_a_round(
     assert round_of_all == first
     if not is_early:
         assert head_better_than_mine(chain) == lone
-        chain.heads.heard_vote(signed(ME), wrong)
-        chain.heads.heard_vote(signed(STRANGER), Vote(ring_id, 1, first, ()))
+        chain.rounds.heard_vote(signed(ME), wrong)
+        chain.rounds.heard_vote(signed(STRANGER), Vote(ring_id, 1, first, ()))
         assert head_better_than_mine(chain) == lone
         for author, vote in others:
-            chain.heads.heard_vote(signed(author), vote)
+            chain.rounds.heard_vote(signed(author), vote)
     assert head_better_than_mine(chain) is None
     assert chain.heads.signers_of(round_of_all) == {*ALL}
 
@@ -228,7 +232,7 @@ def with_heard_vote(chain: Chain) -> Digest:
     nothing else has it any more."""
     round_of_all, _ = shown_by_one_signer(chain)
     assert chain.heads.signers_of(round_of_all) == {C}
-    chain.heads.heard_vote(signed(ME), Vote(OTHER_RING, 1, round_of_all, ()))
+    chain.rounds.heard_vote(signed(ME), Vote(OTHER_RING, 1, round_of_all, ()))
     assert chain.heads.signers_of(round_of_all) == {ME, C}
     return round_of_all
 
@@ -249,7 +253,7 @@ def test_heard_votes_are_in_the_record_when_the_next_round_is_over(
         head = with_heard_vote(chain)
     newest = chain.add(head, ALL, only=[C])
     assert chain.heads.signers_of(newest) == {C}
-    chain.heads.heard_vote(signed(B), Vote(OTHER_RING, 1, newest, ()))
+    chain.rounds.heard_vote(signed(B), Vote(OTHER_RING, 1, newest, ()))
     chain.store.sync(newest)
     again = KnownRounds(ChainStore(chain.directory, RUN_ID, Digest(bytes(32))))
     assert again.signers_of(head) == {ME, C}
@@ -268,7 +272,7 @@ def test_votes_for_old_rounds_displace_no_heard_vote(
     old = [chain.add(chain.fork, [ME], TOKENS + number) for number in range(4)]
     round_of_all = with_heard_vote(chain)
     for head in old:
-        chain.heads.heard_vote(signed(STRANGER), Vote(MY_RING, 1, head, ()))
+        chain.rounds.heard_vote(signed(STRANGER), Vote(MY_RING, 1, head, ()))
     assert chain.heads.signers_of(round_of_all) == {ME, C}
 
 
@@ -286,11 +290,11 @@ def test_without_a_better_head_a_round_goes_on(chain: Chain) -> None:
 def test_what_follows_my_head_is_on_mine_and_a_branch_is_not(chain: Chain) -> None:
     child = chain.add(chain.mine, [B])
     branch = chain.add(chain.fork, ALL)
-    assert chain.heads.is_on_mine(chain.mine)
-    assert chain.heads.is_on_mine(child)
-    assert chain.heads.is_on_mine(chain.add(child, [B]))
-    assert not chain.heads.is_on_mine(branch)
-    assert not chain.heads.is_on_mine(chain.add(branch, [B]))
+    assert chain.heads.branches.is_on_mine(chain.mine)
+    assert chain.heads.branches.is_on_mine(child)
+    assert chain.heads.branches.is_on_mine(chain.add(child, [B]))
+    assert not chain.heads.branches.is_on_mine(branch)
+    assert not chain.heads.branches.is_on_mine(chain.add(branch, [B]))
 
 
 def test_a_lone_commit_on_my_head_does_not_stop_a_ring_of_many(chain: Chain) -> None:
@@ -391,9 +395,9 @@ def test_votes_of_strangers_make_no_most_of_my_ring(chain: Chain) -> None:
     for others, follows in (([B], False), ([B, C], True)):
         for padding in ([], [STRANGER, *peers(9)[4:6]]):
             head = chain.add(chain.mine, [*others], TOKENS + len(padding), MY_RING, padding)
-            chain.heads._rings = {MY_RING}
+            chain.heads.branches._rings = {MY_RING}
             assert chain.heads._rounds.is_by_most_of({MY_RING}, head) is follows
-            assert chain.heads._is_of_my_ring(head) is follows
+            assert chain.heads.branches.is_of_my_ring(head) is follows
             assert not chain.heads._rounds.is_by_most_of({OTHER_RING}, head)
 
 
@@ -401,10 +405,10 @@ def test_a_record_that_cannot_be_read_says_nothing_of_my_ring(chain: Chain) -> N
     head = chain.add(chain.mine, [B, C], TOKENS, MY_RING)
     for path in (chain.directory).iterdir():
         path.write_bytes(b"damaged")
-    chain.heads.followed(MY_RING)
-    assert not chain.heads._is_of_my_ring(head)
-    assert not chain.heads.is_by_way_of(MY_RING, head)
-    assert chain.heads.first_of(head) is None
+    chain.heads.branches.followed(MY_RING)
+    assert not chain.heads.branches.is_of_my_ring(head)
+    assert not chain.heads.branches.is_by_way_of(MY_RING, head)
+    assert chain.heads.branches.first_of(head) is None
 
 
 def take_back(chain: Chain, undone: Digest) -> None:
@@ -488,7 +492,7 @@ def test_a_look_at_the_heads_takes_no_more_steps_after_ten_thousand_rounds(chain
         announce = cast(Any, SimpleNamespace(head=chain.committed.head))
         chain.heads.better()
         chain.heads.wanted()
-        chain.heads.recent()
+        chain.heads.branches.recent()
         chain.heads.is_lost(announce)
         chain.heads.is_near(chain.committed.head)
 
@@ -547,3 +551,39 @@ def test_a_catching_up_that_ends_early_counts_as_far_as_it_came(
     is_moving = False
     trio.run(main, clock=MockClock(autojump_threshold=0.0))
     assert noted == [nearer], "and not where it did not move"
+
+
+def test_nobody_is_blamed_for_the_line_that_this_node_spares(tmp_path: Path) -> None:
+    """It becomes metered while blocks come, and the fetch fails for it."""
+    chain, blamed = Chain(tmp_path), list[PeerId]()
+    swarm: Any = chain.heads._swarm
+    swarm.sources = lambda: [B]
+    swarm.offence = lambda peer, _error: blamed.append(peer)
+
+    async def main() -> None:
+        for is_metered in (True, False):
+            swarm.spares_line = lambda is_metered=is_metered: is_metered
+            assert blamed == []
+            chain.heads.avoid(chain.mine, BehindError("blocks are missing"))
+        chain.heads.avoid(chain.mine, BehindError("and soon after that again"))
+        assert blamed == [B]
+        await trio.sleep(BLAME_SECONDS + 1)
+        chain.heads.avoid(chain.mine, BehindError("and now"))
+        assert blamed == [B, B]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_peer_at_heads_that_cannot_be_reached_is_not_banned_for_that_alone() -> None:
+    bans = Bans()
+    numbers = range(1000)
+    assert not any(bans.offence(BLAME_SECONDS * each, B, "unproven") for each in numbers)
+
+
+def test_the_beginning_of_the_run_has_no_branch_and_no_record_that_could_not_be_read(
+    chain: Chain,
+) -> None:
+    """The founder takes all rounds back: this node goes to a head that no record leads to."""
+    with capture_logs() as logs:
+        assert chain.heads.branches.first_of(RUN_ID) is None
+    assert logs == []

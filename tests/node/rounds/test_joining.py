@@ -12,6 +12,7 @@ import trio
 
 from gossamer.node.rounds.following import CLAIMS_SECONDS, PROOF_SECONDS, Joiner
 from tests.support.builders import announce
+from tests.support.committed_rounds import IDENTITY
 from tests.support.memory_transport import run_simulated
 
 
@@ -30,19 +31,26 @@ class Trainer:
         return np.arange(3, dtype=np.float32)
 
 
+def made_parts() -> list[MagicMock]:
+    """The parts of a `Joiner`. The run has a founder whose rounds can be proven."""
+    context, follower, prover, fetcher = (MagicMock() for _ in range(4))
+    context.manifest.founder = IDENTITY.peer_id
+    prover.lacks_way.return_value = False
+    return [context, follower, prover, fetcher]
+
+
 def test_heads_that_nobody_proves_do_not_keep_a_node_from_its_first_round() -> None:
     """A peer announces a head, and never ends its answer to the question how it came about."""
-    committed, trainings, follower, prover, fetcher, rest = (MagicMock() for _ in range(6))
-    committed.is_loaded, trainings.feed.carry = False, rest
+    context, follower, prover, fetcher = made_parts()
+    committed, trainings = context.committed, follower.trainings
+    committed.is_loaded = False
     follower.heads.better.return_value = None
     trainings.orders.pause = None
     trainings.orders.wait = trio.sleep
     trainings.run_in_thread = AsyncMock(return_value=False)
     follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
     prover.has_open_questions, fetcher.is_at_work = True, False
-    joiner = Joiner(
-        committed, rest, MagicMock(), trainings, follower, prover, fetcher, has_bootstrap=False
-    )
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=False)
 
     async def begin() -> None:
         committed.is_loaded = True
@@ -59,7 +67,8 @@ def test_heads_that_nobody_proves_do_not_keep_a_node_from_its_first_round() -> N
 
 def test_a_crowd_of_silent_peers_does_not_keep_a_node_from_its_first_round() -> None:
     """Each of them takes the question for the claims of the others, and never answers."""
-    committed, trainings, follower, prover, fetcher, swarm = (MagicMock() for _ in range(6))
+    context, follower, prover, fetcher = made_parts()
+    committed, swarm, trainings = context.committed, context.swarm, follower.trainings
 
     async def silence(_peer: object) -> None:
         await trio.sleep_forever()
@@ -70,9 +79,7 @@ def test_a_crowd_of_silent_peers_does_not_keep_a_node_from_its_first_round() -> 
     committed.is_loaded, prover.has_open_questions, fetcher.is_at_work = True, False, False
     swarm.sources.return_value = [f"silent {number}" for number in range(300)]
     swarm.gossip.reconcile.side_effect = silence
-    joiner = Joiner(
-        committed, MagicMock(), swarm, trainings, follower, prover, fetcher, has_bootstrap=False
-    )
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=False)
 
     async def main() -> None:
         began = trio.current_time()
@@ -85,7 +92,8 @@ def test_a_crowd_of_silent_peers_does_not_keep_a_node_from_its_first_round() -> 
 
 def test_claims_are_heard_from_a_peer_that_has_heard_them() -> None:
     """Of two peers the first one by its id came in just before, and knows no claims either."""
-    committed, trainings, follower, prover, fetcher, swarm = (MagicMock() for _ in range(6))
+    context, follower, prover, fetcher = made_parts()
+    committed, swarm, trainings = context.committed, context.swarm, follower.trainings
     trainings.orders.wait = trio.sleep
     trainings.run_in_thread = AsyncMock(return_value=False)
     follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
@@ -94,24 +102,19 @@ def test_claims_are_heard_from_a_peer_that_has_heard_them() -> None:
     phases = dict(zip(swarm.sources(), ("syncing", "averaging", "paused"), strict=True))
     swarm.living.return_value = {peer: announce(phase=phases[peer]) for peer in phases}
     swarm.gossip.reconcile = AsyncMock()
-    joiner = Joiner(
-        committed, MagicMock(), swarm, trainings, follower, prover, fetcher, has_bootstrap=False
-    )
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=False)
     trio.run(joiner.join)
     swarm.gossip.reconcile.assert_called_once_with("2 member")
 
 
 def test_initial_weights_are_copied_in_a_thread() -> None:
     """Those of a model of 215 million parameters are 860 MB."""
-    trainer, committed, trainings = Trainer(), MagicMock(), MagicMock()
+    context, follower, prover, fetcher = made_parts()
+    trainer, trainings = Trainer(), follower.trainings
     trainings.trainer, trainings.run_in_thread = trainer, trio.to_thread.run_sync
-    parts: list[Any] = [MagicMock() for _ in range(5)]
-    swarm, chain_sync, follower, prover, fetcher = parts
-    joiner = Joiner(
-        committed, chain_sync, swarm, trainings, follower, prover, fetcher, has_bootstrap=False
-    )
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=False)
     assert trio.run(joiner._draw_genesis)
-    (initial,) = committed.set_genesis.call_args.args
+    (initial,) = context.committed.set_genesis.call_args.args
     assert initial.tolist() == [0.0, 1.0, 2.0]
     assert trainer.readers
     assert threading.get_ident() not in trainer.readers

@@ -145,8 +145,9 @@ def test_rounds_before_the_record_are_not_forgotten_as_those_of_another_branch(
 
 def test_a_newcomer_waits_while_the_founder_cannot_prove_its_rounds() -> None:
     """A branch of its own beside the founder's rounds would lose to them."""
-    committed, trainings, follower, prover, fetcher, rest = (MagicMock() for _ in range(6))
-    committed.is_loaded, trainings.feed.carry = False, rest
+    context, follower, prover, fetcher = (MagicMock() for _ in range(4))
+    committed, trainings = context.committed, follower.trainings
+    committed.is_loaded = False
     follower.heads.better.return_value = None
     progress = follower.phases.progress = SimpleNamespace(problem=None)
     trainings.orders.pause = None
@@ -154,13 +155,10 @@ def test_a_newcomer_waits_while_the_founder_cannot_prove_its_rounds() -> None:
     trainings.run_in_thread = AsyncMock(return_value=False)
     follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
     prover.has_open_questions, fetcher.is_at_work = False, False
-    founder = IDENTITY.peer_id
+    founder = context.manifest.founder = IDENTITY.peer_id
     lacking = {founder}
     prover.lacks_way = lacking.__contains__
-    joiner = Joiner(
-        committed, rest, MagicMock(), trainings, follower, prover, fetcher,
-        has_bootstrap=False, founder=founder,
-    )  # fmt: skip
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=False)
     problems: list[str | None] = []
 
     async def begin() -> None:

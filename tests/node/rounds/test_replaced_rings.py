@@ -16,7 +16,7 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingEvent
+from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingEvent, Signer
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring_parts import tree_of
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -68,11 +68,9 @@ def a_driver() -> tuple[RoundDriver, Told]:
     gossip: Any = None
     run_in_thread: Any = at_once
     machine = Round(
-        me=ME,
-        run_id=RUN_ID,
+        signer=Signer(ME, RUN_ID, sign_as(ME)),
         parent=Parent(HEAD, 4, 1000, Ledger()),
         rules=RoundRules(PAYLOADS, PLAN.chunk_elements, PLAN.num_chunks, 20.0, 0.3, 5.0),
-        sign=sign_as(ME),
         verify=verify,
         now=0.0,
     )

@@ -28,7 +28,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.actions import Committed, Observation, Removed
+from gossamer.protocol.rounds.actions import Committed, Observation, Removed, Signer
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring, RoundRules
@@ -85,11 +85,9 @@ class Member(OpenListener, HonestRound):
         gossip.start()
         nursery.start_soon(gossip.run)
         machine = Round(
-            me=me,
-            run_id=RUN_ID,
+            signer=Signer(me, RUN_ID, self.identity.sign),
             parent=Parent(HEAD, 0, 0, Ledger()),
             rules=RoundRules(PAYLOADS, PLAN.chunk_elements, PLAN.num_chunks, 10.0, 0.3, 2.5),
-            sign=self.identity.sign,
             verify=verify,
             now=trio.current_time(),
         )

@@ -96,8 +96,14 @@ class Asking:
         )
         payloads, chain = SumPayloads(codec("fp32")), {HEAD}
         self.committed: Any = SimpleNamespace(payloads=payloads, entry=self.entry, chain=chain)
-        self.transport: Any = transport
+        self.silent_until = 0.0
+        """Time until which nothing comes from the member, although it is connected."""
+        self.transport: Any = transport or SimpleNamespace(heard_seconds=self._heard_seconds)
         self.asked_seconds: list[float] = []
+
+    def _heard_seconds(self, _peer: PeerId) -> float:
+        now = trio.current_time()
+        return now if now >= self.silent_until else -1.0
 
     def audit(self, job: AuditJob) -> SumAudit:
         own: Any = None
@@ -290,6 +296,27 @@ def test_a_member_that_ends_its_connection_at_each_question_is_named() -> None:
     with pytest.raises(NotOpened):
         after_being_away(asking, opens, ENDED_TIMES)
     assert len(asking.asked_seconds) == ENDED_TIMES
+
+
+@pytest.mark.parametrize("own_round", [ROUND, ROUND + ASKED_ROUNDS])
+def test_a_member_that_froze_is_not_named_while_its_connection_stands(own_round: int) -> None:
+    """Among many peers it stands for half a minute, in which the others may make many rounds."""
+    asking = Asking()
+    asking.silent_until = 35.0
+
+    async def freezes() -> Opening:
+        asking.entry.round = own_round
+        if trio.current_time() < asking.silent_until:
+            await trio.sleep(10.0)
+            raise TransportError("no answer")
+        return OPENING
+
+    if own_round == ROUND:
+        assert asking.opened(freezes, late_until=0.0) == OPENING
+        assert len(asking.asked_seconds) == 2
+    else:
+        with pytest.raises(CannotTell, match="a member has gone"):
+            asking.opened(freezes, late_until=0.0)
 
 
 def test_an_auditor_whose_own_line_fails_names_nobody() -> None:

@@ -242,6 +242,14 @@ def test_locking_removes_what_a_crash_left_in_the_folders(tmp_path: Path, folder
         assert names(tmp_path / folder) == ["whole"]
 
 
+def test_a_leftover_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
+    """As where the node ran as another user once: the lock is not to blame."""
+    leftover = tmp_path / "work" / ".journal.tmp"
+    leftover.mkdir(parents=True)
+    with pytest.raises(DiskError, match=f"{leftover} cannot be"), StateDir(tmp_path).locked():
+        pass
+
+
 def test_files_in_a_folder_of_the_owner_stay(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / ".a.tmp").write_bytes(b"")

@@ -8,7 +8,14 @@ from collections import Counter
 from msgspec.structs import replace
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.relay_choice import RELAY_RATE_MIN, relay_order
+from gossamer.protocol.policy.relay_choice import (
+    FAILURES_MAX,
+    FAILURES_SECONDS,
+    RELAY_RATE_MIN,
+    USEFUL_SECONDS,
+    RelayMemory,
+    relay_order,
+)
 from gossamer.protocol.wire.statements import Announce, Reach
 from tests.support.builders import announce, peers
 
@@ -49,3 +56,48 @@ def test_a_line_that_was_not_measured_has_some() -> None:
 def test_those_that_everybody_reaches_come_first() -> None:
     counts = firsts({FIRST: relay(1e9, "crossable"), SECOND: relay(1e5)})
     assert counts == {SECOND: counts.total()}
+
+
+PEER, RELAYS = OTHERS[0], [FIRST, SECOND, THIRD]
+
+
+def test_a_relay_that_failed_is_asked_after_the_others_for_that_peer() -> None:
+    memory = RelayMemory()
+    assert memory.in_order(0.0, PEER, RELAYS) == RELAYS
+    memory.failed(0.0, PEER, FIRST)
+    assert memory.in_order(1.0, PEER, RELAYS) == [SECOND, THIRD, FIRST]
+    assert memory.in_order(1.0, OTHERS[1], RELAYS) == RELAYS
+    for relay in (SECOND, SECOND, THIRD):
+        memory.failed(1.0, PEER, relay)
+    assert memory.in_order(2.0, PEER, RELAYS) == [FIRST, THIRD, SECOND]
+    assert memory.in_order(1.0 + FAILURES_SECONDS, PEER, RELAYS) == RELAYS
+
+
+def test_a_circuit_that_soon_ends_is_a_failure_and_one_that_was_of_use_is_none() -> None:
+    memory = RelayMemory()
+    memory.stands(0.0, PEER, FIRST)
+    memory.stands(10.0, PEER, FIRST)  # the same one is seen again
+    assert memory.standing() == [PEER]
+    memory.ended(USEFUL_SECONDS - 1.0, PEER)
+    assert memory.in_order(USEFUL_SECONDS, PEER, RELAYS)[-1] == FIRST
+    memory.stands(1000.0, PEER, FIRST)
+    memory.ended(1000.0 + USEFUL_SECONDS, PEER)
+    assert memory.in_order(1001.0 + USEFUL_SECONDS, PEER, RELAYS) == RELAYS
+    assert memory.standing() == []
+
+
+def test_a_relay_that_led_to_a_connection_of_their_own_was_of_use() -> None:
+    memory = RelayMemory()
+    memory.failed(0.0, PEER, FIRST)
+    memory.stands(1.0, PEER, FIRST)
+    memory.crossed(PEER)
+    assert memory.in_order(2.0, PEER, RELAYS) == RELAYS
+    assert memory.standing() == []
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    memory = RelayMemory()
+    for number in range(FAILURES_MAX + 10):
+        memory.failed(0.0, PeerId(str(number)), FIRST)
+    assert memory.in_order(1.0, PeerId("9"), [FIRST, SECOND]) == [FIRST, SECOND]
+    assert memory.in_order(1.0, PeerId("10"), [FIRST, SECOND]) == [SECOND, FIRST]

@@ -11,7 +11,7 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.actions import Action, LeftOut, Publish
+from gossamer.protocol.rounds.actions import Action, LeftOut, Publish, Signer
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring_choice import (
     HURRY_SECONDS,
@@ -50,11 +50,9 @@ def at_work(
 ) -> Round:
     """A machine at second 0 that expects all others and has heard the `Ready` of some."""
     machine = Round(
-        me=me,
-        run_id=RUN_ID,
+        signer=Signer(me, RUN_ID, sign_as(me)),
         parent=Parent(HEAD, 4, 1000, Ledger()),
         rules=RoundRules(SumPayloads(codec("fp32")), 1024, 1, GATHER_SECONDS, 0.3, 5.0),
-        sign=sign_as(me),
         verify=verify,
         now=-100.0,
         hints=hints,

@@ -8,7 +8,7 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.actions import Action, BeginRing, Publish, Unsettled
+from gossamer.protocol.rounds.actions import Action, BeginRing, Publish, Signer, Unsettled
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.ring_choice import OF_ONE_MAX, REPLACE_SECONDS
 from gossamer.protocol.rounds.ring_order import rank_order
@@ -24,11 +24,9 @@ ME, ROGUE, OTHER = MEMBERS = rank_order(HEAD, 0, peers(3))
 def ready_machine() -> Round:
     """A machine that is ready at second 0, and has yet to hear the others."""
     machine = Round(
-        me=ME,
-        run_id=RUN_ID,
+        signer=Signer(ME, RUN_ID, sign_as(ME)),
         parent=Parent(HEAD, 4, 1000, Ledger()),
         rules=RoundRules(SumPayloads(codec("fp32")), 1024, 1, 20.0, 0.3, 5.0),
-        sign=sign_as(ME),
         verify=verify,
         now=-100.0,
     )

@@ -15,12 +15,13 @@ from gossamer.node.rounds.decisions import (
     RingProgress,
     gives_up_round,
     is_overtaken,
+    offers_without_training,
     stops_training,
 )
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.rounds.actions import Committed
+from gossamer.protocol.rounds.actions import Committed, Signer
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.roster import RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
@@ -35,6 +36,9 @@ INNER_STEPS = 200
 """Of a round, if the peer is not stopped before."""
 
 STEP_TOKENS = (1, 5)
+
+ROUND_SECONDS = 30.0
+"""See `RoundRules.round_seconds`: more than a round trains in most worlds."""
 
 
 class _Rules(RoundRules):
@@ -93,9 +97,9 @@ class Turn:
         doubted, unfair = world.doubted_by(peer, number), world.unfair_to(peer, number)
         self._peer = peer
         self._world = world
+        self._is_new_training = training is None
         machine = Round(
-            me=peer.peer_id,
-            run_id=world.run_id,
+            signer=Signer(peer.peer_id, world.run_id, peer.sign),
             parent=Parent(
                 head, checks.round_of(head), checks.tokens_of(head), checks.ledgers[head]
             ),
@@ -107,8 +111,8 @@ class Turn:
                 scenario.gather_fraction,
                 scenario.attempt_seconds,
                 accusers=scenario.accusers,
+                round_seconds=ROUND_SECONDS,
             ),
-            sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
             hints=hints._replace(
@@ -130,8 +134,24 @@ class Turn:
         self._world.note(f"{peer.name} begins round {self.driver.machine.number}")
         peer.set_phase("training")
         self.driver.begin()
-        peer.at(self._training.done_seconds, self._trained)
+        if self._offers_without_training():
+            self._world.count("carried work offered without training")
+            peer.expected_now = peer.expected()
+            self.driver.expect(peer.expected_now)
+            self._is_training = False
+            self._training.num_steps = 0
+            self._say_ready()
+        else:
+            peer.at(self._training.done_seconds, self._trained)
         self._poll()
+
+    def _offers_without_training(self) -> bool:
+        """Whether the round has the carried work alone. A training that runs already goes on."""
+        peer, account, head = self._peer, self._peer.work.account, self._peer.heads.head
+        missed = self.driver.machine.number - account.oldest_round if account.carried else 0
+        is_stranger = peer.peer_id not in self._world.checks.choice.stakes_at(head)
+        decision = offers_without_training(is_stranger=is_stranger, rounds_missed=max(0, missed))
+        return self._is_new_training and decision.holds
 
     def _poll(self) -> None:
         if not self._is_over:

@@ -203,7 +203,7 @@ def test_the_worker_says_that_another_process_keeps_the_network(
     (tmp_path / "sitecustomize.py").write_text(_SLOW_MACHINE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with worker_of_two(tmp_path / "own") as (_, configured, _):
-        assert "it can open network connections" in configured.confinement
+        assert " can open network connections" in configured.confinement
         assert "does not know Linux on toaster" in configured.confinement
 
 

@@ -164,7 +164,11 @@ def scan_corpus(
 
 
 class _Scan:
-    """What is known of the documents that were read."""
+    """What is known of the documents that were read.
+
+    It has more than 12 attributes: there is a column for each fact about a document, because
+    millions of objects would not fit into memory.
+    """
 
     def __init__(
         self,

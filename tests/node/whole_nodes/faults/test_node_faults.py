@@ -217,7 +217,7 @@ def test_a_member_that_sits_out_from_now_on_spoils_no_ring_that_is_at_work(tmp_p
         victim, another = order[1], order[3]
         survivors = [name for peer, name in peers.items() if peer != victim]
         for name in survivors:
-            conduct = world.participant(name).context.swarm.admission.conduct
+            conduct = world.participant(name).context.swarm.admission.partners.conduct
             conduct.put_out(
                 number, another, victim, order, votes=VotesSeen(have_begun=True, is_late=True)
             )
@@ -225,7 +225,7 @@ def test_a_member_that_sits_out_from_now_on_spoils_no_ring_that_is_at_work(tmp_p
         world.crash(peers[victim])
         await world.reach(number, *survivors, seconds=20)
         for name in survivors:
-            conduct = world.participant(name).context.swarm.admission.conduct
+            conduct = world.participant(name).context.swarm.admission.partners.conduct
             assert conduct.sits_out(number, victim)
             header = headers_of(world, name)[number - 1]
             assert {member.peer_id for member in header.members} == {*order}
@@ -273,12 +273,12 @@ def test_a_member_that_all_others_had_trouble_with_keeps_its_place(tmp_path: Pat
         number = world.round("a") + 1
         for other in others:
             for name in (peers[victim], peers[other]):
-                conduct = world.participant(name).context.swarm.admission.conduct
+                conduct = world.participant(name).context.swarm.admission.partners.conduct
                 order = (other, victim, *(peer for peer in others if peer != other))
                 conduct.put_out(number, victim, other, order)
                 assert not conduct.sits_out(number + 1, other)
         for peer, name in peers.items():
-            avoids = world.participant(name).context.swarm.admission.is_avoided
+            avoids = world.participant(name).context.swarm.admission.partners.is_avoided
             assert all(
                 avoids(other) == (victim in (peer, other)) for other in peers.keys() - {peer}
             )

@@ -23,7 +23,16 @@ from gossamer.node.storage.state.state_blocks import CannotRebuildError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.chain_messages import ChainRequest
-from tests.support.node_world import FastTrainer, World, newest_header, simulate
+from tests.support.node_world import (
+    FastTrainer,
+    NumbersTrainer,
+    SlowTrainer,
+    World,
+    credited,
+    newest_header,
+    simulate,
+    start,
+)
 
 PATIENCE_SECONDS = 10.0
 """Longest wait for a task of the event loop to begin, in real seconds."""
@@ -214,5 +223,27 @@ def test_a_newcomer_gets_into_rounds_that_take_a_fraction_of_a_second(tmp_path: 
             number = world.round("a")
             await world.until(lambda: world.round("a") > number)  # noqa: B023
             assert len(contributors()) == 3
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("trainer", [NumbersTrainer, SlowTrainer])
+def test_a_newcomer_gets_in_though_no_round_waits_for_it(
+    trainer: type[NumbersTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose others have spent their waits on somebody else. It begins each round later than
+    they do, so it is never ready in time with new work."""
+    monkeypatch.setattr("gossamer.protocol.rounds.roster.STRANGER_WAITS_MAX", 0)
+    world = World(tmp_path, seed=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "a")
+        await world.reach(3, "a")
+        await nursery.start(world.run, "b", ["a"], trainer)
+        await world.until(lambda: world.participant_or_none("b") is not None)
+        began = world.round("a")
+        await world.until(lambda: credited(world, "b") > 0)
+        assert world.round("a") - began <= 6
+        assert world.participant("b").context.work.status.dropped == 0
 
     simulate(world, story)

@@ -267,8 +267,8 @@ def test_a_member_that_sat_out_does_so_no_longer_because_rounds_are_taken_back(
         admissions = [world.participant(name).context.swarm.admission for name in "abc"]
         for name, admission in zip("abc", admissions, strict=True):
             for _ in range(MARKS_MAX):
-                admission.found_poor(out, world.round(name))
-            assert admission.sits_out(out)
+                admission.partners.found_poor(out, world.round(name))
+            assert admission.partners.sits_out(out)
         before, target = world.round("a"), depth(world)
         statement = roll_back(world, target)
         await world.until(
@@ -277,7 +277,7 @@ def test_a_member_that_sat_out_does_so_no_longer_because_rounds_are_taken_back(
         )
         await world.reach(target + SITS_OUT_ROUNDS + 1, *"abc")
         assert world.round("a") < before, "it would be back by now however that is counted"
-        assert not any(admission.sits_out(out) for admission in admissions)
+        assert not any(admission.partners.sits_out(out) for admission in admissions)
 
     simulate(world, story)
 
