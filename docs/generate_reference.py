@@ -25,10 +25,10 @@ from rich.console import Console
 from starlette.routing import Route
 
 from gossamer.node import command_table
-from gossamer.node.app import http
-from gossamer.node.base import settings as config
+from gossamer.node.app.http import http
+from gossamer.node.base.settings import settings as config
 from gossamer.node.commands import node_options, options
-from gossamer.node.runs import draft, manifest_keys
+from gossamer.node.runs.planning import draft, manifest_keys
 from gossamer.node.telemetry import status
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics

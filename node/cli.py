@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gossamer.node.base.standard_streams import mend_standard_streams
+from gossamer.node.base.terminal.standard_streams import mend_standard_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,7 +101,7 @@ def _run_from_table(arguments: Sequence[str]) -> int:
 
 
 def _complain(problems: Sequence[str]) -> None:
-    from gossamer.node.base.printable import printable
+    from gossamer.node.base.terminal.printable import printable
 
     for problem in problems:
         print(f"gossamer: {printable(problem)}", file=sys.stderr)

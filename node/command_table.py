@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, Parameter
 
-from gossamer.node.base.terminal import open_console, wants_plain_text
+from gossamer.node.base.terminal.terminal import open_console, wants_plain_text
 
 COMMANDS = (
     ("init", "founder.init", "Write a commented manifest to edit."),

@@ -30,7 +30,7 @@ class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Matrices of each layer that have adapters, in the order of `TARGETS`."""
     weights: Literal["bf16", "fp32"] | msgspec.UnsetType = msgspec.UNSET
     """Type of the weights that stay as they are, on their way and where matrix products are in half
-    precision. Left out in a draft: that of the folder, see `node.runs.importing`."""
+    precision. Left out in a draft: that of the folder, see `node.runs.founding.importing`."""
 
     @property
     def scale(self) -> float:

@@ -13,11 +13,11 @@ from types import ModuleType
 import pytest
 import yaml
 
-from gossamer.node.app import http
-from gossamer.node.base.settings import Settings
+from gossamer.node.app.http import http
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.command_table import app
 from gossamer.node.commands.views import status_view
-from gossamer.node.runs.manifest_keys import HINTS
+from gossamer.node.runs.planning.manifest_keys import HINTS
 from gossamer.node.storage.state_names import HELD_NAME, KEPT_NAMES, RUN_NAMES
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.rounds.states import TABLES

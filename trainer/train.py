@@ -40,7 +40,7 @@ from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.manifest import InnerOptimizer, Manifest, Trust
-from gossamer.protocol.rounds.set_parts import ring_average
+from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.outer_momentum import rates_of_round

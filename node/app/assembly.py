@@ -20,16 +20,16 @@ import trio
 
 from gossamer.node.app.core import Core, FirstParts
 from gossamer.node.app.data_parts import build_feed
-from gossamer.node.app.owner_limits import OwnerLimits
-from gossamer.node.app.pause_watch import PauseWatch, pause_rules
-from gossamer.node.app.reporting import Reporter
+from gossamer.node.app.owner.owner_limits import OwnerLimits
+from gossamer.node.app.owner.pause_watch import PauseWatch, pause_rules
+from gossamer.node.app.reporting.reporting import Reporter
 from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.app.taking_part import TakingPart
 from gossamer.node.base.pausing import Hold, LeavingError
 from gossamer.node.peers.blocks.first_copies import FirstCopies
 from gossamer.node.peers.members.run_exchange import serve_manifest
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.runs.own_text import OwnText
+from gossamer.node.runs.founding.own_text import OwnText
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.training.feed import Feed
 from gossamer.protocol.accounting.run_data import RunData

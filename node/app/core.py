@@ -9,14 +9,14 @@ import random
 
 import trio
 
-from gossamer.node.app.limit_parts import LimitParts
-from gossamer.node.app.owner_limits import OwnerLimits
-from gossamer.node.app.pause_orders import PauseOrders
-from gossamer.node.app.run_logs import RunLogs
+from gossamer.node.app.owner.limit_parts import LimitParts
+from gossamer.node.app.owner.owner_limits import OwnerLimits
+from gossamer.node.app.owner.pause_orders import PauseOrders
+from gossamer.node.app.reporting.run_logs import RunLogs
 from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.base.orders import Orders
-from gossamer.node.base.printable import printable
 from gossamer.node.base.rate_limit import rate_limit_of
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.heads.checkpoint_keeper import CheckpointKeeper
 from gossamer.node.heads.extensions import ExtensionFile, Extensions
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
@@ -36,7 +36,7 @@ from gossamer.node.peers.members.entrance import Entrance
 from gossamer.node.peers.members.settled_stakes import SettledStakes
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.runs.step_estimate import operations_of_token
+from gossamer.node.runs.planning.step_estimate import operations_of_token
 from gossamer.node.storage.admission_files import read_pinned_head
 from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.chain.known_rounds import KnownRounds

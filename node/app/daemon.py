@@ -21,18 +21,18 @@ import structlog
 import trio
 
 from gossamer.node.app.assembly import Node
-from gossamer.node.app.http import require_free
+from gossamer.node.app.http.http import require_free
 from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
-from gossamer.node.app.owner_limits import OwnerLimits
-from gossamer.node.app.reached import reached
+from gossamer.node.app.owner.owner_limits import OwnerLimits
+from gossamer.node.app.reporting.reached import reached
 from gossamer.node.app.runtime import NodeInputs, Runtime
 from gossamer.node.app.service_notify import ServiceManager
-from gossamer.node.base.interrupting import only_error
 from gossamer.node.base.roles import Found, Join, Resume, Role
-from gossamer.node.base.setting_values import CACHE_BYTES_MIN
-from gossamer.node.base.settings import Settings
-from gossamer.node.base.terminal import ask
+from gossamer.node.base.settings.setting_values import CACHE_BYTES_MIN
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.base.terminal.interrupting import only_error
+from gossamer.node.base.terminal.terminal import ask
 from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.machine.capacity import (
     device_memories,
@@ -49,10 +49,12 @@ from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.members.run_exchange import JoinError
-from gossamer.node.runs.device_fit import device_fits, require_fit
-from gossamer.node.runs.least_limits import least_problems
+from gossamer.node.runs.founding.own_text import OwnText, own_text_of, require_fitting
+from gossamer.node.runs.founding.starting import found_here
 from gossamer.node.runs.manifest_here import signed_manifest_here
-from gossamer.node.runs.needs import (
+from gossamer.node.runs.planning.device_fit import device_fits, require_fit
+from gossamer.node.runs.planning.least_limits import least_problems
+from gossamer.node.runs.planning.needs import (
     Needs,
     TooLargeError,
     ask_owner,
@@ -62,8 +64,6 @@ from gossamer.node.runs.needs import (
     require_disk,
     require_memory,
 )
-from gossamer.node.runs.own_text import OwnText, own_text_of, require_fitting
-from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir

@@ -12,9 +12,9 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.peers.blocks.block_exchange import BlockService
 from gossamer.node.rounds.evaluation import ModelSamples, sample_task
-from gossamer.node.runs.own_text import OwnText, key_of, own_seed, require_fitting
-from gossamer.node.runs.preparing import OwnTask, cut_elsewhere
-from gossamer.node.runs.progress import ProgressBars
+from gossamer.node.runs.founding.own_text import OwnText, key_of, own_seed, require_fitting
+from gossamer.node.runs.founding.preparing import OwnTask, cut_elsewhere
+from gossamer.node.runs.founding.progress import ProgressBars
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.own_data import OwnData
 from gossamer.node.storage.owner_files import SamplesFile

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from gossamer.node.base.settings import DEFAULT_LISTEN, Settings
+from gossamer.node.base.settings.settings import DEFAULT_LISTEN, Settings
 from gossamer.node.network.lan import Neighbour, look_around
 
 DEFAULT_PORT = int(DEFAULT_LISTEN[0].rpartition("/")[2])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from gossamer.node.base.links import Links
-from gossamer.node.base.printable import printable
+from gossamer.node.base.settings.links import Links
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.racing import RaceLost, race

@@ -10,7 +10,7 @@ from datetime import tzinfo
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import MakeTrainer

@@ -9,12 +9,12 @@ import structlog
 import trio
 
 from gossamer.node.app.core import Core, FirstParts
-from gossamer.node.app.credit_view import CreditView, keep_names
 from gossamer.node.app.data_parts import build_audit_data, build_samples
-from gossamer.node.app.gauges import Gauges
-from gossamer.node.app.http import Controls, build_app, serve_http
-from gossamer.node.app.notices import Notices
-from gossamer.node.app.reporting import Reporter, say_hello
+from gossamer.node.app.http.http import Controls, build_app, serve_http
+from gossamer.node.app.reporting.credit_view import CreditView, keep_names
+from gossamer.node.app.reporting.gauges import Gauges
+from gossamer.node.app.reporting.notices import Notices
+from gossamer.node.app.reporting.reporting import Reporter, say_hello
 from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.durations import parse_serve_after
@@ -24,8 +24,8 @@ from gossamer.node.peers.blocks.replication import keep_copies
 from gossamer.node.rounds.opening import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_chunks import serve_ring
-from gossamer.node.runs.credit import read_credits
-from gossamer.node.runs.cutting import CorpusCutter
+from gossamer.node.runs.founding.cutting import CorpusCutter
+from gossamer.node.runs.results.credit import read_credits
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.owner_files import LossFile, MemberName, MemberNames, NamesFile
 from gossamer.node.training.feed import Feed

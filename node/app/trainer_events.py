@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from gossamer.node.app.run_logs import RunLogs
+from gossamer.node.app.reporting.run_logs import RunLogs
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.telemetry.metrics import Metrics

@@ -12,8 +12,8 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from gossamer.node.base.meant_names import meant_settings
-from gossamer.node.base.owner_limits import SCHEDULE, SETTING_OF
+from gossamer.node.base.settings.meant_names import meant_settings
+from gossamer.node.base.settings.owner_limits import SCHEDULE, SETTING_OF
 
 _CHANGED_BY_WORDS = {"limits": list(SETTING_OF), "schedule": list(SCHEDULE)}
 """The commands whose settings are words, and no options."""

@@ -12,14 +12,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.default_places import (
+from gossamer.node.base.settings.default_places import (
     NoHomeError,
     default_config_file,
     default_state_dir,
     without_home,
 )
-from gossamer.node.base.setting_values import GivenValue
-from gossamer.node.base.settings import (
+from gossamer.node.base.settings.setting_values import GivenValue
+from gossamer.node.base.settings.settings import (
     CONFIG_VARIABLE,
     ConfigError,
     Settings,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import ask
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.terminal import ask
 
 
 def require_terminal() -> None:

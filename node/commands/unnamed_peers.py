@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from gossamer.node.base.address_text import is_without_peer
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import ask
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.terminal import ask
 
 
 def confirm_on_terminal(addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def answering_peer(address: str) -> str:
         TransportError: no peer answers there.
     """
     # here: trio and libp2p take seconds to import, and most addresses name their peer
-    from gossamer.node.base.interrupting import run_interruptibly
+    from gossamer.node.base.terminal.interrupting import run_interruptibly
     from gossamer.node.network.identity import Identity
     from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 

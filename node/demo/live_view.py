@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.base.terminal import plain_table
-from gossamer.node.base.text_table import BARS, sparkline
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.terminal.terminal import plain_table
+from gossamer.node.base.terminal.text_table import BARS, sparkline
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.demo.record import Digests, Losses, PeerRecord, Record
 from gossamer.node.storage.disk_use import bytes_beside
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from gossamer.node.app.client import ClientError, fetch_status
+from gossamer.node.app.http.client import ClientError, fetch_status
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 

@@ -22,8 +22,8 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from gossamer.node.base.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, ConfigError
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.settings.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, ConfigError
+from gossamer.node.base.terminal.terminal import open_console
 from gossamer.node.demo.live_view import View, print_summary, what_stays
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.demo.plot import Mark, draw_loss_curve

@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 
 import psutil
 
-from gossamer.node.base.setting_values import gpu_memory_bytes
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.setting_values import gpu_memory_bytes
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.machine.capacity import training_gpus
 from gossamer.node.telemetry.gpus import Gpus
 
@@ -19,7 +19,7 @@ class NodeUses(NamedTuple):
     """The amounts that a node uses at one look."""
 
     uses: Mapping[str, float]
-    """By the names of `base.owner_limits`: threads, bytes, watts or degrees Celsius."""
+    """By the names of `base.settings.owner_limits`: threads, bytes, watts or degrees Celsius."""
     sizes: Mapping[str, float]
     """The present bytes of limits that are shares."""
     trainer_bytes: float

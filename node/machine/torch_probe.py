@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.trainer.ipc.environment import computing_environment
 from gossamer.trainer.resources.device_names import ALL, parts_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.ipc import messages

@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 import trio
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.machine.trainer_configuration import (
     configuration_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import structlog
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.machine.shared_vectors import SharedVectors
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir

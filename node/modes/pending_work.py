@@ -39,10 +39,10 @@ from gossamer.protocol.codecs.record_tree import RecordTree
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring_parts import SumPart, tree_of
+from gossamer.protocol.rounds.ring.ring_parts import SumPart, tree_of
+from gossamer.protocol.rounds.ring.set_parts import RecordPart, SetPart, blocks_of, tree_over
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.set_parts import RecordPart, SetPart, blocks_of, tree_over
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, float_bytes
 from gossamer.protocol.state.sync_sets import SyncSet

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.actions import Committed
-from gossamer.protocol.rounds.ring_parts import RingPart
+from gossamer.protocol.rounds.ring.ring_parts import RingPart
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.sync_sets import SyncSet

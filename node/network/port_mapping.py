@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from gossamer.node.base.awake_clock import suspended_seconds
-from gossamer.node.base.printable import printable
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.network import upnp
 from gossamer.node.network.dial_rules import is_private

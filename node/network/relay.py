@@ -1,7 +1,8 @@
 """Circuits: a connection of two peers through a third one, which cannot read it.
 
-Two peers that no dial brings together use it to agree on a crossing (`over_libp2p.crossing`), and,
-where that does not succeed, for everything. `protocol.wire.relay_messages` has the messages.
+Two peers that no dial brings together use it to agree on a crossing
+(`over_libp2p.nat_traversal.crossing`), and, where that does not succeed, for everything.
+`protocol.wire.relay_messages` has the messages.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from gossamer.protocol.rounds.actions import (
     Unsettled,
 )
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.ring_signatures import FoundStep, SignedSteps
+from gossamer.protocol.rounds.ring.ring_signatures import FoundStep, SignedSteps
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit

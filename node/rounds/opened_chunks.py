@@ -28,8 +28,8 @@ from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.auditing.sum_audits import audited_chunk, commitment_to, is_auditor
 from gossamer.protocol.rounds.inventory import SumStep
+from gossamer.protocol.rounds.ring.sum_way import encode_step
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.sum_way import encode_step
 from gossamer.protocol.state.chain import Header, credits_of
 from gossamer.protocol.wire.opening_messages import (
     OPENING_MESSAGE_BYTES_MAX,

@@ -52,8 +52,8 @@ from gossamer.protocol.rounds.actions import (
     Signer,
     Unsettled,
 )
-from gossamer.protocol.rounds.followed_ring import SLOW, STALLED
-from gossamer.protocol.rounds.ring_members import BASELESS
+from gossamer.protocol.rounds.ring.followed_ring import SLOW, STALLED
+from gossamer.protocol.rounds.ring.ring_members import BASELESS
 from gossamer.protocol.rounds.roster import Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan

@@ -39,9 +39,9 @@ from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.inventory import Average, SumStep
-from gossamer.protocol.rounds.ring_signatures import SignedAverages
+from gossamer.protocol.rounds.ring.ring_signatures import SignedAverages
+from gossamer.protocol.rounds.ring.sum_way import AddedAgain, SumWay, decode_step, opened_bytes_max
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.sum_way import AddedAgain, SumWay, decode_step, opened_bytes_max
 from gossamer.protocol.wire.opening_messages import (
     OPENING_MESSAGE_BYTES_MAX,
     OPENING_PROTOCOL,

@@ -38,7 +38,7 @@ from gossamer.protocol.policy.auditing.sum_audits import (
     is_auditor,
 )
 from gossamer.protocol.rounds.actions import Committed
-from gossamer.protocol.rounds.sum_way import ReplacedSum
+from gossamer.protocol.rounds.ring.sum_way import ReplacedSum
 from gossamer.protocol.state.chain import Header, credits_of, removed_in
 from gossamer.protocol.wire.audit_messages import AnyVerdict, SumVerdict
 

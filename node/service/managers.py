@@ -15,8 +15,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gossamer.node.base.default_places import user_config_folder
 from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.base.settings.default_places import user_config_folder
 from gossamer.node.service.units import (
     LABEL,
     launchd_job,

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gossamer.node.app.http_server import Guard
+from gossamer.node.app.http.http_server import Guard
 from gossamer.node.serving.answers import Answer, error_body, error_of
 from gossamer.node.serving.model import BusyError, RefusedError, ServedModel
 from gossamer.node.serving.questions import (

@@ -19,15 +19,15 @@ import numpy as np
 import structlog
 import trio
 
-from gossamer.node.base.settings import Settings
-from gossamer.node.runs.generating import (
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.runs.results.generating import (
     GenerateError,
     generator_command,
     load_model,
     read_answer,
     share_parameters,
 )
-from gossamer.node.runs.reading import StateOnDisk, read_state
+from gossamer.node.runs.results.reading import StateOnDisk, read_state
 from gossamer.node.storage.chain.chain_tree import Entry
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest, short

@@ -9,12 +9,12 @@ import sys
 
 import trio
 
-from gossamer.node.app.http_server import bind_address, serve_app
-from gossamer.node.base.interrupting import only_error
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, Settings
-from gossamer.node.runs.generating import GenerateError, problem_of_device
-from gossamer.node.runs.reading import read_state, warn_if_older
+from gossamer.node.app.http.http_server import bind_address, serve_app
+from gossamer.node.base.settings.settings import ConfigError, Settings
+from gossamer.node.base.terminal.interrupting import only_error
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.runs.results.generating import GenerateError, problem_of_device
+from gossamer.node.runs.results.reading import read_state, warn_if_older
 from gossamer.node.serving.app import build_app
 from gossamer.node.serving.model import RefusedError, ServedModel
 from gossamer.protocol.ids import short

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gossamer.node.base.owner_limits import SCHEDULE, SETTING_OF, UNITS, rule_text, source_of
-from gossamer.node.base.setting_values import SettingValue
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.owner_limits import (
+    SCHEDULE,
+    SETTING_OF,
+    UNITS,
+    rule_text,
+    source_of,
+)
+from gossamer.node.base.settings.setting_values import SettingValue
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.telemetry.status import LimitStatus, RuleStatus
 
 

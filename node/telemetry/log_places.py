@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
-from gossamer.node.base.setting_values import LogPlace
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.setting_values import LogPlace
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.telemetry.run_log import Place, Record
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, ProcessorReturnValue, WrappedLogger
 
-from gossamer.node.base.printable import printable, printable_json
-from gossamer.node.base.setting_values import LogFormat, LogLevel
+from gossamer.node.base.settings.setting_values import LogFormat, LogLevel
+from gossamer.node.base.terminal.printable import printable, printable_json
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
 KEPT_LINES_MAX = 200

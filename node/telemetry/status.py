@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from gossamer.node.base.pausing import Hold
-from gossamer.node.base.printable import printable_json
+from gossamer.node.base.terminal.printable import printable_json
 from gossamer.protocol.wire.statements import Capacity, Phase
 from gossamer.trainer.ipc.measures import StepTimes
 

@@ -17,7 +17,7 @@ _LIMITS = (
     ("gpu_power_watts", "gpu_power", "The owner's limit of the card's power"),
     ("gpu_temperature_celsius", "gpu_temperature", "Temperature above which the node pauses"),
 )
-"""Each gauge `limit_...`, the name of the limit in `base.owner_limits`, and the text."""
+"""Each gauge `limit_...`, the name of the limit in `base.settings.owner_limits`, and the text."""
 
 
 class UseMetrics:
@@ -53,7 +53,7 @@ class UseMetrics:
         )
 
     def set_limits(self, limits: Mapping[str, float | None]) -> None:
-        """Sets the owner's limits, by the names of `base.owner_limits`.
+        """Sets the owner's limits, by the names of `base.settings.owner_limits`.
 
         Args:
             limits: None for no limit. Those of the line are in Mbit/s.

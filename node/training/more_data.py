@@ -1,9 +1,10 @@
 """Data that the founder adds to the run while it goes on: on this disk, and among the peers.
 
-The founder's node cuts its corpus piece by piece (`runs.cutting`), and signs what it has added so
-far (`wire.statements.MoreData`). Gossip brings the statement to the others. Each node fetches the
-list of the parts, which is a block, and the index of each part that it lacks. It appends them to
-its `RunData` in their order, and keeps the newest statement for the rest of the run, over restarts:
+The founder's node cuts its corpus piece by piece (`runs.founding.cutting`), and signs what it has
+added so far (`wire.statements.MoreData`). Gossip brings the statement to the others. Each node
+fetches the list of the parts, which is a block, and the index of each part that it lacks. It
+appends them to its `RunData` in their order, and keeps the newest statement for the rest of the
+run, over restarts:
 
     more_data     the signed statement
 

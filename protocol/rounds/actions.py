@@ -1,5 +1,5 @@
-"""The actions of a round, which the machines of `ring`, `followed_ring` and `round` want done, and
-the events of a ring, which answer them."""
+"""The actions of a round, which the machines of `ring.ring`, `ring.followed_ring` and `round` want
+done, and the events of a ring, which answer them."""
 
 from __future__ import annotations
 

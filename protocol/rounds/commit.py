@@ -11,7 +11,7 @@ Rules
 - A member counts as out here only if this peer holds it out as well, whatever a vote says. A vote
   may call members removed that are at work. With it this peer would commit on the word of one
   member, and its record would show that one's support and no more (`policy.heads.head_choice`). A
-  member that is really out is so for this peer as well, a moment later (`ring_members`).
+  member that is really out is so for this peer as well, a moment later (`ring.ring_members`).
 - Averages walk on while members vote, so votes that differ usually become equal without help. The
   successor's vote may still differ `RECONCILE_SECONDS` after both have voted. Then it gets all
   averages of this peer once more, and takes and passes on the better ones.

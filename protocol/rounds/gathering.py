@@ -46,7 +46,7 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ring_members import Accusations
+from gossamer.protocol.rounds.ring.ring_members import Accusations
 from gossamer.protocol.rounds.ring_order import Standpoint
 from gossamer.protocol.rounds.roster import (
     NO_WAIT,

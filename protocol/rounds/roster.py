@@ -172,9 +172,9 @@ class RoundHints(NamedTuple):
     replay_seconds: float = 0.0
     """Time that a peer needs to fetch such a round instead."""
     doubted: frozenset[PeerId] = frozenset()
-    """Members whose accusations the accused may answer (`ring_members`)."""
+    """Members whose accusations the accused may answer (`ring.ring_members`)."""
     suspected: frozenset[PeerId] = frozenset()
-    """Members that have lately kept what they should pass on (`followed_ring`)."""
+    """Members that have lately kept what they should pass on (`ring.followed_ring`)."""
     unfair: frozenset[PeerId] = frozenset()
     """Organisers that left out ready peers again and again (`ring_choice`)."""
     wronged: frozenset[PeerId] = frozenset()

@@ -1,15 +1,15 @@
 """One round as one peer sees it, from its first `Ready` to the commit.
 
-    gathering --roster--> in a ring (`followed_ring`) --quorum--> committed
+    gathering --roster--> in a ring (`ring.followed_ring`) --quorum--> committed
         ^                  |        ^  |
         |                  |        +--+ a preferred roster for the same head replaces the ring
         +------------------+ out of the ring, and no member is left in it
 
 Rules
 -----
-- `gathering` and `roster` decide when a ring is organised, and `followed_ring` runs the ring that
-  this peer follows. This machine decides which ring that is, and holds what is true for one head
-  only. Its states are those of `states.ROUND`.
+- `gathering` and `roster` decide when a ring is organised, and `ring.followed_ring` runs the ring
+  that this peer follows. This machine decides which ring that is, and holds what is true for one
+  head only. Its states are those of `states.ROUND`.
 - A roster may not name this peer. Then this peer waits for the commit of that ring as long as the
   ring is at work (`gathering`). The same holds for a roster that names it with a `Ready` of
   its life before a restart, whose work is gone. In that case it says that it is out of the ring.
@@ -33,11 +33,11 @@ from collections.abc import Collection
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Action, BeginRing, LinkBroken, RingEvent, Unsettled
-from gossamer.protocol.rounds.followed_ring import FollowedRing
-from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.ring import RingReduce
+from gossamer.protocol.rounds.ring.followed_ring import FollowedRing
+from gossamer.protocol.rounds.ring.link_rates import RingLinkRates
+from gossamer.protocol.rounds.ring.ring import RingReduce
+from gossamer.protocol.rounds.ring.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.ring_choice import Choice, Follow, Mend, Refuse
-from gossamer.protocol.rounds.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent

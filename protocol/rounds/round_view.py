@@ -12,11 +12,11 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.followed_ring import FollowedRing
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory, Payload, SumStep
+from gossamer.protocol.rounds.ring.followed_ring import FollowedRing
+from gossamer.protocol.rounds.ring.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.ring_choice import RingChoice
-from gossamer.protocol.rounds.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import NO_HINTS, Ring, RoundHints, RoundRules
 from gossamer.protocol.rounds.states import ROUND, RingState, RoundPhase
 from gossamer.protocol.wire.envelopes import Verify

@@ -6,7 +6,7 @@ happen: the machine raises and keeps its state. The diagrams of the documentatio
 the same tables. The pattern is that of h11 (`h11/_state.py`).
 
 Facts that do not decide which events are allowed are not states. Examples are whether a peer is out
-of the ring (`ring_members`) and how fast a link is (`link_rates`).
+of the ring (`ring.ring_members`) and how fast a link is (`ring.link_rates`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The signature of a member under an average that it finished, under a partial sum that it passed
-on, or under its own parts of a shared step (`rounds.ring`).
+on, or under its own parts of a shared step (`rounds.ring.ring`).
 
 The bytes that are signed are those of a statement, so those of two averages can be a proof
 (`policy.conduct.equivocation`). They are not sent: each receiver makes them from what it knows, and

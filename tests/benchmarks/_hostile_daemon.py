@@ -31,7 +31,7 @@ from gossamer.node.modes.ring_steps import Part, RingSteps
 from gossamer.node.rounds import opening
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.link_rates import RingLinkRates
+from gossamer.protocol.rounds.ring.link_rates import RingLinkRates
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Accusation

@@ -12,7 +12,7 @@ from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import AveragedPayloads, payloads_named
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.protocol.model_config import ModelConfig
-from gossamer.protocol.rounds.set_parts import ring_average
+from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.runs.draft import Draft
+from gossamer.node.runs.planning.draft import Draft
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.shard_folder import put_into
 from gossamer.trainer.text.shards import Split, split_documents, tokenise

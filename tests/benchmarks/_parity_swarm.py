@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.base.settings import DEFAULT_CACHE_BYTES
+from gossamer.node.base.settings.settings import DEFAULT_CACHE_BYTES
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import torch
 
-from gossamer.node.runs.draft import Draft
-from gossamer.node.runs.founding import prepare_data
+from gossamer.node.runs.founding.founding import prepare_data
+from gossamer.node.runs.planning.draft import Draft
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector

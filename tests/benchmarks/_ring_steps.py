@@ -18,8 +18,8 @@ from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Trust
+from gossamer.protocol.rounds.ring.sum_way import StepPart
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.rounds.sum_way import StepPart
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 STEPS = 50

@@ -170,7 +170,7 @@ ROWS = (
         "a manifest of billions of parameters",
         "the daemon is killed for memory, again after each restart",
         (
-            "tests/node/runs/test_needs.py"
+            "tests/node/runs/planning/test_needs.py"
             "::test_memory_is_refused_above_seven_tenths_of_what_is_free",
         ),
         has_seed=False,

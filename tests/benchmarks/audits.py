@@ -63,7 +63,7 @@ from gossamer.protocol.policy.auditing.audits import (
     gain_of,
     helps_from_start,
 )
-from gossamer.protocol.rounds.set_parts import ring_average
+from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov

@@ -42,7 +42,7 @@ from gossamer.protocol.policy.auditing.audits import (
     gain_of,
     helps_from_start,
 )
-from gossamer.protocol.rounds.set_parts import ring_average
+from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.wire.audit_messages import SEQUENCES
 from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from gossamer.node.machine.card_rates import peak_operations
-from gossamer.node.runs.step_estimate import operations_of_token
+from gossamer.node.runs.planning.step_estimate import operations_of_token
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.compiling.compiler import Compiler
 from gossamer.trainer.inner_step.gradients import Gradients

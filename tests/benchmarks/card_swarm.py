@@ -32,11 +32,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.rounds.evaluation import EVALUATION_TOKENS_MAX
-from gossamer.node.runs.reading import read_state
+from gossamer.node.runs.results.reading import read_state
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.manifest import InnerConfig, InnerOptimizer, Manifest

@@ -9,8 +9,9 @@ Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk 
 each) over a vector that no cache holds; median of the turns. What sparse rings send is decoded to
 places and values.
 
-Accuracy: rings of N members with the arithmetic of a node (`protocol/rounds/ring_parts.py`), every
-member's vector drawn independently. Relative errors (norm of the error / norm of the exact value):
+Accuracy: rings of N members with the arithmetic of a node (`protocol/rounds/ring/ring_parts.py`),
+every member's vector drawn independently. Relative errors (norm of the error / norm of the exact
+value):
 
     hop       one encoding of one vector
     average   the average of one round, against the exact mean
@@ -38,7 +39,7 @@ from rich.table import Table
 from gossamer.protocol.codecs.payloads import SPARSE, AveragedPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
-from gossamer.protocol.rounds.set_parts import ring_average
+from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.demo.local_swarm import LocalSwarm
-from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.manifest_file import write_manifest_file
+from gossamer.node.runs.planning.draft import Draft, draft_of_preset
+from gossamer.node.runs.planning.manifest_file import write_manifest_file
 from gossamer.protocol.sync_modes import SyncMode
 from gossamer.trainer.presets.modes import default_optimizer
 

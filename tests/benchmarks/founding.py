@@ -31,9 +31,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gossamer.node.runs.draft import draft_of_preset, manifest_of
-from gossamer.node.runs.founding import prepare_data
-from gossamer.node.runs.rest_of_corpus import RestOfCorpus, cut_rest
+from gossamer.node.runs.founding.founding import prepare_data
+from gossamer.node.runs.founding.rest_of_corpus import RestOfCorpus, cut_rest
+from gossamer.node.runs.planning.draft import draft_of_preset, manifest_of
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import DataConfig

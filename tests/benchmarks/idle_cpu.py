@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from gossamer.node.app.client import give_order
+from gossamer.node.app.http.client import give_order
 from gossamer.node.base.pausing import UserPause
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.storage.owner_orders import write_pause

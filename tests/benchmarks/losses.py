@@ -61,7 +61,7 @@ import msgspec
 import torch
 from rich.console import Console
 
-from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.planning.draft import Draft, draft_of_preset
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.trainer.presets.table import PRESETS
 from tests.benchmarks._losses_arms import GROUPS, Arm, arm_of

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gossamer.node.app.client import page_link
+from gossamer.node.app.http.client import page_link
 from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status

@@ -47,8 +47,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.manifest_file import write_manifest_file
+from gossamer.node.runs.planning.draft import Draft, draft_of_preset
+from gossamer.node.runs.planning.manifest_file import write_manifest_file
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.presets.table import PRESETS
 from tests.benchmarks._parity_swarm import train_swarm

@@ -56,7 +56,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.planning.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.trainer.ipc.messages import TrainerConfig
 from gossamer.trainer.local_trainer import LocalTrainer

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.runs.needs import DAEMON_BYTES_PER_PARAMETER
+from gossamer.node.runs.planning.needs import DAEMON_BYTES_PER_PARAMETER
 from gossamer.trainer.presets.table import PRESETS
 
 ASK_SECONDS = 0.05

@@ -53,7 +53,7 @@ from rich.table import Table
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.noise import NoiseSession
+from gossamer.node.network.over_libp2p.noise.noise import NoiseSession
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
 from gossamer.protocol.ids import PeerId

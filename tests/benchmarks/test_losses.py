@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.planning.draft import Draft, draft_of_preset
 from tests.benchmarks import losses, parity
 from tests.benchmarks._losses_arms import GROUPS, arm_of
 from tests.benchmarks._losses_diloco import Setting, train_diloco

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from gossamer.node.rounds.decisions import LINGER_SECONDS
-from gossamer.node.runs.draft import draft_of_preset
-from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.runs.planning.draft import draft_of_preset
+from gossamer.node.runs.planning.planning import Line, plan_round
 from gossamer.protocol.codecs.payloads import SPARSE
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K
 from gossamer.protocol.manifest import Trust

@@ -38,8 +38,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.runs.manifest_file import read_manifest_file
-from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.runs.planning.manifest_file import read_manifest_file
+from gossamer.node.runs.planning.planning import Line, plan_round
 from gossamer.protocol.codecs.payloads import SPARSE
 from gossamer.protocol.codecs.step_payloads import DISTRO
 from tests.support.lab import Lab, Machine

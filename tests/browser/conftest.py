@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import trio
 
-from gossamer.node.app.credit_view import CreditView
-from gossamer.node.app.http import build_app, serve_http
-from gossamer.node.base.owner_limits import SCHEDULE
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.app.http.http import build_app, serve_http
+from gossamer.node.app.reporting.credit_view import CreditView
+from gossamer.node.base.settings.owner_limits import SCHEDULE
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import (

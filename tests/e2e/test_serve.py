@@ -20,9 +20,9 @@ import httpx
 import psutil
 import pytest
 
-from gossamer.node.app.http_server import IDLE_SECONDS_MAX
-from gossamer.node.base.settings import Settings
-from gossamer.node.runs.generating import for_terminal
+from gossamer.node.app.http.http_server import IDLE_SECONDS_MAX
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.runs.results.generating import for_terminal
 from gossamer.node.serving.model import WAITING_MAX
 from gossamer.node.serving.questions import BODY_BYTES_MAX
 from tests.support.daemons import PATIENCE_SECONDS, gossamer, poll

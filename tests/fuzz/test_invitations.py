@@ -14,8 +14,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.node.base.links import invitation_text, parse_links
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.links import invitation_text, parse_links
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import StreamClosed
 from gossamer.node.peers.members.introductions import Applicant, claim_of

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.node.app.client import change_limits, give_order
+from gossamer.node.app.http.client import change_limits, give_order
 from gossamer.node.storage.state_dir import StateDir
 from tests.internet.homes import Home, Homes
 from tests.internet.internet import Machine

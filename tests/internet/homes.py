@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from gossamer.node.base.setting_values import Switch
+from gossamer.node.base.settings.setting_values import Switch
 from gossamer.node.demo.local_swarm import LocalNode
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.node.app.client import give_order
+from gossamer.node.app.http.client import give_order
 from gossamer.node.storage.state_dir import StateDir
 from tests.internet.homes import Homes
 from tests.internet.internet import Machine, Router

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.app.client import give_order
+from gossamer.node.app.http.client import give_order
 from gossamer.node.peers.known_peers_file import SAVE_SECONDS
 from gossamer.node.storage.state_dir import StateDir
 from tests.internet.homes import PORT, Home, Homes

@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from gossamer.node.base.address_text import parse_host_port
-from gossamer.node.base.settings import DEFAULT_API, ConfigError, load_settings
+from gossamer.node.base.settings.settings import DEFAULT_API, ConfigError, load_settings
 from gossamer.node.cli import main
 from gossamer.node.command_table import app
 from gossamer.node.commands.user_errors import exit_status
@@ -630,7 +630,7 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         # In a function, and around a corner.
         "node/network/frames.py": "def _late() -> None:\n    import gossamer.trainer.model",
         "node/telemetry/status.py": "from libp2p.peer.id import ID",
-        "protocol/wire/framing.py": "import gossamer.protocol.rounds.ring",
+        "protocol/wire/framing.py": "import gossamer.protocol.rounds.ring.ring",
         "node/base/threads.py": "import gossamer.node.storage.blocks",
         "trainer/text/sources/spool.py": "import gossamer.trainer.local_trainer",
         "trainer/text/tokenizers/words.py": "import gossamer.trainer.text.shards",
@@ -659,7 +659,7 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         "gossamer.trainer.inner_step.schedule -> gossamer.node.telemetry.metrics",
         "gossamer.node.network.frames -> gossamer.trainer.model",
         "gossamer.node.telemetry.status -> libp2p",
-        "gossamer.protocol.wire.framing -> gossamer.protocol.rounds.ring",
+        "gossamer.protocol.wire.framing -> gossamer.protocol.rounds.ring.ring",
         "gossamer.node.base.threads -> gossamer.node.storage.blocks",
         "gossamer.trainer.text.sources.spool -> gossamer.trainer.local_trainer",
         "gossamer.trainer.text.tokenizers.words -> gossamer.trainer.text.shards",

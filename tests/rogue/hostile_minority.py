@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import trio
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.modes.sync_mode import Promise
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.storage.state.committed import CommittedState

@@ -23,7 +23,7 @@ from gossamer.protocol.rounds.actions import (
     Compute,
     RingEvent,
 )
-from gossamer.protocol.rounds.ring_members import REPEATED
+from gossamer.protocol.rounds.ring.ring_members import REPEATED
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.gossip_messages import encode_own
 from gossamer.protocol.wire.statements import Accusation

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.link_rates import RingLinkRates, Verdict
+from gossamer.protocol.rounds.ring.link_rates import RingLinkRates, Verdict
 from tests.sim.simulator.world import World
 from tests.sim.test_fault_table import calm
 from tests.support.measured import measured

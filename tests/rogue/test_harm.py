@@ -11,7 +11,7 @@ import trio
 
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.followed_ring import SLOW
+from gossamer.protocol.rounds.ring.followed_ring import SLOW
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.wire.statements import Accusation
 from tests.rogue.attacks_claims import heads_without_blocks, member_that_passes_nothing_on

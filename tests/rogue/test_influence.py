@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gossamer.protocol.manifest import Trust
-from gossamer.protocol.rounds import ring_parts
+from gossamer.protocol.rounds.ring import ring_parts
 from gossamer.trainer.ipc import messages
 from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate, start

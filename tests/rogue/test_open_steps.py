@@ -12,7 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.modes.ring_steps import RingSteps
 from gossamer.node.modes.shared_steps import SharedStepRunner
 from gossamer.protocol.codecs.chunk_values import Buffer

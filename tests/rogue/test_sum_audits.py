@@ -34,7 +34,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.auditing.sum_audits import is_auditor
 from gossamer.protocol.rounds.actions import RingAction, Send
 from gossamer.protocol.rounds.inventory import Average, worth
-from gossamer.protocol.rounds.ring import RingReduce
+from gossamer.protocol.rounds.ring.ring import RingReduce
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector

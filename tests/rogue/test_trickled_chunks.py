@@ -12,9 +12,9 @@ import pytest
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Observation, Removed, Send
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
-from gossamer.protocol.rounds.followed_ring import STALLED, FollowedRing
-from gossamer.protocol.rounds.link_rates import RingLinkRates, Verdict
-from gossamer.protocol.rounds.patience import AVERAGES_SECONDS, KEPT_SECONDS, LATE_STEP_SECONDS
+from gossamer.protocol.rounds.ring.followed_ring import STALLED, FollowedRing
+from gossamer.protocol.rounds.ring.link_rates import RingLinkRates, Verdict
+from gossamer.protocol.rounds.ring.patience import AVERAGES_SECONDS, KEPT_SECONDS, LATE_STEP_SECONDS
 from gossamer.protocol.wire.statements import Accusation, Signed, Statement, Vote
 from tests.sim.simulator.driver import Driver
 from tests.sim.simulator.links import Link

@@ -9,8 +9,8 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.peers.members.expulsion_keeper import ExpulsionKeeper
-from gossamer.node.runs.inviting import InviteOnlyRun
-from gossamer.node.runs.voting import VotingDesk
+from gossamer.node.runs.governance.inviting import InviteOnlyRun
+from gossamer.node.runs.governance.voting import VotingDesk
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.ids import PeerId, public_key_of

@@ -17,7 +17,7 @@ from gossamer.protocol.accounting.work_records import Settlement
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.actions import Contributed, RingAction, RingEvent
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average
-from gossamer.protocol.rounds.ring import RingReduce
+from gossamer.protocol.rounds.ring.ring import RingReduce
 
 _partial_sum_received = RingReduce.partial_sum_received
 _advance = RingReduce._advance

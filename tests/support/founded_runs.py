@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.runs.draft import Draft
-from gossamer.node.runs.founding import FoundedRun, prepare_data, sign_manifest
+from gossamer.node.runs.founding.founding import FoundedRun, prepare_data, sign_manifest
+from gossamer.node.runs.planning.draft import Draft
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.text.shards import Put

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.network.identity import Identity
-from gossamer.node.runs.importing import draft_for, write_genesis
+from gossamer.node.runs.founding.importing import draft_for, write_genesis
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.model_config import Family

@@ -26,7 +26,7 @@ from types import TracebackType
 
 import psutil
 
-from gossamer.node.app.client import TIMEOUT_SECONDS
+from gossamer.node.app.http.client import TIMEOUT_SECONDS
 from gossamer.node.base.address_text import parse_host_port
 from gossamer.node.demo.local_swarm import LocalNode
 from gossamer.node.network.identity import Identity

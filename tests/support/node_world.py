@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from gossamer.node.app.assembly import Node
 from gossamer.node.app.joining import join_run
-from gossamer.node.app.owner_limits import OwnerLimits
+from gossamer.node.app.owner.owner_limits import OwnerLimits
 from gossamer.node.app.runtime import NodeInputs, Runtime
 from gossamer.node.base.roles import Join
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import TrainerListener

@@ -46,8 +46,8 @@ CLI = "gossamer.node.cli"
 CODE = "tests.support.forked_code"
 MODULES = (
     CLI,
-    "gossamer.node.runs.cut_confined",
-    "gossamer.node.runs.preparing_process",
+    "gossamer.node.runs.founding.cut_confined",
+    "gossamer.node.runs.founding.preparing_process",
     "gossamer.trainer.generation.generate",
     "gossamer.trainer.ranks.follower",
     "gossamer.trainer.train",
@@ -60,7 +60,7 @@ MODULES = (
 LOADED = (
     "gossamer.node.app.daemon",
     "gossamer.node.command_table",
-    "gossamer.node.runs.preparing_process",
+    "gossamer.node.runs.founding.preparing_process",
     "gossamer.trainer.generation.generate",
     "gossamer.trainer.worker_loop",
 )

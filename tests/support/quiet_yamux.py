@@ -9,8 +9,8 @@ import trio
 from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.over_libp2p.congestion import LineRate
 from gossamer.node.network.over_libp2p.liveness import Liveness
+from gossamer.node.network.over_libp2p.tcp.congestion import LineRate
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 
 

@@ -10,8 +10,8 @@ import pytest
 from gossamer.protocol.codecs.chunk_values import Float32Array
 from gossamer.protocol.codecs.payloads import payloads_named
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.rounds.ring_parts import tree_of
-from gossamer.protocol.rounds.set_parts import RecordPart
+from gossamer.protocol.rounds.ring.ring_parts import tree_of
+from gossamer.protocol.rounds.ring.set_parts import RecordPart
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from tests.support import averages_once

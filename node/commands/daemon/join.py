@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.address_text import is_without_peer
-from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.roles import Join, Resume, Role
-from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.settings.links import Links, parse_links
+from gossamer.node.base.settings.settings import ConfigError, Settings
 from gossamer.node.commands.daemon.running import LOADS, held, run_held
 from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node
 from gossamer.node.commands.options import settings_of
@@ -107,7 +107,7 @@ def links_nearby() -> tuple[str, ...]:
         JoinError: no node is found.
     """
     # here: the state directory is held before trio and the network are loaded
-    from gossamer.node.base.interrupting import run_interruptibly
+    from gossamer.node.base.terminal.interrupting import run_interruptibly
     from gossamer.node.network.lan import look_around
     from gossamer.node.peers.members.run_exchange import JoinError
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from gossamer.node.app.client import (
+from gossamer.node.app.http.client import (
     NotRunningError,
     StartingError,
     change_limits,
     fetch_status,
     until_end,
 )
-from gossamer.node.base.owner_limits import (
+from gossamer.node.base.settings.owner_limits import (
     DEFAULT,
     OFF,
     SETTING_OF,
@@ -20,11 +20,11 @@ from gossamer.node.base.owner_limits import (
     changes_of,
     with_limits,
 )
-from gossamer.node.base.printable import printable
-from gossamer.node.base.setting_values import SettingValue
-from gossamer.node.base.settings import ConfigError, Settings
-from gossamer.node.base.text_table import Styled, look_of, table_lines
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.settings.setting_values import SettingValue
+from gossamer.node.base.settings.settings import ConfigError, Settings
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.text_table import Styled, look_of, table_lines
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.commands.options import NO_OPTIONS, State, settings_of
 from gossamer.node.storage.order_lock import alone_in
 from gossamer.node.storage.owner_orders import read_limits, write_limits

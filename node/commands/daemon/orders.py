@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.app.client import ClientError, Order, fetch_status, give_order, until_end
+from gossamer.node.app.http.client import ClientError, Order, fetch_status, give_order, until_end
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
 from gossamer.node.commands.options import NO_OPTIONS, State, StateOptions, state_dir_of, value_of

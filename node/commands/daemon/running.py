@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterator, Sequence
 
 from gossamer.node.base.roles import Resume, Role
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.state_names import require_kinds

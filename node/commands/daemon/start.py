@@ -19,7 +19,7 @@ from gossamer.node.commands.founder.founding_options import (
 from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node
 from gossamer.node.commands.options import settings_of, shown_default, trains_on_own_text
 from gossamer.node.commands.texts import texts_of
-from gossamer.node.runs.draft import DataPlace
+from gossamer.node.runs.planning.draft import DataPlace
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.presets.table import DEFAULT_PRESET

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.units import format_count
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.units import format_count
 from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.commands.questions import require_yes
-from gossamer.node.runs.extending import FoundersSchedule
-from gossamer.node.runs.signed_orders import SignersRun
+from gossamer.node.runs.governance.extending import FoundersSchedule
+from gossamer.node.runs.governance.signed_orders import SignersRun
 
 
 def extend(

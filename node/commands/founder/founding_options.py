@@ -11,11 +11,11 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from gossamer.node.base.roles import START_BYTES_DEFAULT, START_BYTES_MIN
-from gossamer.node.base.setting_values import parse_size
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.settings.setting_values import parse_size
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.commands.texts import path_problems, text_problems
-from gossamer.node.runs.draft import unknown_preset
+from gossamer.node.runs.planning.draft import unknown_preset
 from gossamer.trainer.presets.table import PRESETS
 
 

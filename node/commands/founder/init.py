@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.commands.founder.founding_options import PRESET_HELP
-from gossamer.node.runs.draft import draft_of_preset
-from gossamer.node.runs.manifest_file import write_manifest_file
+from gossamer.node.runs.planning.draft import draft_of_preset
+from gossamer.node.runs.planning.manifest_file import write_manifest_file
 from gossamer.trainer.presets.table import DEFAULT_PRESET
 
 DEFAULT_FILE = Path("run.toml")

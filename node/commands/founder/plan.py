@@ -8,8 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.terminal import open_console
 from gossamer.node.commands.founder.founding_options import (
     START_AFTER_HELP,
     check_founding_options,
@@ -19,12 +19,12 @@ from gossamer.node.commands.founder.founding_options import (
 from gossamer.node.commands.founder.plan_view import print_plan
 from gossamer.node.commands.options import shown_default
 from gossamer.node.commands.texts import texts_of
-from gossamer.node.runs.data_plan import plan_data
-from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.founding import problems_without_model
-from gossamer.node.runs.importing import draft_for, with_pretrained
-from gossamer.node.runs.manifest_file import read_manifest_file
-from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.runs.founding.data_plan import plan_data
+from gossamer.node.runs.founding.founding import problems_without_model
+from gossamer.node.runs.founding.importing import draft_for, with_pretrained
+from gossamer.node.runs.planning.draft import Draft, draft_of_preset
+from gossamer.node.runs.planning.manifest_file import read_manifest_file
+from gossamer.node.runs.planning.planning import Line, plan_round
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.presets.table import DEFAULT_PRESET
 from gossamer.trainer.pretrained.folder import open_pretrained

@@ -8,10 +8,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
-from gossamer.node.base.printable import printable
-from gossamer.node.base.units import format_bytes, format_count
-from gossamer.node.runs.data_plan import DataPlan
-from gossamer.node.runs.planning import RoundPlan
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.units import format_bytes, format_count
+from gossamer.node.runs.founding.data_plan import DataPlan
+from gossamer.node.runs.planning.planning import RoundPlan
 
 GOALS = (0.90, 0.95, 0.98)
 """Fractions of the time in which a trainer is busy, as published runs reached and aim at."""

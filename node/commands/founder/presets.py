@@ -5,12 +5,12 @@ from __future__ import annotations
 import json as json_text
 from typing import NamedTuple
 
-from gossamer.node.base.terminal import open_console, plain_table
-from gossamer.node.base.units import format_bytes
-from gossamer.node.runs.draft import draft_of_preset
-from gossamer.node.runs.needs import PEERS_SUPPOSED, needs_of
-from gossamer.node.runs.planning import Line, plan_round
-from gossamer.node.runs.step_estimate import step_seconds
+from gossamer.node.base.terminal.terminal import open_console, plain_table
+from gossamer.node.base.terminal.units import format_bytes
+from gossamer.node.runs.planning.draft import draft_of_preset
+from gossamer.node.runs.planning.needs import PEERS_SUPPOSED, needs_of
+from gossamer.node.runs.planning.planning import Line, plan_round
+from gossamer.node.runs.planning.step_estimate import step_seconds
 from gossamer.trainer.presets.table import PRESETS
 
 SECONDS_MIN = 0.1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gossamer.node.base.printable import printable
-from gossamer.node.base.terminal import ask
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.terminal import ask
 from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.commands.questions import require_terminal
-from gossamer.node.runs.rolling_back import RollbackDesk
-from gossamer.node.runs.signed_orders import SignersRun
+from gossamer.node.runs.governance.rolling_back import RollbackDesk
+from gossamer.node.runs.governance.signed_orders import SignersRun
 
 
 def rollback(

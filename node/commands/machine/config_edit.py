@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gossamer.node.base.config_text import new_file_text
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, config_file_of, read_config_file
+from gossamer.node.base.settings.config_text import new_file_text
+from gossamer.node.base.settings.settings import ConfigError, config_file_of, read_config_file
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.commands.options import NO_OPTIONS, State
 
 EDITORS = ("editor", "nano", "vi")

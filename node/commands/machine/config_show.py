@@ -9,17 +9,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.config_text import shown, toml_value
-from gossamer.node.base.default_places import NoHomeError
-from gossamer.node.base.owner_limits import overridden, with_limits
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import (
+from gossamer.node.base.settings.config_text import shown, toml_value
+from gossamer.node.base.settings.default_places import NoHomeError
+from gossamer.node.base.settings.owner_limits import overridden, with_limits
+from gossamer.node.base.settings.settings import (
     ConfigError,
     Settings,
     config_file_of,
     read_config_file,
     unknown_variables,
 )
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.commands.options import NO_OPTIONS, State, sourced_of
 from gossamer.node.storage.owner_orders import read_limits
 from gossamer.node.storage.state_dir import StateDir

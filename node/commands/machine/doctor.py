@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import Settings
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.terminal import open_console
 from gossamer.node.commands.machine.machine_checks import make_checks
 from gossamer.node.commands.machine.state_checks import Level
 from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node

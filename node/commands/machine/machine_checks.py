@@ -12,16 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
+from gossamer.node.app.http.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.address_text import (
     HostPort,
     bind_remedy,
     parse_host_port,
     parse_link,
 )
-from gossamer.node.base.owner_limits import with_limits
-from gossamer.node.base.settings import ConfigError, Settings
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.settings.owner_limits import with_limits
+from gossamer.node.base.settings.settings import ConfigError, Settings
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.commands.machine.pause_checks import check_pauses
 from gossamer.node.commands.machine.reach_check import check_reach_of_idle
 from gossamer.node.commands.machine.state_checks import (

@@ -11,7 +11,7 @@ from typing import TypeVar
 import psutil
 
 from gossamer.node.base.durations import format_duration
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.machine.machine_use import MachineUse

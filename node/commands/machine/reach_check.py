@@ -8,8 +8,8 @@ import trio
 
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.base.address_text import parse_link
-from gossamer.node.base.interrupting import run_interruptibly
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.base.terminal.interrupting import run_interruptibly
 from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport

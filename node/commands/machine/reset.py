@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from gossamer.node.base.default_places import NoHomeError, default_config_file, expanded
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, config_file_of
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.settings.default_places import NoHomeError, default_config_file, expanded
+from gossamer.node.base.settings.settings import ConfigError, config_file_of
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.commands.machine.service import SYSTEM_STATE_DIR, is_for_all_users
 from gossamer.node.commands.options import NO_OPTIONS, State, StateOptions, settings_of, sourced_of
 from gossamer.node.commands.questions import require_yes

@@ -9,9 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.links import parse_links
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import (
+from gossamer.node.base.settings.links import parse_links
+from gossamer.node.base.settings.settings import (
     CONFIG_VARIABLE,
     ENVIRONMENT_PREFIX,
     ConfigError,
@@ -19,6 +18,7 @@ from gossamer.node.base.settings import (
     Sourced,
     config_file_of,
 )
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.commands.options import NO_OPTIONS, State, sourced_of
 from gossamer.node.service.managers import (
     Launchd,

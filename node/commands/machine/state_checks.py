@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gossamer.node.base.printable import printable
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.disk_use import existing_parent

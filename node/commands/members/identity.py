@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.base.printable import printable
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of
 from gossamer.node.network.identity import Identity, IdentityError, read_backup
 

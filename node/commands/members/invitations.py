@@ -10,20 +10,20 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Column, Table
 
-from gossamer.node.app.client import fetch_status
+from gossamer.node.app.http.client import fetch_status
 from gossamer.node.base.address_text import Link
 from gossamer.node.base.durations import parse_duration
-from gossamer.node.base.links import invitation_text
-from gossamer.node.base.terminal import open_console
+from gossamer.node.base.settings.links import invitation_text
+from gossamer.node.base.terminal.terminal import open_console
 from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of, value_of
 from gossamer.node.commands.questions import require_yes
-from gossamer.node.runs.inviting import (
+from gossamer.node.runs.governance.inviting import (
     EXPIRES_SECONDS_MAX,
     InvitationError,
     InviteOnlyRun,
     NoAddressError,
 )
-from gossamer.node.runs.voting import VotingDesk, in_words
+from gossamer.node.runs.governance.voting import VotingDesk, in_words
 from gossamer.node.telemetry.status import Status, farthest
 from gossamer.protocol.ids import PeerId
 

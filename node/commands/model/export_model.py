@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from gossamer.node.base.setting_values import parse_size
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.setting_values import parse_size
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.commands.options import (
     NO_OPTIONS,
     RoundNumber,
@@ -14,7 +14,7 @@ from gossamer.node.commands.options import (
     reading_settings_of,
     value_of,
 )
-from gossamer.node.runs.exporting import ExportOptions, export_state
+from gossamer.node.runs.results.exporting import ExportOptions, export_state
 from gossamer.trainer.export.gguf_export import GGUF_SUFFIX
 from gossamer.trainer.export.hugging_face import ExportError
 

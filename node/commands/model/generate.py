@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.node.commands.options import NO_OPTIONS, RoundNumber, State, reading_settings_of
-from gossamer.node.runs.generating import Sampling, generate_text
+from gossamer.node.runs.results.generating import Sampling, generate_text
 
 
 def generate(

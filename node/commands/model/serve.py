@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.commands.options import NO_OPTIONS, RoundNumber, State, reading_settings_of
 
 BIND = "127.0.0.1:4680"

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.app.client import ClientError, fetch_status
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console, plain_table
-from gossamer.node.base.units import format_count
+from gossamer.node.app.http.client import ClientError, fetch_status
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.terminal import open_console, plain_table
+from gossamer.node.base.terminal.units import format_count
 from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
-from gossamer.node.runs.credit import Credit, Credits, TeamCredit, by_team, read_credits
+from gossamer.node.runs.results.credit import Credit, Credits, TeamCredit, by_team, read_credits
 from gossamer.node.storage.owner_files import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import PeerStatus, Status

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.settings.settings import ConfigError, Settings
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.commands.options import NO_OPTIONS, State, reading_settings_of
 from gossamer.node.commands.views.peers import names_of, status_here, write_csv
-from gossamer.node.runs.credit import Credits, read_credits
-from gossamer.node.runs.generating import Sampling, pieces, require_allowed
-from gossamer.node.runs.reading import read_state
-from gossamer.node.runs.report import MARK, Sample, page
+from gossamer.node.runs.results.credit import Credits, read_credits
+from gossamer.node.runs.results.generating import Sampling, pieces, require_allowed
+from gossamer.node.runs.results.reading import read_state
+from gossamer.node.runs.results.report import MARK, Sample, page
 from gossamer.node.storage.owner_files import LossFile, SamplesFile
 from gossamer.node.storage.state_dir import StateDir
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gossamer.node.app.client import page_link
+from gossamer.node.app.http.client import page_link
 from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of
 from gossamer.node.commands.views.status_line import StatusLine, show_status
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.node.app.client import StartingError, fetch_status
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import load_settings
-from gossamer.node.base.text_table import look_of
+from gossamer.node.app.http.client import StartingError, fetch_status
+from gossamer.node.base.settings.settings import load_settings
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.text_table import look_of
 from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import encode_status

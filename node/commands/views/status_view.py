@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from gossamer.node.base.printable import printable
-from gossamer.node.base.text_table import Look, Style, Styled, named_lines, table_lines
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.text_table import Look, Style, Styled, named_lines, table_lines
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.telemetry.pause_text import moment_in, pause_text, pauses_text
 from gossamer.node.telemetry.status import (
     DataStatus,

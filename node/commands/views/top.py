@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gossamer.node.app.client import (
+from gossamer.node.app.http.client import (
     ClientError,
     Order,
     change_limits,
@@ -23,11 +23,11 @@ from gossamer.node.app.client import (
     give_order,
     until_end,
 )
-from gossamer.node.base.owner_limits import OFF, changes_of
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console, wants_plain_text
-from gossamer.node.base.text_table import Look, sparkline
+from gossamer.node.base.settings.owner_limits import OFF, changes_of
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.terminal import open_console, wants_plain_text
+from gossamer.node.base.terminal.text_table import Look, sparkline
 from gossamer.node.commands.options import NO_OPTIONS, State, state_dir_of
 from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.storage.state_dir import StateDir

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.base.durations import parse_duration
-from gossamer.node.base.links import Links, parse_links
-from gossamer.node.base.printable import printable
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.terminal import open_console, plain_table
-from gossamer.node.base.units import format_count
+from gossamer.node.base.settings.links import Links, parse_links
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.base.terminal.printable import printable
+from gossamer.node.base.terminal.terminal import open_console, plain_table
+from gossamer.node.base.terminal.units import format_count
 from gossamer.node.commands.options import value_of
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.commands.views.status_view import DASH, loss_text, shown_peer
@@ -87,7 +87,7 @@ def _watch(links: Links, show: Show, every_seconds: float | None, tell: Tell) ->
     tell(f"looking from outside at the run of the peer at {first}{more} ...")
     # here: trio and libp2p take seconds to import
     from gossamer.node.app.outside import watch_run
-    from gossamer.node.base.interrupting import run_interruptibly
+    from gossamer.node.base.terminal.interrupting import run_interruptibly
     from gossamer.node.telemetry.logs import configure_logs
 
     configure_logs("text", "error")

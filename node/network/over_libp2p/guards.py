@@ -2,10 +2,10 @@
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
 nothing is patched from outside. The guards of gossip are in `over_libp2p/gossip/`, those of the
-data path in `over_libp2p/yamux/` and `over_libp2p.noise`, those of reaching agreement on protocols
-in `over_libp2p.negotiation`.
-`tests/node/network/over_libp2p/test_libp2p_guards.py` and its neighbours have a test for each that
-fails without it, so that a guard can go when upstream has mended the defect.
+data path in `over_libp2p/yamux/` and `over_libp2p/noise/`, those of reaching agreement on
+protocols in `over_libp2p.negotiation`. `tests/node/network/over_libp2p/test_libp2p_guards.py` and
+its neighbours have a test for each that fails without it, so that a guard can go when upstream has
+mended the defect.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ from gossamer.node.base.address_text import bind_remedy
 from gossamer.node.network.counted import counted
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.over_libp2p.addresses import host_of, peer_id_of, why
-from gossamer.node.network.over_libp2p.carriers import CircuitEnd, host_behind
 from gossamer.node.network.over_libp2p.inbound_places import giving_way
-from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
-from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.noise.newcomers import (
+    ArrivingConnection,
+    Newcomers,
+    Refusals,
+)
+from gossamer.node.network.over_libp2p.tcp.carriers import CircuitEnd, host_behind
+from gossamer.node.network.over_libp2p.tcp.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.unread import UnreadBytes
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.places import NoPlaceError, Rank, inbound_max, network_of

@@ -33,10 +33,10 @@ from gossamer.node.network.over_libp2p.addresses import (
 from gossamer.node.network.over_libp2p.gossip.pubsub import new_gossip
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.liveness import Liveness
+from gossamer.node.network.over_libp2p.nat_traversal.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost, GuardedMuxer, guard_selector
-from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
-from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.noise.noise import FastNoiseTransport
+from gossamer.node.network.over_libp2p.tcp.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import ListenError
 

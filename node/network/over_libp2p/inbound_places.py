@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from libp2p.abc import INetConn
 from libp2p.peer.id import ID
 
-from gossamer.node.network.over_libp2p.carriers import host_behind
+from gossamer.node.network.over_libp2p.tcp.carriers import host_behind
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.places import Place, Rank, network_of, place_to_free
 

@@ -40,10 +40,10 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils import encode_delim
 
 from gossamer.node.network.over_libp2p.addresses import why
-from gossamer.node.network.over_libp2p.congestion import LineRate
 from gossamer.node.network.over_libp2p.delimited import read_delimited, read_exactly
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.noise import NoiseSession
+from gossamer.node.network.over_libp2p.noise.noise import NoiseSession
+from gossamer.node.network.over_libp2p.tcp.congestion import LineRate
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import YamuxStream
 from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError

@@ -26,13 +26,13 @@ from gossamer.node.network.over_libp2p.addresses import (
     peer_id_of,
     why,
 )
-from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.gossip.pubsub import GuardedPubsub
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.liveness import Liveness
+from gossamer.node.network.over_libp2p.nat_traversal.dial_back import DialBacks
+from gossamer.node.network.over_libp2p.nat_traversal.own_addresses import OwnAddresses
+from gossamer.node.network.over_libp2p.nat_traversal.paths import Paths
 from gossamer.node.network.over_libp2p.negotiation import GuardedHost
-from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.over_libp2p.paths import Paths
 from gossamer.node.network.over_libp2p.streams import Streams
 from gossamer.node.network.places import Rank
 from gossamer.node.network.racing import RaceLost, race

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
 from gossamer.node.peers.members.run_exchange import JoinError

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from gossamer.node.base.printable import printable
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import answering, receive_message, send_frame
 from gossamer.node.network.identity import Identity

@@ -39,7 +39,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.commit import Parent, Proposal
 from gossamer.protocol.rounds.commit_proof import check_averages, open_ring
 from gossamer.protocol.rounds.inventory import Payload
-from gossamer.protocol.rounds.ring_signatures import MemberSignatures
+from gossamer.protocol.rounds.ring.ring_signatures import MemberSignatures
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chain import Commit, Header, Member, UpdateIndex, decode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan

@@ -18,11 +18,11 @@ Rules
   records (`record_tree`). So nobody chooses its part when it knows the sum, or the chunk that is
   looked at. Shared steps are trained inside the ring and have no root. Their sets need none: the
   digest of a set that a member signed leaves one record that it can have added to what came.
-- A member signs each partial sum that it passes on (`rounds.ring_signatures`), and keeps what the
-  sender of each sum that it used has signed (`rounds.inventory.SumStep`).
+- A member signs each partial sum that it passes on (`rounds.ring.ring_signatures`), and keeps what
+  the sender of each sum that it used has signed (`rounds.inventory.SumStep`).
 - The way back begins at the average's finisher. Each member on it names the sum, with the sender's
   signature, from which it made the one that it signed itself. The way ends with a member that began
-  a sum (`rounds.sum_way`).
+  a sum (`rounds.ring.sum_way`).
 - The auditor goes that way forward, with the parts. The first member whose part and the sum that
   came to it do not make what it signed has *replaced* a sum. Its part is the one under its root,
   and all sums before it were made by these rules, so nobody else can be blamed.
@@ -32,10 +32,10 @@ Rules
   be told. Nor can it of one that is asked so late that it may have forgotten the round, because
   another member kept the auditor waiting.
 
-The arithmetic of a sum (`rounds.ring_parts`) is made of additions, multiplications, divisions and
-roundings that IEEE 754 fixes, one element at a time. So the same parts make the same bytes on all
-machines. The outer step needs the same of them: on a machine that computed otherwise it would lead
-to another state.
+The arithmetic of a sum (`rounds.ring.ring_parts`) is made of additions, multiplications, divisions
+and roundings that IEEE 754 fixes, one element at a time. So the same parts make the same bytes on
+all machines. The outer step needs the same of them: on a machine that computed otherwise it would
+lead to another state.
 
 A head follows from the averages. So the member that finishes the last one can try values until it
 has the head that it wants. It knows no secret but its own and those of its accomplices, though:

@@ -1,10 +1,10 @@
 """The conduct of members in rings: peers that spoil rings again and again sit out.
 
 A ring believes every accusation, because it cannot go on with two members that do not reach each
-other (`rounds.ring_members`). So a member that keeps what it should pass on, or one that accuses
-others without a reason, costs every round some seconds. This module remembers for one node who did
-so. All members of a ring hear the same accusations, so they come to the same conclusion, give or
-take a round.
+other (`rounds.ring.ring_members`). So a member that keeps what it should pass on, or one that
+accuses others without a reason, costs every round some seconds. This module remembers for one node
+who did so. All members of a ring hear the same accusations, so they come to the same conclusion,
+give or take a round.
 
 Rules
 -----
@@ -33,8 +33,8 @@ Rules
 - A member that a single other one put out, or one of several in the vote, may say that it is at
   work all the same, but not where that one may have waited long enough for its vote. Unless others
   put it out as well within `MEMORY_ROUNDS` rounds, its accuser is doubted for so long: what it says
-  against a member counts only if that one does not answer (`rounds.ring_members`). So a peer has
-  one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
+  against a member counts only if that one does not answer (`rounds.ring.ring_members`). So a peer
+  has one such accusation in `MEMORY_ROUNDS` rounds, and none for `FORGET_ROUNDS` after it sat out.
 - An answer is a mark for the one that it answers. If the two are not neighbours, it sits out. The
   one that is answered holds nothing against the other one: it spoke first, and would leave that one
   out of its rings otherwise.
@@ -52,7 +52,7 @@ Rules
 - A peer that acknowledged sums and kept them costs a ring seconds, however short rounds are. It
   sits out at least `LOST_FACTOR` times the rounds that usually take as long as its rings stood
   still. It is suspected until that is forgotten: the member before it in a ring has less patience
-  with it (`rounds.followed_ring`).
+  with it (`rounds.ring.followed_ring`).
 - Where rounds are taken back, or another branch with fewer rounds is followed, what is left of all
   these times stays as long as it was (`rounds_back`).
 

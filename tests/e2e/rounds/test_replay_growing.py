@@ -63,7 +63,7 @@ def cutter_of(founder: LocalNode) -> psutil.Process | None:
     """The process that cuts a later part."""
     assert founder.process is not None
     for child in psutil.Process(founder.process.pid).children():
-        if "gossamer.node.runs.preparing_process" in child.cmdline():
+        if "gossamer.node.runs.founding.preparing_process" in child.cmdline():
             return child
     return None
 

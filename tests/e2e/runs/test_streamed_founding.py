@@ -60,7 +60,7 @@ def suspended_cutting_of(node: LocalNode) -> psutil.Process | None:
         return None
     for child in psutil.Process(node.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "gossamer.node.runs.preparing_process" in child.cmdline():
+            if "gossamer.node.runs.founding.preparing_process" in child.cmdline():
                 child.suspend()
                 return child
     return None

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.runs.draft import problems_of_draft
-from gossamer.node.runs.importing import with_pretrained
-from gossamer.node.runs.manifest_file import read_manifest_file
+from gossamer.node.runs.founding.importing import with_pretrained
+from gossamer.node.runs.planning.draft import problems_of_draft
+from gossamer.node.runs.planning.manifest_file import read_manifest_file
 from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.daemons import (

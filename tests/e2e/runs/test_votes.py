@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
-from gossamer.node.runs.voting import FIRST_ROUND
+from gossamer.node.runs.governance.voting import FIRST_ROUND
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,

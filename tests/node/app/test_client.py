@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.app import client
-from gossamer.node.app.client import (
+from gossamer.node.app.http import client
+from gossamer.node.app.http.client import (
     ClientError,
     NotRunningError,
     StartingError,

@@ -5,8 +5,8 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.app.credit_view import FRESH_SECONDS_MIN, FRESH_TIMES, CreditView
-from gossamer.node.runs.credit import Credits, read_credits
+from gossamer.node.app.reporting.credit_view import FRESH_SECONDS_MIN, FRESH_TIMES, CreditView
+from gossamer.node.runs.results.credit import Credits, read_credits
 from gossamer.node.storage.owner_files import MemberName
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from tests.support.chains import OTHERS, commit_rounds, run_in

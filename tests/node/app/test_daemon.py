@@ -11,9 +11,9 @@ import trio
 
 from gossamer.node.app import daemon
 from gossamer.node.base.roles import Join
-from gossamer.node.base.settings import Settings
-from gossamer.node.runs import needs
-from gossamer.node.runs.needs import TooLargeError
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.runs.planning import needs
+from gossamer.node.runs.planning.needs import TooLargeError
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.builders import RUN_ID, manifest, peer

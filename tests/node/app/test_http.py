@@ -15,11 +15,11 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
-from gossamer.node.app import http, http_places
-from gossamer.node.app.http import build_app, serve_http
-from gossamer.node.app.http_server import UNREAD_BYTES_MAX, ApiBindError, Guard
+from gossamer.node.app.http import http, http_places
+from gossamer.node.app.http.http import build_app, serve_http
+from gossamer.node.app.http.http_server import UNREAD_BYTES_MAX, ApiBindError, Guard
 from gossamer.node.base.pausing import LeavingError
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
@@ -742,8 +742,8 @@ def test_a_failing_server_is_started_again_on_the_same_address(
             raise RuntimeError("one client too many")
         await hypercorn.trio.serve(*arguments, **options)
 
-    monkeypatch.setattr("gossamer.node.app.http_server.serve", failing_serve)
-    monkeypatch.setattr("gossamer.node.app.http_server._RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.node.app.http.http_server.serve", failing_serve)
+    monkeypatch.setattr("gossamer.node.app.http.http_server._RESTART_SECONDS", 0.0)
 
     async def use(address: str) -> None:
         async with httpx.AsyncClient(base_url=f"http://{address}") as asking:

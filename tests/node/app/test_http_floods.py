@@ -12,9 +12,9 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
-from gossamer.node.app import http, http_places, http_turns
-from gossamer.node.app.client import fetch_status
-from gossamer.node.app.http import build_app, serve_http
+from gossamer.node.app.http import http, http_places, http_turns
+from gossamer.node.app.http.client import fetch_status
+from gossamer.node.app.http.http import build_app, serve_http
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.owner_files import RoundSamples, Sample
 from gossamer.node.storage.state_dir import StateDir

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gossamer.node.app import owner_limits
-from gossamer.node.app.limit_parts import DiskLimit, LimitParts, worker_limits
-from gossamer.node.app.owner_limits import OwnerLimits
-from gossamer.node.app.pause_watch import PauseWatch, pause_rules
+from gossamer.node.app.owner import owner_limits
+from gossamer.node.app.owner.limit_parts import DiskLimit, LimitParts, worker_limits
+from gossamer.node.app.owner.owner_limits import OwnerLimits
+from gossamer.node.app.owner.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.disk_health import DiskFullError, write_atomically
 from gossamer.node.base.pausing import Hold
-from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.settings.settings import ConfigError, Settings
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine import capacity
 from gossamer.node.machine.limit_uses import NodeUses

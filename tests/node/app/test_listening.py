@@ -9,7 +9,7 @@ import trio
 
 from gossamer.node.app import listening
 from gossamer.node.app.listening import DEFAULT_PORT, listen_addresses, unused_port, with_port
-from gossamer.node.base.settings import DEFAULT_LISTEN, Settings
+from gossamer.node.base.settings.settings import DEFAULT_LISTEN, Settings
 from gossamer.node.network.lan import Neighbour
 from tests.support.builders import peers
 

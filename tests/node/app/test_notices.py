@@ -10,8 +10,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from gossamer.node.app import notices
-from gossamer.node.app.notices import (
+from gossamer.node.app.reporting import notices
+from gossamer.node.app.reporting.notices import (
     ATTEMPTS_MAX,
     QUIET_SECONDS,
     Begun,
@@ -23,7 +23,7 @@ from gossamer.node.app.notices import (
 )
 from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.base.pausing import Hold
-from gossamer.node.base.settings import ConfigError, load_settings
+from gossamer.node.base.settings.settings import ConfigError, load_settings
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.loss_history import LossHistory

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.app.pause_orders import CLOCK_SECONDS, PauseOrders
+from gossamer.node.app.owner.pause_orders import CLOCK_SECONDS, PauseOrders
 from gossamer.node.base.disk_health import DiskFullError, write_atomically
 from gossamer.node.base.pausing import UserPause
 from gossamer.node.base.threads import RunInThread

@@ -6,8 +6,8 @@ from datetime import UTC
 import pytest
 import trio
 
-from gossamer.node.app import pause_watch
-from gossamer.node.app.pause_watch import PauseWatch
+from gossamer.node.app.owner import pause_watch
+from gossamer.node.app.owner.pause_watch import PauseWatch
 from gossamer.node.base.pausing import Hold, PauseRules
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.base.work_hours import parse_work_hours

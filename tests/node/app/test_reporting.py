@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import structlog
 
-from gossamer.node.app.reporting import SETTLED_ROUNDS, say_hello, settled_head
+from gossamer.node.app.reporting.reporting import SETTLED_ROUNDS, say_hello, settled_head
 from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.protocol.ids import Digest
 from tests.node.storage.test_chain_store import PEER, RUN_ID, chain_of

@@ -18,7 +18,7 @@ import trio.testing
 from gossamer.node.app import daemon
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.roles import Found, Join, Role
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import SignedManifest
 from tests.node.whole_nodes.runs.test_invitations import invitation

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from gossamer.node.base.interrupting import run_interruptibly
+from gossamer.node.base.terminal.interrupting import run_interruptibly
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.owner_limits import (
+from gossamer.node.base.settings.owner_limits import (
     SCHEDULE,
     SETTING_OF,
     changed,
@@ -14,8 +14,8 @@ from gossamer.node.base.owner_limits import (
     rule_text,
     with_limits,
 )
-from gossamer.node.base.setting_values import gpu_memory_bytes
-from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.settings.setting_values import gpu_memory_bytes
+from gossamer.node.base.settings.settings import ConfigError, Settings
 
 SETTINGS = Settings(state_dir=Path("/nowhere"), up_limit=("20",), threads=4)
 

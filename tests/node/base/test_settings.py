@@ -12,11 +12,11 @@ from gossamer.node.base.address_text import (
     parse_link,
     parse_listen,
 )
-from gossamer.node.base.default_places import default_state_dir
 from gossamer.node.base.durations import parse_serve_after
-from gossamer.node.base.links import Links, parse_links
-from gossamer.node.base.setting_values import PARSERS, GivenValue, parse_size
-from gossamer.node.base.settings import (
+from gossamer.node.base.settings.default_places import default_state_dir
+from gossamer.node.base.settings.links import Links, parse_links
+from gossamer.node.base.settings.setting_values import PARSERS, GivenValue, parse_size
+from gossamer.node.base.settings.settings import (
     ConfigError,
     Settings,
     load_settings,

@@ -12,7 +12,7 @@ import pytest
 TEXT = "Zo\u00eb \u4e2d \U0001f600"
 PROGRAM = f"""
 import sys
-from gossamer.node.base.standard_streams import mend_standard_streams
+from gossamer.node.base.terminal.standard_streams import mend_standard_streams
 mend_standard_streams()
 print({TEXT!r})
 print({TEXT!r}, file=sys.stderr)

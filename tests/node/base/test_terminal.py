@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.text import Text
 
-from gossamer.node.base.terminal import ask, open_console
+from gossamer.node.base.terminal.terminal import ask, open_console
 
 
 def shown() -> str:

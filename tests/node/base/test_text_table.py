@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from gossamer.node.base.text_table import (
+from gossamer.node.base.terminal.text_table import (
     Look,
     Styled,
     columns_of,

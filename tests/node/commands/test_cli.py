@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gossamer.node.base.roles import Found, Join, Resume, Role
-from gossamer.node.base.settings import Settings
-from gossamer.node.base.text_table import Look
-from gossamer.node.base.units import format_bytes
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.base.terminal.text_table import Look
+from gossamer.node.base.terminal.units import format_bytes
 from gossamer.node.cli import run_command
 from gossamer.node.command_table import COMMANDS, GROUPS, app
 from gossamer.node.commands.daemon import orders

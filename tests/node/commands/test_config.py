@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.config_text import new_file_text, toml_value
-from gossamer.node.base.default_places import default_config_file
-from gossamer.node.base.settings import (
+from gossamer.node.base.settings.config_text import new_file_text, toml_value
+from gossamer.node.base.settings.default_places import default_config_file
+from gossamer.node.base.settings.settings import (
     ConfigError,
     Settings,
     load_settings,
@@ -30,7 +30,7 @@ from gossamer.node.storage.state_dir import StateDir
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A person's own configuration folder; the config file of the platform lies below it."""
     monkeypatch.setattr(
-        "gossamer.node.base.default_places.platformdirs.user_config_path",
+        "gossamer.node.base.settings.default_places.platformdirs.user_config_path",
         lambda name: tmp_path / "config" / name,
     )
     return tmp_path

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.commands.machine import machine_checks, state_checks, torch_checks
 from gossamer.node.commands.machine.doctor import run_doctor
 from gossamer.node.commands.machine.reach_check import check_reach_of_idle

@@ -38,15 +38,19 @@ NEVER = frozenset(
 
 OF_STATUS = frozenset(
     {
-        *("gossamer.node.app.client", "gossamer.node.base.address_text"),
-        *("gossamer.node.base.default_places", "gossamer.node.base.disk_health"),
+        *("gossamer.node.app.http.client", "gossamer.node.base.address_text"),
+        *("gossamer.node.base.settings.default_places", "gossamer.node.base.disk_health"),
         "gossamer.node.base.durations",
         *("gossamer.node.base.limit_periods", "gossamer.node.base.local_http"),
-        *("gossamer.node.base.pausing", "gossamer.node.base.printable"),
-        *("gossamer.node.base.setting_values", "gossamer.node.base.settings"),
-        "gossamer.node.base.standard_streams",
-        *("gossamer.node.base.terminal", "gossamer.node.base.text_table"),
-        *("gossamer.node.base.units", "gossamer.node.base.work_hours", "gossamer.node.cli"),
+        *("gossamer.node.base.pausing", "gossamer.node.base.terminal.printable"),
+        *("gossamer.node.base.settings.setting_values", "gossamer.node.base.settings.settings"),
+        "gossamer.node.base.terminal.standard_streams",
+        *("gossamer.node.base.terminal.terminal", "gossamer.node.base.terminal.text_table"),
+        *(
+            "gossamer.node.base.terminal.units",
+            "gossamer.node.base.work_hours",
+            "gossamer.node.cli",
+        ),
         *("gossamer.node.commands.views.status_line", "gossamer.node.commands.views.status_view"),
         "gossamer.node.storage.address_files",
         *("gossamer.node.storage.bounded_file", "gossamer.node.storage.daemon_files"),
@@ -124,7 +128,7 @@ def has_code(name: str) -> bool:
 
 
 def test_what_each_member_has_given_is_read_without_the_network() -> None:
-    program = "import sys, gossamer.node.runs.credit; print(*sys.modules)"
+    program = "import sys, gossamer.node.runs.results.credit; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.commands.machine.pause_checks import check_pauses
 from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.machine.machine_use import Idle, MachineUse

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossamer.node.base.units import format_count
+from gossamer.node.base.terminal.units import format_count
 from gossamer.node.cli import run_command
 from gossamer.node.commands.views import peers as peers_command
 from gossamer.node.commands.views.peers import summary
 from gossamer.node.network.identity import Identity
-from gossamer.node.runs.credit import read_credits
+from gossamer.node.runs.results.credit import read_credits
 from gossamer.node.storage.chain.chain_store import ChainStore
 from gossamer.node.storage.owner_files import MemberName, NamesFile
 from gossamer.node.storage.state_dir import StateDir

@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.node.cli import run_command
 from gossamer.node.commands.views import report
-from gossamer.node.runs.credit import read_credits
-from gossamer.node.runs.report import MEMBERS_MAX, Sample, page, ticks
+from gossamer.node.runs.results.credit import read_credits
+from gossamer.node.runs.results.report import MEMBERS_MAX, Sample, page, ticks
 from gossamer.node.storage.owner_files import (
     LossFile,
     MemberName,

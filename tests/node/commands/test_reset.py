@@ -11,7 +11,7 @@ import pytest
 import trio
 from cyclopts.completion.install import get_default_completion_path
 
-from gossamer.node.base.default_places import default_config_file
+from gossamer.node.base.settings.default_places import default_config_file
 from gossamer.node.cli import run_command
 from gossamer.node.commands.machine import reset
 from gossamer.node.network.identity import Identity
@@ -200,7 +200,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeService:
     monkeypatch.setattr(reset, "manager_here", lambda system: fake)
     monkeypatch.setattr(reset, "SYSTEM_STATE_DIR", tmp_path / "none")
     monkeypatch.setattr(
-        "gossamer.node.base.default_places.platformdirs.user_config_path",
+        "gossamer.node.base.settings.default_places.platformdirs.user_config_path",
         lambda name: tmp_path / "config" / name,
     )
     return fake
@@ -303,7 +303,7 @@ def test_root_removes_the_state_of_a_service_that_was_removed_before(
     monkeypatch.setattr(reset, "SYSTEM_STATE_DIR", machine.root)
     monkeypatch.setattr(reset, "is_for_all_users", lambda: True)
     monkeypatch.setattr(
-        "gossamer.node.base.default_places.platformdirs.user_state_path",
+        "gossamer.node.base.settings.default_places.platformdirs.user_state_path",
         lambda name: tmp_path / "home" / name,
     )
     monkeypatch.delenv("GOSSAMER_STATE_DIR", raising=False)

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gossamer.node.app.client import ClientError
+from gossamer.node.app.http.client import ClientError
 from gossamer.node.cli import run_command
 from gossamer.node.commands.views import top
 from gossamer.node.commands.views.top import TYPED_MAX, TypedLine, _owner_line

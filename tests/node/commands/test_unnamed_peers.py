@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.commands import unnamed_peers
 from gossamer.node.commands.unnamed_peers import answering_peer, confirm_on_terminal
 from gossamer.node.network.identity import Identity

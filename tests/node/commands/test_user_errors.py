@@ -12,18 +12,18 @@ from typing import IO
 
 import pytest
 
-from gossamer.node.app.http_server import ApiBindError
+from gossamer.node.app.http.http_server import ApiBindError
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.commands import user_errors
 from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.commands.user_errors import exit_status, explain
 from gossamer.node.network.identity import IdentityError, read_backup
 from gossamer.node.network.transport import ListenError
 from gossamer.node.peers.members.run_exchange import JoinError, NotAdmittedError, WrongRunError
-from gossamer.node.runs.inviting import InvitationError, NoAddressError
-from gossamer.node.runs.preparing import PreparingError
-from gossamer.node.runs.signed_orders import OrderError
+from gossamer.node.runs.founding.preparing import PreparingError
+from gossamer.node.runs.governance.inviting import InvitationError, NoAddressError
+from gossamer.node.runs.governance.signed_orders import OrderError
 from gossamer.node.storage.state_dir import StateDir, StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export.hugging_face import ExportError

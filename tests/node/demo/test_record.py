@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.demo import story
 from gossamer.node.demo.live_view import print_summary
 from gossamer.node.demo.plot import Mark, draw_loss_curve
 from gossamer.node.demo.record import Record
 from gossamer.node.demo.story import MANIFEST, failures, run_demo
-from gossamer.node.runs.manifest_file import parse_manifest_file
+from gossamer.node.runs.planning.manifest_file import parse_manifest_file
 from gossamer.node.telemetry.status import LastRound, LossPoint, Status
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.default_places import default_config_file
-from gossamer.node.base.settings import load_settings
+from gossamer.node.base.settings.default_places import default_config_file
+from gossamer.node.base.settings.settings import load_settings
 from gossamer.node.demo.story import without_own_settings
 
 
@@ -13,7 +13,7 @@ def test_no_setting_of_a_person_reaches_the_nodes_of_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "gossamer.node.base.default_places.platformdirs.user_config_path",
+        "gossamer.node.base.settings.default_places.platformdirs.user_config_path",
         lambda name: tmp_path / name,
     )
     file = default_config_file()

@@ -291,7 +291,7 @@ def test_the_daemons_shell_never_imports_torch() -> None:
         "from gossamer.node.commands.daemon import start\n"
         "from gossamer.node.commands.founder import plan\n"
         "from gossamer.node.commands.machine import doctor\n"
-        "from gossamer.node.app import http\n"
+        "from gossamer.node.app.http import http\n"
         "from gossamer.node.telemetry import gpus, logs, metrics\n"
         "from gossamer.node.machine import capacity\n"
         "capacity.measure_capacity('auto', gpus.Gpus().read())\n"

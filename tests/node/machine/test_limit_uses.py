@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.telemetry.gpus import Gpus
 
@@ -25,7 +25,7 @@ input()
 _ALONE = """
 import psutil
 from pathlib import Path
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.telemetry.gpus import Gpus
 

@@ -18,13 +18,13 @@ import trio.testing
 import zstandard
 from structlog.testing import capture_logs
 
-from gossamer.node.base.setting_values import Switch
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.setting_values import Switch
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.machine import trainer_client
 from gossamer.node.machine.trainer_client import FAILURES_MAX, TrainerClient
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
-from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.planning.draft import draft_of_preset
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.sync_modes import SyncMode

@@ -25,8 +25,8 @@ from gossamer.node.network.doorstep import (
     TurnedAwayError,
 )
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import newcomers
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.noise import newcomers
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.places import network_of
 from gossamer.node.network.transport import ConnectError

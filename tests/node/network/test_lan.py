@@ -10,7 +10,7 @@ import pytest
 import trio
 from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.network import lan
 from gossamer.node.network.lan import LanNeighbours, Neighbour, info_of, look_around, neighbour_of

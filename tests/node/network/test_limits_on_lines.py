@@ -15,7 +15,7 @@ from gossamer.node.base.limit_periods import Period
 from gossamer.node.base.rate_limit import BURST_SECONDS, Limits, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.receive_window import window_bytes
+from gossamer.node.network.over_libp2p.tcp.receive_window import window_bytes
 from gossamer.node.network.transport import Stream
 from tests.benchmarks.line_limits import busiest, most_ahead
 from tests.internet.internet import Internet

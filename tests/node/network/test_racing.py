@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from multiaddr import Multiaddr
 
-from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.tcp.tcp import PortReusingTcp
 from gossamer.node.network.racing import RaceLost, race
 
 HEAD_START_SECONDS = 0.25

@@ -13,9 +13,9 @@ import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.nat_traversal.crossing import Crossing
+from gossamer.node.network.over_libp2p.tcp.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import PeerTest
 from gossamer.node.peers import discovery as discovery_module

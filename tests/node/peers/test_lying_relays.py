@@ -12,8 +12,8 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.nat_traversal.crossing import Crossing
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import ORDINARY_ENDS, Stream
 from gossamer.node.peers.discovery import RELAYS_TRIED_MAX

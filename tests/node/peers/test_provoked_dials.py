@@ -19,10 +19,10 @@ import trio.testing
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import own_addresses
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
-from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.nat_traversal import own_addresses
+from gossamer.node.network.over_libp2p.nat_traversal.own_addresses import OwnAddresses
+from gossamer.node.network.over_libp2p.tcp.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.reachability import Endpoint, Neighbourhood
 from gossamer.node.peers.discovery import Discovery

@@ -12,7 +12,7 @@ import trio.testing
 
 from gossamer.node.rounds import auditor as module
 from gossamer.node.rounds.auditor import DATA_ROUNDS, WAIT_ROUNDS, Auditor
-from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.planning.draft import draft_of_preset
 from gossamer.node.training.audit_data import AuditSequences
 from gossamer.protocol.accounting.excerpts import Excerpt
 from gossamer.protocol.ids import Digest, PeerId

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from gossamer.node.rounds.auditor import Auditor
-from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.planning.draft import draft_of_preset
 from gossamer.node.training.audit_data import AuditSequences
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.auditing.audits import SCALE, SEQUENCES_MIN, Audit

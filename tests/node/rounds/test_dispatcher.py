@@ -37,7 +37,7 @@ from gossamer.protocol.rounds.actions import (
 )
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.inventory import Average
-from gossamer.protocol.rounds.ring_signatures import FoundStep
+from gossamer.protocol.rounds.ring.ring_signatures import FoundStep
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.wire.average_signatures import SignedStep

@@ -26,7 +26,7 @@ from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.actions import Compute, Signer
 from gossamer.protocol.rounds.commit import Parent, members_of
 from gossamer.protocol.rounds.inventory import Average, Payload
-from gossamer.protocol.rounds.ring_parts import SumPart
+from gossamer.protocol.rounds.ring.ring_parts import SumPart
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Member

@@ -15,8 +15,8 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.heads.extensions import LOOK_SECONDS, ExtensionFile, Extensions
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.admission import Admission
-from gossamer.node.runs.extending import FoundersSchedule
-from gossamer.node.runs.signed_orders import OrderError, SignersRun
+from gossamer.node.runs.governance.extending import FoundersSchedule
+from gossamer.node.runs.governance.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, ImplausibleError

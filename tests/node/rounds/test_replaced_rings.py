@@ -18,7 +18,7 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingEvent, Signer
 from gossamer.protocol.rounds.commit import Parent
-from gossamer.protocol.rounds.ring_parts import tree_of
+from gossamer.protocol.rounds.ring.ring_parts import tree_of
 from gossamer.protocol.rounds.roster import Ring, RoundRules
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan

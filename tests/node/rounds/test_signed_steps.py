@@ -15,7 +15,7 @@ from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.conduct.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Signer
-from gossamer.protocol.rounds.ring_signatures import SignedAverages, SignedSteps
+from gossamer.protocol.rounds.ring.ring_signatures import SignedAverages, SignedSteps
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Equivocation
 from tests.protocol.codecs.test_step_payloads import CODEC, SIGNED, UPDATES

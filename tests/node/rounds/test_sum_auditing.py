@@ -40,7 +40,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.auditing.sum_audits import commitment_to, is_auditor
 from gossamer.protocol.rounds.inventory import NO_DIGEST, Average
-from gossamer.protocol.rounds.ring_signatures import SignedAverages
+from gossamer.protocol.rounds.ring.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread

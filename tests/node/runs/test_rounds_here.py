@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.settings import Settings
-from gossamer.node.runs.reading import read_state
-from gossamer.node.runs.rolling_back import RollbackDesk
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.runs.governance.rolling_back import RollbackDesk
+from gossamer.node.runs.governance.signed_orders import OrderError, SignersRun
+from gossamer.node.runs.results.reading import read_state
 from gossamer.node.runs.rounds_here import SPANS_MAX, spans_text
-from gossamer.node.runs.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state import retention
 from gossamer.node.storage.state_dir import StateDir, StateDirError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.default_places import default_config_file
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.default_places import default_config_file
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.cli import main, run_command
 from gossamer.node.commands.machine import service
 from gossamer.node.service import managers

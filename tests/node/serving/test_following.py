@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings.settings import Settings
 from gossamer.node.commands.model.serve import serve
 from gossamer.node.commands.options import StateOptions
-from gossamer.node.runs.reading import StateOnDisk, read_state
+from gossamer.node.runs.results.reading import StateOnDisk, read_state
 from gossamer.node.serving import model as model_module
 from gossamer.node.serving import server
 from gossamer.node.serving.model import ServedModel

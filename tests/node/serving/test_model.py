@@ -13,8 +13,8 @@ import trio
 import trio.testing
 from starlette.types import Message
 
-from gossamer.node.base.settings import Settings
-from gossamer.node.runs.reading import read_state
+from gossamer.node.base.settings.settings import Settings
+from gossamer.node.runs.results.reading import read_state
 from gossamer.node.serving import model as model_module
 from gossamer.node.serving.app import build_app
 from gossamer.node.serving.model import BusyError, RefusedError, ServedModel

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from gossamer import node
-from gossamer.node.base.printable import printable
+from gossamer.node.base.terminal.printable import printable
 from gossamer.node.telemetry.logs import (
     KEPT_CHARACTERS_MAX,
     KEPT_LINES_MAX,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from gossamer.node.app.reached import finish_line
+from gossamer.node.app.reporting.reached import finish_line
 from gossamer.node.rounds.finish import FinishedRun
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LossPoint

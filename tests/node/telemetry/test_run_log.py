@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.telemetry import log_places, run_log
 from gossamer.node.telemetry.log_places import TensorBoardPlace, WandbPlace, require_packages
 from gossamer.node.telemetry.run_log import QUEUE_MAX, Record, RunLog, record_of

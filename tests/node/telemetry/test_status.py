@@ -6,7 +6,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from gossamer.node.base.text_table import Look
+from gossamer.node.base.terminal.text_table import Look
 from gossamer.node.commands.views.status_view import status_lines
 from gossamer.node.telemetry.loss_history import LOSS_POINTS_MAX, LossHistory
 from gossamer.node.telemetry.status import (

@@ -10,7 +10,7 @@ import trio
 
 from gossamer.node.network.relay import RelayTerms
 from gossamer.node.peers.blocks.uploads import Uploads
-from gossamer.node.runs.needs import DAEMON_BYTES, DAEMON_BYTES_PER_PARAMETER
+from gossamer.node.runs.planning.needs import DAEMON_BYTES, DAEMON_BYTES_PER_PARAMETER
 from tests.support.builders import peers
 from tests.support.node_world import MODEL, NumbersTrainer, SlowTrainer, World, simulate, start
 

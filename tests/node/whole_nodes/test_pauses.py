@@ -11,7 +11,7 @@ import psutil
 import pytest
 import trio
 
-from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.runs.planning import AGREE_SECONDS, Line, plan_round
+from gossamer.node.runs.planning.planning import AGREE_SECONDS, Line, plan_round
 from gossamer.protocol.manifest import decode_manifest
 from tests.support.node_world import (
     World,

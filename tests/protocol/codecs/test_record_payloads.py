@@ -22,8 +22,8 @@ from gossamer.protocol.codecs.robust_average import (
 )
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.rounds.commit_proof import check_averages
-from gossamer.protocol.rounds.ring_parts import tree_of
-from gossamer.protocol.rounds.set_parts import RecordPart, ring_average
+from gossamer.protocol.rounds.ring.ring_parts import tree_of
+from gossamer.protocol.rounds.ring.set_parts import RecordPart, ring_average
 from gossamer.protocol.standing import Standing
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from tests.support.builders import header_of, peers, ring_of

@@ -13,6 +13,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Action, LeftOut, Publish, Signer
 from gossamer.protocol.rounds.commit import Parent
+from gossamer.protocol.rounds.ring.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.ring_choice import (
     HURRY_SECONDS,
     IN_VAIN_ROUNDS_MAX,
@@ -21,7 +22,6 @@ from gossamer.protocol.rounds.ring_choice import (
     REPLACE_SECONDS,
     waited_in_vain,
 )
-from gossamer.protocol.rounds.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.ring_order import encode_links, rank_order
 from gossamer.protocol.rounds.roster import (
     RoundHints,

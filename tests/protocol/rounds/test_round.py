@@ -46,9 +46,9 @@ from gossamer.protocol.rounds.commit import (
     Parent,
 )
 from gossamer.protocol.rounds.commit_proof import open_commit
-from gossamer.protocol.rounds.followed_ring import LONE_SECONDS, STALLED
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average
-from gossamer.protocol.rounds.patience import (
+from gossamer.protocol.rounds.ring.followed_ring import LONE_SECONDS, STALLED
+from gossamer.protocol.rounds.ring.patience import (
     KEPT_SECONDS,
     KEPT_SECONDS_MIN,
     KEPT_STEP_SECONDS,
@@ -57,8 +57,8 @@ from gossamer.protocol.rounds.patience import (
     SUSPECT_SECONDS,
     kept_seconds,
 )
+from gossamer.protocol.rounds.ring.ring_members import ANSWER_SECONDS, BASELESS, REPEATED
 from gossamer.protocol.rounds.ring_choice import OPENED_OF_ONE_MAX
-from gossamer.protocol.rounds.ring_members import ANSWER_SECONDS, BASELESS, REPEATED
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,

@@ -19,7 +19,8 @@ from gossamer.protocol.rounds.actions import Computed
 from gossamer.protocol.rounds.commit import Commitment
 from gossamer.protocol.rounds.inventory import ArrivedSum, Chunk
 from gossamer.protocol.rounds.states import TABLES, Table
-from tests.protocol.rounds import test_commit, test_ring, test_roster, test_round
+from tests.protocol.rounds import test_commit, test_roster, test_round
+from tests.protocol.rounds.ring import test_ring
 from tests.sim.simulator.world import simulate
 from tests.support.builders import peers, ring_of
 

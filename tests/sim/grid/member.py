@@ -27,7 +27,7 @@ import msgspec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.actions import Contribute, FinishAverage, RingAction, Send
 from gossamer.protocol.rounds.inventory import ArrivedSum, Average, Payload
-from gossamer.protocol.rounds.ring import RingReduce
+from gossamer.protocol.rounds.ring.ring import RingReduce
 
 RANK_BYTES = 8
 

@@ -12,10 +12,10 @@ from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.actions import Signer
 from gossamer.protocol.rounds.inventory import Average, SumStep
-from gossamer.protocol.rounds.ring_signatures import SignedAverages
+from gossamer.protocol.rounds.ring.ring_signatures import SignedAverages
+from gossamer.protocol.rounds.ring.sum_way import AddedAgain, ReplacedSum, SumWay
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.sum_way import AddedAgain, ReplacedSum, SumWay
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import FloatVector
 from tests.sim.simulator.modes import ELEMENTS

@@ -29,9 +29,9 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
-from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.noise import NoiseSession
+from gossamer.node.network.over_libp2p.noise.noise import NoiseSession
+from gossamer.node.network.over_libp2p.tcp.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.yamux.frames import FrameCutter, SmallFrames
 from gossamer.node.network.over_libp2p.yamux.signs_of_life import SignsOfLife
 from gossamer.node.network.over_libp2p.yamux.stream import (

@@ -17,7 +17,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
 from gossamer.node.base.rate_limit import SMALL_BYTES_MAX
-from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX
+from gossamer.node.network.over_libp2p.noise.noise import PLAINTEXT_BYTES_MAX
 from gossamer.node.network.over_libp2p.yamux.windows import (
     CREDIT_BYTES_MAX,
     FIRST_WINDOW_BYTES,

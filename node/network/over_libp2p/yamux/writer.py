@@ -12,8 +12,8 @@ from collections import deque
 import trio
 from libp2p.io.exceptions import ConnectionClosedError
 
-from gossamer.node.network.over_libp2p.congestion import LineSearch
-from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.noise.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.tcp.congestion import LineSearch
 from gossamer.node.network.over_libp2p.yamux.stream import HEADER, YamuxStream
 
 # A socket that is full for longer is waiting for the line, not for a processor: then one message

@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from gossamer.node.network.over_libp2p import congestion
-from gossamer.node.network.over_libp2p.congestion import (
+from gossamer.node.network.over_libp2p.tcp import congestion
+from gossamer.node.network.over_libp2p.tcp.congestion import (
     BBR,
     COLLAPSE_FACTOR,
     FULL_ROUND_TRIPS,

@@ -10,9 +10,9 @@ import trio
 from gossamer.node.network import reachability
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import dial_back
-from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.nat_traversal import dial_back
+from gossamer.node.network.over_libp2p.nat_traversal.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError

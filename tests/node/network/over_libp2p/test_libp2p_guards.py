@@ -31,13 +31,14 @@ from multiaddr import Multiaddr
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network import doorstep, stream_turns
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import carriers, newcomers
 from gossamer.node.network.over_libp2p import liveness as liveness_module
-from gossamer.node.network.over_libp2p.congestion import LineRate
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession
+from gossamer.node.network.over_libp2p.noise import newcomers
+from gossamer.node.network.over_libp2p.noise.noise import FastNoiseTransport, NoiseSession
+from gossamer.node.network.over_libp2p.tcp import carriers
+from gossamer.node.network.over_libp2p.tcp.congestion import LineRate
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import connection as yamux
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection

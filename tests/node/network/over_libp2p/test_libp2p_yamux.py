@@ -15,7 +15,6 @@ from libp2p.peer.id import ID
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import NO_LIMIT, SMALL_BYTES_MAX
 from gossamer.node.base.ticks import TICK_SECONDS
-from gossamer.node.network.over_libp2p.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.liveness import (
     ASK_SECONDS,
     ASK_SECONDS_MAX,
@@ -25,7 +24,8 @@ from gossamer.node.network.over_libp2p.liveness import (
     SILENCE_SECONDS_MAX,
     Liveness,
 )
-from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.noise.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.tcp.congestion import LineRate, LineSearch
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.frames import SMALL_FRAMES_RATE
 from gossamer.node.network.over_libp2p.yamux.signs_of_life import PINGS_MAX

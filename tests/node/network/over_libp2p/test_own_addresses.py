@@ -13,8 +13,9 @@ import trio
 from multiaddr import Multiaddr
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import addresses, tcp
+from gossamer.node.network.over_libp2p import addresses
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.tcp import tcp
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.transport import ListenError
 from gossamer.protocol.ids import PeerId

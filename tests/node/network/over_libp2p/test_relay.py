@@ -18,12 +18,15 @@ from gossamer.node.base.rate_limit import BURST_SECONDS, RateLimit
 from gossamer.node.network import circuit_places, relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import paths
 from gossamer.node.network.over_libp2p.addresses import parse_address
-from gossamer.node.network.over_libp2p.crossing import Crossing
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
-from gossamer.node.network.over_libp2p.paths import DRAIN_LOOK_SECONDS, RETRY_SECONDS_MIN
+from gossamer.node.network.over_libp2p.nat_traversal import paths
+from gossamer.node.network.over_libp2p.nat_traversal.crossing import Crossing
+from gossamer.node.network.over_libp2p.nat_traversal.paths import (
+    DRAIN_LOOK_SECONDS,
+    RETRY_SECONDS_MIN,
+)
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.over_libp2p.yamux import connection
 from gossamer.node.network.transport import (

@@ -15,7 +15,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import libp2p_id
-from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
+from gossamer.node.network.over_libp2p.noise.noise import FastNoiseTransport
 
 NUM_TRIES = 12
 """Number of connections. Two random keys decide which end answers: it is always the same one in one

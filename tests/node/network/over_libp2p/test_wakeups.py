@@ -17,8 +17,8 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.over_libp2p.liveness import Liveness
-from gossamer.node.network.over_libp2p.noise import MESSAGE_BYTES_MAX, PLAINTEXT_BYTES_MAX
-from gossamer.node.network.over_libp2p.receive_window import ReceiveWindow
+from gossamer.node.network.over_libp2p.noise.noise import MESSAGE_BYTES_MAX, PLAINTEXT_BYTES_MAX
+from gossamer.node.network.over_libp2p.tcp.receive_window import ReceiveWindow
 from gossamer.node.network.over_libp2p.yamux.connection import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux.stream import HEADER, YamuxStream
 from gossamer.node.network.over_libp2p.yamux.windows import SPEC_WINDOW_BYTES

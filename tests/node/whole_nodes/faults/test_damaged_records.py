@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.runs.rolling_back import RollbackDesk
-from gossamer.node.runs.signed_orders import OrderError, SignersRun
+from gossamer.node.runs.governance.rolling_back import RollbackDesk
+from gossamer.node.runs.governance.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gossamer.node.peers.blocks.block_exchange import BlockService, FetchError
-from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.runs.planning.planning import Line, plan_round
 from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gossamer.node.heads import checkpoint_keeper
-from gossamer.node.runs.credit import read_credits
+from gossamer.node.runs.results.credit import read_credits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.heads import chain_checkpoint

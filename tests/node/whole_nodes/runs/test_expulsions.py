@@ -10,8 +10,8 @@ import trio
 from gossamer.node.network.transport import ProtocolRefused
 from gossamer.node.peers.members.run_exchange import NotAdmittedError
 from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
-from gossamer.node.runs.inviting import InviteOnlyRun
-from gossamer.node.runs.voting import OpenVote, VotingDesk
+from gossamer.node.runs.governance.inviting import InviteOnlyRun
+from gossamer.node.runs.governance.voting import OpenVote, VotingDesk
 from gossamer.node.storage.admission_files import ExpulsionFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.decoding import to_msgpack

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 
 from gossamer.node.heads.extensions import ExtensionFile
-from gossamer.node.runs.extending import FoundersSchedule
-from gossamer.node.runs.signed_orders import SignersRun
+from gossamer.node.runs.governance.extending import FoundersSchedule
+from gossamer.node.runs.governance.signed_orders import SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import TokenSchedule
 from gossamer.protocol.state.run_end import SchedulePlace

@@ -9,9 +9,9 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from gossamer.node.base.settings import ConfigError
-from gossamer.node.runs.rolling_back import RollbackDesk
-from gossamer.node.runs.signed_orders import SignersRun
+from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.runs.governance.rolling_back import RollbackDesk
+from gossamer.node.runs.governance.signed_orders import SignersRun
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest

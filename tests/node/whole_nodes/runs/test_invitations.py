@@ -15,7 +15,7 @@ from gossamer.node.peers.members.entrance import roll_of
 from gossamer.node.peers.members.introductions import ask_to_come_in, claim_of
 from gossamer.node.peers.members.run_exchange import NotAdmittedError
 from gossamer.node.peers.statements.store_comparison import STATEMENTS_PROTOCOL
-from gossamer.node.runs.inviting import InviteOnlyRun
+from gossamer.node.runs.governance.inviting import InviteOnlyRun
 from gossamer.node.storage.admission_files import RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, is_ready

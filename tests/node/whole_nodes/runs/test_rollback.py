@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from gossamer.node.heads.rollbacks import ORDER_SECONDS, RollbackFiles
-from gossamer.node.runs import rolling_back
-from gossamer.node.runs.rolling_back import RollbackDesk
-from gossamer.node.runs.signed_orders import OrderError, SignersRun
+from gossamer.node.runs.governance import rolling_back
+from gossamer.node.runs.governance.rolling_back import RollbackDesk
+from gossamer.node.runs.governance.signed_orders import OrderError, SignersRun
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.work_records import ROLLED_BACK, STALE
 from gossamer.protocol.ids import Digest

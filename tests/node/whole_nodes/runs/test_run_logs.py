@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.app.run_logs import log_name
+from gossamer.node.app.reporting.run_logs import log_name
 from tests.node.whole_nodes.faults.test_restarts import start_again, status_of
 from tests.support.node_world import World, simulate
 
