@@ -275,7 +275,8 @@ class _PendingRound(RoundWork):
     def rounds_missed(self) -> int:
         """See `RoundWork`."""
         oldest = self._trainings.work.account.oldest_round
-        return max(0, self._machine.number - oldest) if self.has_work else 0
+        carried = self._trainings.work.account.carried
+        return max(0, self._machine.number - oldest) if carried else 0
 
     @property
     def _pending(self) -> FloatVector:

@@ -274,7 +274,7 @@ def test_members_that_accuse_in_the_vote_keep_few_from_signing_rounds(
         hostile = type("Hostile", (KeepsFromVoting,), traits)
 
         def machine(**given: Any) -> Round:
-            kind: type[Round] = hostile if given["me"] in gossips else Round
+            kind: type[Round] = hostile if given["signer"].me in gossips else Round
             return kind(**given)
 
         monkeypatch.setattr(opening, "Round", machine)

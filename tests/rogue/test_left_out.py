@@ -98,7 +98,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         def machine(**given: Any) -> Round:
             of_liar: type[Round] = made
-            return (of_liar if given["me"] in liars else Round)(**given)
+            return (of_liar if given["signer"].me in liars else Round)(**given)
 
         monkeypatch.setattr(opening, "Round", machine)
 

@@ -98,7 +98,7 @@ def test_a_member_that_shows_each_round_first_does_not_choose_who_signed_it(
         hostile = type("Hostile", (ShowsFirst,), {"show": staticmethod(show)})
 
         def machine(**given: Any) -> Round:
-            kind: type[Round] = hostile if given["me"] == me else Round
+            kind: type[Round] = hostile if given["signer"].me == me else Round
             return kind(**given)
 
         monkeypatch.setattr(opening, "Round", machine)

@@ -33,6 +33,7 @@ def told_in_the_log(progress: Progress) -> str:
     finished = object.__new__(FinishedRun)
     finished._follower = cast(Any, follower)
     finished._committed = cast(Any, SimpleNamespace(entry=ENTRY))
+    finished._trainings = cast(Any, SimpleNamespace(orders=SimpleNamespace(leave=False)))
     finished._serve_seconds = 0.0
     with structlog.testing.capture_logs() as lines:
         finished._report()
