@@ -73,7 +73,8 @@ class Heads:
     """Knows which heads win, and takes them over.
 
     It has more than 7 parameters and 12 attributes: a choice of a head asks the chain, the members,
-    the owner and the other peers, and remembers since when each head is known.
+    the owner and the other peers, and remembers since when each head is known. It has more than 15
+    public methods: the loop, the fetcher and the machines of a round each ask for something else.
     """
 
     def __init__(
@@ -274,6 +275,13 @@ class Heads:
         if self.allowed.is_beyond_end(head):
             return True
         return self._choice.best([self.mine, head]) == self.mine
+
+    @property
+    def round_seconds(self) -> float:
+        """Time between this node's moves to its two newest heads: a round, or more; inf without
+        two."""
+        moved = self._moved_seconds
+        return moved[-1] - moved[-2] if len(moved) > 1 else math.inf
 
     def near_rounds(self) -> int:
         """Returns how many rounds a peer may be behind and still be waited for."""

@@ -15,6 +15,7 @@ import structlog
 from gossamer.node.heads.heads import BetterHead
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.heads.head_choice import HeadWeight
+from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN
 from gossamer.protocol.wire.statements import Phase
 
 MISSED_MAX = 1
@@ -80,12 +81,18 @@ def goes_straight_on(
     return Decision(True, "this node is at the best head")
 
 
-def offers_without_training(*, is_stranger: bool, rounds_missed: int) -> Decision:
+def offers_without_training(
+    *, is_stranger: bool, rounds_missed: int, round_seconds: float
+) -> Decision:
     """Returns whether a round begins with the carried work alone.
+
+    The others' wait begins with the first `Ready`. In a longer round an early one would end their
+    training.
 
     Args:
         is_stranger: whether no round has taken work of this node lately.
         rounds_missed: rounds that its oldest carried work has missed.
+        round_seconds: how long a round takes.
     """
     if not rounds_missed:
         return Decision(False, "no work has missed a round")
@@ -93,6 +100,8 @@ def offers_without_training(*, is_stranger: bool, rounds_missed: int) -> Decisio
         return Decision(False, "the others wait for this node")
     if rounds_missed <= MISSED_MAX:
         return Decision(False, "the others may wait for this node once more")
+    if round_seconds > GATHER_SECONDS_MIN:
+        return Decision(False, "an early word would end the others' training")
     return Decision(True, "the others did not wait for this node")
 
 

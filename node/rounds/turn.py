@@ -132,7 +132,9 @@ class Turn:
     async def _train(self) -> None:
         work = self._opened.work
         decision = offers_without_training(
-            is_stranger=self._heads.is_stranger, rounds_missed=work.rounds_missed
+            is_stranger=self._heads.is_stranger,
+            rounds_missed=work.rounds_missed,
+            round_seconds=self._heads.round_seconds,
         )
         if self._decisions.note("does the round begin without training", decision):
             await work.skip_training()

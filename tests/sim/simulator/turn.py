@@ -150,7 +150,10 @@ class Turn:
         peer, account, head = self._peer, self._peer.work.account, self._peer.heads.head
         missed = self.driver.machine.number - account.oldest_round if account.carried else 0
         is_stranger = peer.peer_id not in self._world.checks.choice.stakes_at(head)
-        decision = offers_without_training(is_stranger=is_stranger, rounds_missed=max(0, missed))
+        # Also where rounds are longer than those in which a node does so: no rule forbids it.
+        decision = offers_without_training(
+            is_stranger=is_stranger, rounds_missed=max(0, missed), round_seconds=0.0
+        )
         return self._is_new_training and decision.holds
 
     def _poll(self) -> None:

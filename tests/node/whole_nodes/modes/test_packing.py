@@ -43,7 +43,7 @@ def test_chunks_are_packed_on_their_way_and_the_chain_is_one(
         await world.reach(world.round("a") + 2, *"ab")
         await nursery.start(world.run, "c", ["a"])
         await world.reach(world.round("a") + 3, *"abc")
-        world.assert_one_chain(*"abc")
+        await world.come_together(*"abc", seconds=20.0)
         for name in "abc":
             registry = world.nodes[name].first.metrics.registry
             for reason in ("forged", "malformed", "oversized"):
