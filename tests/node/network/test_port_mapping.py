@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -166,87 +165,73 @@ def test_only_a_node_behind_a_router_asks_for_a_mapping(hosts: list[str], expect
     assert needs_mapping(hosts) == expected
 
 
-ROUTER = """
-import sys, time
-{before}
-class UPnP:
-    lanaddr = "192.168.1.10"
-    def discover(self):
-        return 1
-    def selectigd(self):
-        {search}
-    def externalipaddress(self):
-        return {outer!r}
-    def addportmapping(self, outer_port, *_others):
-        if outer_port < {first_port}:
-            raise Exception("ConflictInMappingEntry\x1b[2J")
-    def deleteportmapping(self, *_others):
-        {removal}
+PROCESS = """#!/bin/sh
+{commands}
 """
-"""In the place of the library that talks to the router."""
-
-OUTSIDE = "8.8.8.8"
+"""In the place of Python: the process that asks the router. It gets `-m`, the module, what to do
+and the port."""
 
 
 @pytest.fixture
-def router(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., UpnpGateway]:
-    """Makes a gateway to a router that answers so."""
+def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], UpnpGateway]:
+    """Makes a gateway whose process does so."""
 
-    def made(
-        search: str = "pass",
-        outer: str = OUTSIDE,
-        first_port: int = 0,
-        removal: str = "pass",
-        before: str = "",
-    ) -> UpnpGateway:
-        text = ROUTER.format(
-            search=search, outer=outer, first_port=first_port, removal=removal, before=before
-        )
-        (tmp_path / "miniupnpc.py").write_text(text)
-        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-        monkeypatch.setenv("PYTHONPATH", path)
-        monkeypatch.syspath_prepend(str(tmp_path))  # wherever the gateway looks for it
-        monkeypatch.delitem(sys.modules, "miniupnpc", raising=False)
+    def made(commands: str) -> UpnpGateway:
+        path = tmp_path / "python"
+        path.write_text(PROCESS.format(commands=commands))
+        path.chmod(0o755)
+        monkeypatch.setattr(port_mapping, "sys", SimpleNamespace(executable=str(path)))
         return UpnpGateway()
 
     return made
 
 
-def test_a_router_forwards_a_port_and_ends_it(router: Callable[..., UpnpGateway]) -> None:
-    gateway = router(first_port=PORT + 2, before="print('noise of the library')")
-    assert gateway.map(PORT) == Endpoint(OUTSIDE, PORT + 2)
-    gateway.unmap(PORT + 2)
+def test_a_process_asks_the_router(process: Callable[[str], UpnpGateway], tmp_path: Path) -> None:
+    gateway = process(f"""echo "$@" >> {tmp_path}/asked; echo noise; echo '["8.8.8.8", 4612]'""")
+    assert gateway.map(PORT) == Endpoint("8.8.8.8", 4612)
+    process(f"""echo "$@" >> {tmp_path}/asked; echo '[null]'""").unmap(4612)
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"-m gossamer.node.network.upnp map {PORT}",
+        "-m gossamer.node.network.upnp unmap 4612",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("answers", "problem"),
+    ("commands", "problem"),
     [
-        ({"search": "raise Exception"}, "no router answers UPnP"),
-        ({"outer": "10.1.2.3"}, "behind another one"),
-        ({"outer": "x" * 5000}, "no outer address"),
-        ({"first_port": PORT + 100}, "forwards no port from 4610 on: Conflict"),
-        ({"search": "sys.exit(3)"}, "makes no sense"),
+        ("""echo '["no router answers UPnP\\u001b[2J"]'""", "no router answers UPnP"),
+        ("exit 3", "makes no sense"),
+        ("echo words", "makes no sense"),
+        ("""echo '["8.8.8.8", "4612"]'""", "makes no sense"),
+        ("echo '[null]'", "makes no sense"),
     ],
 )
 def test_a_router_that_does_not_is_told(
-    router: Callable[..., UpnpGateway], answers: dict[str, str], problem: str
+    process: Callable[[str], UpnpGateway], commands: str, problem: str
 ) -> None:
     with pytest.raises(MappingError, match=problem) as raised:
-        router(**answers).map(PORT)
+        process(commands).map(PORT)
     assert "\x1b" not in str(raised.value)
 
 
-def test_an_answer_without_an_end_takes_neither_memory_nor_time(
-    router: Callable[..., UpnpGateway], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any machine of the network may answer. The library reads on in a call that nothing ends."""
-    with pytest.raises(MappingError):
-        router(search="self.answer = [bytearray(2**26) for _ in range(32)]").map(PORT)
-    monkeypatch.setattr(port_mapping, "PROCESS_SECONDS_MAX", 2.0, raising=False)
-    with pytest.raises(MappingError, match="in time"):
-        router(search="time.sleep(20)").map(PORT)
-
-
-def test_a_removal_that_fails_is_told(router: Callable[..., UpnpGateway]) -> None:
+def test_a_removal_that_fails_is_told(process: Callable[[str], UpnpGateway]) -> None:
     with pytest.raises(MappingError, match="NoSuchEntry"):
-        router(removal="raise Exception('NoSuchEntry')").unmap(PORT)
+        process("""echo '["NoSuchEntryInArray (714)"]'""").unmap(PORT)
+    with pytest.raises(MappingError, match="makes no sense"):
+        process("""echo '["8.8.8.8", 4612]'""").unmap(PORT)
+
+
+def test_a_process_that_takes_too_long_is_ended(
+    process: Callable[[str], UpnpGateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_mapping, "PROCESS_SECONDS_MAX", 0.3)
+    with pytest.raises(MappingError, match="in time"):
+        process("exec sleep 20").map(PORT)
+
+
+def test_a_process_that_cannot_be_started_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(port_mapping, "sys", SimpleNamespace(executable=str(tmp_path / "absent")))
+    with pytest.raises(MappingError, match="no process can be started"):
+        UpnpGateway().map(PORT)
