@@ -28,11 +28,10 @@ Circuits that are being opened count. This module does no I/O and has no clock.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.node.network.places import CROWDED_BY, NoPlaceError
+from gossamer.node.network.places import NoPlaceError, oldest_of_most
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.conduct.throttle import Rate, Throttle, throttle_of
 
@@ -119,18 +118,6 @@ class CircuitPlaces:
         if idlest is not None and now - idlest.moved_seconds > IDLE_SECONDS:
             return idlest
         neighbours = [each for each in self.taken if each.network == newcomer.network]
-        return _oldest_of_most(self.taken, newcomer, lambda each: each.network) or _oldest_of_most(
+        return oldest_of_most(self.taken, newcomer, lambda each: each.network) or oldest_of_most(
             neighbours, newcomer, lambda each: each.caller
         )
-
-
-def _oldest_of_most(
-    circuits: Iterable[Circuit], newcomer: Circuit, owner: Callable[[Circuit], Hashable]
-) -> Circuit | None:
-    """The oldest circuit of the owner that has the most; None where the newcomer's has hardly
-    fewer."""
-    held = Counter(map(owner, circuits))
-    most = max(held.values(), default=0)
-    if most < held[owner(newcomer)] + CROWDED_BY:
-        return None
-    return next(each for each in circuits if held[owner(each)] == most)

@@ -35,8 +35,11 @@ from __future__ import annotations
 import enum
 import ipaddress
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+_Held = TypeVar("_Held")
 
 NETWORK_BITS = {4: 24, 6: 64}
 """Bits of an address that its owner usually cannot choose, by IP version: a household or a small
@@ -148,3 +151,19 @@ def _turn(place: Place, newcomer: Place, held: Counter[str]) -> int | None:
     else:
         return None
     return turn
+
+
+def oldest_of_most(
+    taken: Collection[_Held], newcomer: _Held | None, owner: Callable[[_Held], Hashable]
+) -> _Held | None:
+    """The oldest of the owner that has the most; None where the newcomer's has hardly fewer.
+
+    Args:
+        taken: circuits, streams or the like, the oldest first.
+        newcomer: None: it is no matter how many its owner has.
+    """
+    held = Counter(map(owner, taken))
+    most = max(held.values(), default=0)
+    if newcomer is not None and most < held[owner(newcomer)] + CROWDED_BY:
+        return None
+    return next((each for each in taken if held[owner(each)] == most), None)

@@ -234,6 +234,10 @@ class Transport(Protocol):
         """Returns the connection to a peer, the best one if there are several. None means that
         there is no connection."""
 
+    def network_of(self, peer_id: PeerId) -> str:
+        """Returns the network from which a connected peer comes (`places.network_of`), the relay's
+        where one carries the connection; empty for a peer that is not connected."""
+
     async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:
         """A new stream to a connected peer.
 

@@ -128,6 +128,9 @@ class ScriptedTransport:
     def peers(self) -> list[PeerId]:
         return [ROGUE.peer_id]
 
+    def network_of(self, peer_id: PeerId) -> str:
+        return ""
+
     def on_peers_changed(self, handler: Callable[[], None]) -> None:
         pass
 

@@ -14,6 +14,7 @@ import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.counted import counted
+from gossamer.node.network.places import network_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.relay import RelayTerms
 from gossamer.node.network.spreading import num_passed_on
@@ -251,6 +252,14 @@ class MemoryPeer:
         if connection.relay is None:
             return Path("direct")
         return Path("relayed", connection.relay.peer_id)
+
+    def network_of(self, peer_id: PeerId) -> str:
+        """See `Transport.network_of`."""
+        connection = self.connections.get(peer_id)
+        if connection is None:
+            return ""
+        other = connection.relay or connection.ends[peer_id]
+        return network_of(other._address.split("/")[2])
 
     def reach(self) -> ReachReport:
         """See `Transport.reach`."""

@@ -290,6 +290,9 @@ class Libp2pTransport(Transport):
     def path(self, peer_id: PeerId) -> Path | None:
         return self.paths.path(peer_id)
 
+    def network_of(self, peer_id: PeerId) -> str:
+        return self.paths.network_of(peer_id)
+
     # -- streams
 
     async def open_stream(self, peer_id: PeerId, protocol: str, *, at_once: bool = False) -> Stream:

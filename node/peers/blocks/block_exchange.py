@@ -1,7 +1,8 @@
 """Blocks between peers: serving ours, and getting theirs into the store.
 
 Serving keeps one piece of a block (`PIECE_BYTES`) a stream in memory, and both streams and time are
-bounded: a peer that asks and never reads costs a slot for `SEND_SECONDS` and nothing else.
+bounded: a peer that asks and never reads costs a place (`stream_places`) for `SEND_SECONDS` and
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import structlog
 import trio
 
 from gossamer.node.network.frames import asked, receive_message, send_frame
+from gossamer.node.network.places import NoPlaceError
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.blocks.fetching import OPEN_SECONDS, PASSES, Download, read_or_write
+from gossamer.node.peers.blocks.stream_places import ServedStream, StreamPlaces
 from gossamer.node.peers.blocks.uploads import Uploads
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError, MissingBlockError
 from gossamer.node.storage.blocks import BlockStore
@@ -93,7 +96,7 @@ class BlockService:
         self.uploads = uploads or Uploads()
         self.spares_line: Callable[[], bool] = lambda: False
         """Returns whether no blocks are to be moved now: the owner's line is metered."""
-        self._num_streams = 0
+        self._places = StreamPlaces(STREAMS_MAX)
         self._checking = trio.CapacityLimiter(_CHECKING_THREADS)
         self._fetch_numbers = itertools.count()
         # Blocks that one of our fetches is getting; the event is set when it is done with them.
@@ -256,31 +259,42 @@ class BlockService:
         if self.spares_line():
             await stream.reset()
             return
-        if self._num_streams >= self.uploads.streams_max(peer_id, STREAMS_MAX):
+        with trio.CancelScope() as scope:
+            network = self._transport.network_of(peer_id)
+            place = ServedStream(peer_id, network, self.uploads.is_member(peer_id), scope.cancel)
+            try:
+                self._places.take(trio.current_time(), place)
+            except NoPlaceError:
+                await stream.reset()
+                return
+            try:
+                await self._serve_at(place, stream)
+            finally:
+                self._places.leave(place)
+        if scope.cancelled_caught:  # its place was given to another stream
             await stream.reset()
-            return
-        self._num_streams += 1
+
+    async def _serve_at(self, place: ServedStream, stream: Stream) -> None:
+        """Answers the requests of a stream that has a place."""
         try:
-            while (digest := await self._receive_request(stream)) is not None:
+            while (digest := await self._receive_request(place, stream)) is not None:
                 if self.spares_line():  # perhaps only since the stream was opened
                     await stream.reset()
                     return
                 with trio.fail_after(SEND_SECONDS):
-                    await self._answer(stream, digest)
+                    await self._answer(place, stream, digest)
         except RemoteProtocolError as error:
             await stream.reset()
-            self._on_offence(peer_id, error)
-        finally:
-            self._num_streams -= 1
+            self._on_offence(place.peer, error)
 
-    async def _receive_request(self, stream: Stream) -> Digest | None:
+    async def _receive_request(self, place: ServedStream, stream: Stream) -> Digest | None:
         """The next digest, or None when none comes for long."""
-        with trio.move_on_after(IDLE_SECONDS):
+        with trio.move_on_after(IDLE_SECONDS), place.waiting(trio.current_time()):
             message = await receive_message(stream, BLOCK_MESSAGE_BYTES_MAX)
             return decode_request(message)
         return None
 
-    async def _answer(self, stream: Stream, digest: Digest) -> None:
+    async def _answer(self, place: ServedStream, stream: Stream, digest: Digest) -> None:
         size = self._store.size(digest) or 0
         try:
             file = await read_or_write(
@@ -293,9 +307,11 @@ class BlockService:
             await send_frame(stream, encode_reply(digest, found=False))
             return
         with file, self.uploads.serving(stream.peer_id):
-            await self._send_block(stream, digest, file)
+            await self._send_block(place, stream, digest, file)
 
-    async def _send_block(self, stream: Stream, digest: Digest, file: BinaryIO) -> None:
+    async def _send_block(
+        self, place: ServedStream, stream: Stream, digest: Digest, file: BinaryIO
+    ) -> None:
         """Piece by piece, because the peer may be slow and there may be many of them."""
         num_bytes = os.fstat(file.fileno()).st_size
         message = encode_reply(digest, found=True)
@@ -306,6 +322,7 @@ class BlockService:
             if not piece:
                 raise OSError(f"block {short(digest)} became shorter while it was sent")
             await self.uploads.turn(stream.peer_id, len(piece))
-            await stream.send(head, piece)
+            with place.waiting(trio.current_time()):
+                await stream.send(head, piece)
             head = b""
             rest_bytes -= len(piece)

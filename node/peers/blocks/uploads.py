@@ -31,9 +31,6 @@ STRANGERS_UPLOAD_SHARE = 0.5
 """Part of the owner's limit of the upload that strangers get at most. The rest is for rings: with a
 quarter of the limit a link of a ring is still as fast as its owner lets it be."""
 
-STRANGERS_SHARE = 4
-"""Strangers leave one in so many streams to members."""
-
 TURN_BYTES_MIN = 16 * KIB
 """Bytes for which each answer to a stranger counts at least, however short it is: to find out that
 a block is not here takes some 0.1 ms as well. By the default limit strangers get 760 such answers a
@@ -60,12 +57,6 @@ class Uploads:
         self._no_member = trio.Event()
         self._turns: dict[tuple[PeerId, Kind], tuple[trio.Lock, int]] = {}
         """The lock of each stranger that waits, and how many of its pieces do."""
-
-    def streams_max(self, peer: PeerId, streams_max: int) -> int:
-        """Streams in all up to which a peer gets another one."""
-        if self.is_member(peer):
-            return streams_max
-        return max(1, streams_max - streams_max // STRANGERS_SHARE)
 
     @contextmanager
     def serving(self, peer: PeerId) -> Iterator[None]:

@@ -33,6 +33,7 @@ from gossamer.node.peers.blocks.fetching import (
     REQUESTS_PER_PEER_MAX,
     TRIAL_SECONDS,
 )
+from gossamer.node.peers.blocks.stream_places import ServedStream
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -66,8 +67,10 @@ class CountingService(BlockService):
     blocks_served = 0
     bytes_served = 0
 
-    async def _send_block(self, stream: Stream, digest: Digest, file: BinaryIO) -> None:
-        await super()._send_block(stream, digest, file)
+    async def _send_block(
+        self, place: ServedStream, stream: Stream, digest: Digest, file: BinaryIO
+    ) -> None:
+        await super()._send_block(place, stream, digest, file)
         self.blocks_served += 1
         self.bytes_served += self._store.size(digest) or 0
 

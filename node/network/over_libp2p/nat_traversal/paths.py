@@ -78,7 +78,7 @@ class Paths:
         self._guard = guard
         self._nursery = nursery
         self._streams = streams
-        self.circuits = Circuits(transport, self._serve_end, self._network_of)
+        self.circuits = Circuits(transport, self._serve_end, self.network_of)
         self._crossings = Counter[PeerId]()
         """Crossings under way with each peer: its connections show no open port of this node."""
         swarm.is_crossing = lambda peer: peer_id_of(peer) in self._crossings
@@ -97,8 +97,8 @@ class Paths:
         connections = self.connections(libp2p_id(peer))
         return connections[-1][1].path if connections else None
 
-    def _network_of(self, peer: PeerId) -> str:
-        """The network from which a connected peer comes; empty for one that is not connected."""
+    def network_of(self, peer: PeerId) -> str:
+        """See `Transport.network_of`."""
         connections = self.connections(libp2p_id(peer))
         return network_of(host_behind(connections[-1][1])) if connections else ""
 
