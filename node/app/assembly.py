@@ -104,6 +104,11 @@ class Node:
         """See `PauseOrders.kept`."""
         return await self.first.pause_orders.kept()
 
+    @property
+    def disk_problem(self) -> str:
+        """The reason why the disk takes nothing now; empty if it takes everything."""
+        return self.inputs.state_dir.health.problem or ""
+
     async def set_limits(self, changes: Mapping[str, str]) -> str:
         """Changes the owner's limits, also for later lives. See `OwnerLimits.change`."""
         return await self.first.limits.change(changes)
@@ -146,7 +151,9 @@ class Node:
         runtime, state_dir = self.inputs.runtime, self.inputs.state_dir
         run_in_thread, hardware = runtime.run_in_thread, self.first.hardware
         nanoseconds = int(1e9 * runtime.unix_seconds())
-        incarnation = await run_in_thread(lambda: Incarnation(state_dir, lambda: nanoseconds))
+        incarnation = await run_in_thread(
+            lambda: Incarnation(state_dir, lambda: nanoseconds, runtime.random_bytes)
+        )
         await hardware.measure()
         core = Core(self.inputs, self.first, incarnation)
         async with trio.open_nursery() as nursery:

@@ -161,6 +161,7 @@ class Core:
         chain = ChainStore(
             state_dir.chain_path, manifest.run_id, Digest(manifest.genesis_digest),
             health=state_dir.health, pinned_head=self._first.pinned_head,
+            check_place=state_dir.require_ours,
         )  # fmt: skip
         return CommittedState(
             manifest,

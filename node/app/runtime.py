@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class Runtime:
     use: MachineUse = field(default_factory=MachineUse)
     read_in_thread: RunInThread = run_abandonable
     """Runs the readers of `use`, which may hang with a broken driver."""
+    random_bytes: Callable[[int], bytes] = os.urandom
+    """Draws so many bytes by chance, for the number of a life."""
     zone: tzinfo | None = None
     """The zone of the owner's hours; None: that of this machine."""
     awake: AwakeClock = field(default_factory=AwakeClock)

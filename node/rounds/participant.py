@@ -354,6 +354,14 @@ class Participant:
                 log.error("the last state was not written as a checkpoint", problem=str(error))
         self.context.swarm.announce()
         await trio.sleep(POLL_SECONDS)  # the good-bye is on its way out
+        if problem := self.context.health.problem:
+            log.error(
+                "left, and the disk lacks what was new: the next start goes on from what it took, "
+                "and fetches from peers the rounds that they have",
+                round=committed.entry.round,
+                problem=problem,
+            )
+            return
         log.info("left in order", round=committed.entry.round)
 
 

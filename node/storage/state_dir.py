@@ -233,6 +233,13 @@ class StateDir:
             os.close(descriptor)
         return False
 
+    def is_read_only(self) -> bool:
+        """Returns whether the file system of the directory is mounted for reading only."""
+        try:
+            return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+        except OSError:
+            return False
+
     def require_ours(self) -> None:
         """Raises DiskError where a directory that we locked was deleted, moved away or replaced.
 

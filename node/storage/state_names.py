@@ -4,6 +4,7 @@ removal of these and nothing else. A state directory may hold files of its owner
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
 from gossamer.node.storage import manifest_files
 from gossamer.node.storage.disk_use import bytes_beside
-from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.storage.state_dir import StateDir, StateDirError, unreadable
 
 IDENTITY_NAMES = ("identity.key", "incarnation")
 """The key, and the number of its lives: other peers believe the highest number."""
@@ -42,30 +43,51 @@ RUN_NAMES = (
 """Everything else that a node writes into its state directory. Only release 0.2, whose runs have to
 be reset, has put `optimizer` there."""
 
+_INNER_FILE_NAMES = (*("chain/checkpoints", "chain/start"), *("work/journal", "work/pending"))
+
+_INNER_FOLDER_NAMES = (
+    *("work/offers", "blocks/tmp"),
+    *(f"blocks/{first:02x}" for first in range(256)),
+)
+"""Blocks lie in folders by the first byte of their digest."""
+
+_READ_AT_START = ("blocks", "chain", "work")
+"""Folders without which no node starts. Others may be unreadable, as those of orders are that root
+could not give away."""
+
 
 def require_kinds(root: Path) -> None:
-    """Refuses a directory where something else stands in the place of a file or a folder.
+    """Refuses a directory where something else stands in the place of a file or a folder, also
+    within its folders. Only what the trainer writes may be anything: it makes that anew.
 
     To read a FIFO waits for ever, and a folder cannot be replaced by a file. A link to a file or a
     folder is as good as that.
 
     Raises:
-        StateDirError: it names the first one, and says what to do.
+        StateDirError: it names the first one, or the first folder without which no node starts and
+            that cannot be read. It says what to do.
     """
-    for name in sorted((*RUN_NAMES, *KEPT_NAMES, HELD_NAME)):
+    folder_names = {*_FOLDER_NAMES, *_INNER_FOLDER_NAMES}
+    names = (*RUN_NAMES, *KEPT_NAMES, HELD_NAME, *_INNER_FILE_NAMES, *_INNER_FOLDER_NAMES)
+    for name in sorted(names):
         path = root / name
         try:
             mode = path.stat().st_mode
         except OSError:
             continue  # there is none; or the one that needs it says why it cannot be read
         wanted, is_wanted = "file", stat.S_ISREG(mode)
-        if name in _FOLDER_NAMES:
+        if name in folder_names:
             wanted, is_wanted = "folder", stat.S_ISDIR(mode)
         if not is_wanted:
             raise StateDirError(
                 f"{path} has to be a {wanted}, and is {_kind_of(mode)}: move it away, and start "
                 "the node again"
             )
+        if name in _READ_AT_START:
+            try:
+                os.scandir(path).close()
+            except OSError as error:
+                raise unreadable(path, error) from error
 
 
 def _kind_of(mode: int) -> str:

@@ -537,6 +537,8 @@ class World:
     """What the owners do with their machines."""
     clock_ahead_seconds: float = 0.0
     """How far the clock of all machines was set forward."""
+    random_bytes: Callable[[int], bytes] = bytes
+    """Draws the chance in the numbers of lives. Without any, a seed stands for one story."""
     serves_http: bool = False
     """Whether nodes serve their pages; virtual time has no sockets."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -617,6 +619,7 @@ class World:
                     local_seconds=self.local_seconds,
                     use=self.use,
                     read_in_thread=self.run_in_thread,
+                    random_bytes=self.random_bytes,
                     zone=UTC,
                 )
                 if invitation is not None:

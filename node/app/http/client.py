@@ -40,6 +40,11 @@ _NOT_IN_ORDER = (
     "the last node did not end in order. Start it again; it goes on from its newest state"
 )
 
+_READ_ONLY = (
+    "no node runs on {}, and its disk is read-only, so that the last node could not remove its "
+    "address. Mount it for writing again, and start the node: it goes on from what is on the disk"
+)
+
 
 class ClientError(Exception):
     """The daemon did not answer as it should; the message says why and what to do."""
@@ -80,7 +85,8 @@ def give_order(
         options: of the order: for a pause `seconds` and `after_round` (0 or 1).
 
     Returns:
-        The reason why the order will not hold over a restart of the node; empty if it will.
+        The reason why the disk of the node does not take the order, or what the node writes when it
+        leaves; empty if it does.
 
     Raises:
         NotRunningError, ClientError: as `fetch_status`.
@@ -109,6 +115,14 @@ def until_end(problem: str) -> str:
     )
 
 
+def until_written(problem: str) -> str:
+    """Returns the sentence for an order to leave, where the disk of the node takes nothing."""
+    return printable(
+        "What its disk has not taken is lost here when it ends, unless the disk takes it until "
+        f"then: {problem}"
+    )
+
+
 def _problem_of(answer: bytes) -> str:
     try:
         return msgspec.json.decode(answer, type=_Taken).problem
@@ -128,8 +142,8 @@ def _token_or_none(state_dir: StateDir) -> str:
     """Returns the secret, with which a request waits behind nobody else's; empty for a user who may
     not read it. What is read needs none."""
     try:
-        return DaemonFiles(state_dir).read_token()
-    except StateDirError:
+        return _token_of(state_dir)
+    except ClientError:
         return ""
 
 
@@ -163,7 +177,11 @@ def _address_of(state_dir: StateDir) -> HostPort:
         )
     # Another node may listen there by now. A lock that this user may not open tells nothing.
     if os.access(state_dir.lock_path, os.R_OK) and not state_dir.is_in_use():
-        raise NotRunningError(f"no node runs on {state_dir.root}: {_NOT_IN_ORDER}")
+        raise NotRunningError(
+            _READ_ONLY.format(state_dir.root)
+            if state_dir.is_read_only()
+            else f"no node runs on {state_dir.root}: {_NOT_IN_ORDER}"
+        )
     try:
         return _reachable(parse_host_port(address))
     except ValueError as error:
@@ -219,6 +237,8 @@ def _why_nothing_listens(state_dir: StateDir, where: HostPort) -> str:
         return f"the node on {state_dir.root} is ending, and takes no more orders"
     if DaemonFiles(state_dir).read_api() is None:
         return f"no node runs on {state_dir.root}: it has just ended in order"
+    if state_dir.is_read_only():
+        return _READ_ONLY.format(state_dir.root)
     return (
         f"no node runs on {state_dir.root}: nothing listens on {where} any more, and "
         f"{_NOT_IN_ORDER}"

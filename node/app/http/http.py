@@ -79,6 +79,10 @@ class Controls(Protocol):
 
     def finish(self) -> None: ...
 
+    @property
+    def disk_problem(self) -> str:
+        """The reason why the disk takes nothing now; empty if it takes everything."""
+
     async def set_limits(self, changes: Mapping[str, str]) -> str:
         """Returns the reason why the limits, which hold now, will not hold over a restart; empty if
         they will. Raises ValueError for a change that cannot be made."""
@@ -218,12 +222,12 @@ def _order_routes(controls: Controls, token: str) -> list[Route]:
     async def finish(_request: Request) -> str:
         log.info("ordered to leave when the present round ends")
         controls.finish()
-        return ""
+        return controls.disk_problem
 
     async def leave(_request: Request) -> str:
         log.info("ordered to leave")
         controls.leave()
-        return ""
+        return controls.disk_problem
 
     async def set_limits(request: Request) -> str:
         return await controls.set_limits(dict(request.query_params))
@@ -249,7 +253,8 @@ def _order(
     """Returns the handler of an order.
 
     Args:
-        act: gives the order, and returns the reason why the disk did not take it; empty if it did.
+        act: gives the order, and returns the reason why the disk did not take it, or takes nothing
+            of a node that leaves; empty if it does.
             ValueError: it is no order, or one that cannot be carried out.
     """
 

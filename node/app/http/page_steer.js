@@ -43,6 +43,7 @@ async function order(path, taken, result = $("order-result")) {
     const problem = answer.ok ? (await answer.json()).problem : "";
     let text = taken;
     if (!answer.ok) text = "The node refuses: " + (await answer.text()).trim();
+    else if (problem && path === "/api/finish") text = taken + " What its disk has not taken is lost here then, unless the disk takes it before: " + problem;
     else if (problem) text = "The node obeys, but a restart forgets this order unless the disk takes it before: " + problem;
     setText(result, text);
     update();

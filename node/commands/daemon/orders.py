@@ -7,7 +7,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.app.http.client import ClientError, Order, fetch_status, give_order, until_end
+from gossamer.node.app.http.client import (
+    ClientError,
+    Order,
+    fetch_status,
+    give_order,
+    until_end,
+    until_written,
+)
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
 from gossamer.node.commands.options import NO_OPTIONS, State, StateOptions, state_dir_of, value_of
@@ -139,11 +146,12 @@ def finish(*, options: State = NO_OPTIONS) -> int:
 
 def leave(*, options: State = NO_OPTIONS) -> int:
     """Stop the node in order: commit its work, save its state, exit."""
-    done = "The node leaves and exits; its state stays for the next start."
-    return _give(options, "leave", done)
+    kept = " Its state stays for the next start."
+    return _give(options, "leave", "The node leaves and exits.", kept)
 
 
-def _give(options: StateOptions, order: Order, done: str) -> int:
-    give_order(state_dir_of(options), order)
-    print(done)
+def _give(options: StateOptions, order: Order, done: str, kept: str = "") -> int:
+    """Gives an order after which the node ends. `kept`: what is true if its disk takes all."""
+    problem = give_order(state_dir_of(options), order)
+    print(f"{done} {until_written(problem)}" if problem else f"{done}{kept}")
     return 0

@@ -2,7 +2,7 @@
 
 Every commit record is a file of its own (`record_files`), in the folder ``chain``. An entry in
 memory holds what the head rule and the way from one head to another need. A file that is damaged is
-left out with a warning: its round can be fetched again from any peer.
+left out, and one warning counts such files: its round can be fetched again from any peer.
 
 Old rounds go. The chain then begins at its *start* (`chain_start`): a checkpoint, with so many
 rounds before it as say who has stake there.
@@ -11,7 +11,7 @@ rounds before it as say who has stake there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
@@ -27,7 +27,7 @@ from gossamer.node.storage.chain.chain_start import (
     write_start,
 )
 from gossamer.node.storage.chain.chain_tree import ChainTree, Entry
-from gossamer.node.storage.chain.record_files import FurtherVotes, RecordFiles
+from gossamer.node.storage.chain.record_files import FurtherVotes, RecordFiles, tell_damaged
 from gossamer.protocol import limits
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
@@ -68,10 +68,12 @@ class ChainStore(ChainTree):
         read_only: bool = False,
         health: DiskHealth | None = None,
         pinned_head: Digest | None = None,
+        check_place: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pinned_head`: the head that the link named by which this node joined."""
+        """`pinned_head`: the head that the link named by which this node joined. `check_place`: see
+        `RecordFiles`."""
         self._directory = directory
-        self._files = RecordFiles(directory, health or DiskHealth())
+        self._files = RecordFiles(directory, health or DiskHealth(), check_place)
         self.further_votes = FurtherVotes()
         """Votes of known rounds that this node has heard. `sync` and `write_waiting` put them into
         the records."""
@@ -90,9 +92,8 @@ class ChainStore(ChainTree):
         self._read_only = read_only
         if not read_only:
             directory.mkdir(exist_ok=True)
-        for path in sorted(directory.iterdir()) if directory.exists() else ():
-            if path.name not in FILE_NAMES:
-                self._load(path)
+        paths = sorted(directory.iterdir()) if directory.exists() else ()
+        tell_damaged([self._load(path) for path in paths if path.name not in FILE_NAMES])
         # After the records: a daemon beside a reader removes records when it has written this.
         start = read_start(directory)
         if start is not None and self._way_before(start):
@@ -101,27 +102,24 @@ class ChainStore(ChainTree):
             log.warning("the first rounds of the kept chain are damaged; peers are asked for them")
         self._leave_gaps_behind()
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> tuple[Path, Exception] | None:
+        """Takes the record of a file. Returns the file and its error if it cannot be read."""
         if path.name.startswith("."):
             if not self._read_only:
                 remove_quietly(path)  # half-written when the process died
-            return
+            return None
         try:
             record = read_digested(path)
             commit = decode_commit(record)
             header = decode_header(commit.header)
         except FileNotFoundError:
-            return  # the daemon beside this reader has just removed it
+            return None  # the daemon beside this reader has just removed it
         except (OSError, RemoteProtocolError) as error:
-            log.warning(
-                "a committed header on disk is damaged and left out; peers may have it",
-                file=str(path),
-                error=str(error),
-            )
             if path.name[:10].isdigit():
                 self._damaged.append(path)
-            return
+            return path, error
         self._remember(digest_of(commit.header), header, len(record))
+        return None
 
     def _remember(self, head: Digest, header: Header, num_bytes: int) -> None:
         entry = Entry(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
@@ -42,7 +43,12 @@ log = structlog.get_logger("chain")
 class RecordFiles:
     """The records of one chain. Writing is for one caller at a time; threads may read meanwhile."""
 
-    def __init__(self, directory: Path, health: DiskHealth) -> None:
+    def __init__(
+        self, directory: Path, health: DiskHealth, check_place: Callable[[], None]
+    ) -> None:
+        """`check_place`: called before records are written. It raises DiskError where the directory
+        is another node's by now."""
+        self._check_place = check_place
         self.problem: DiskError | None = None
         """The reason why records wait; None if all are on disk."""
         self._directory = directory
@@ -101,6 +107,7 @@ class RecordFiles:
     def write_waiting(self) -> None:
         """Writes the records that wait. `problem` says what went wrong."""
         try:
+            self._check_place()
             for head, (path, record) in list(self._waiting.items()):
                 _replace(path, digest_of(record) + record)
                 del self._waiting[head]
@@ -129,6 +136,7 @@ class RecordFiles:
             folder, _, name = path.rpartition("/")
             temporary = Path(folder, f".{name}.grown")
             try:
+                self._check_place()
                 temporary.write_bytes(digest_of(record) + record)
                 sync_files([temporary])
                 with adding:
@@ -153,6 +161,20 @@ def _replace(path: str, data: bytes) -> None:
     except OSError as error:
         remove_quietly(temporary)
         raise disk_error(Path(path), len(data), error) from error
+
+
+def tell_damaged(found: Iterable[tuple[Path, Exception] | None]) -> None:
+    """Logs the files that the chain could not read, in one line: a bad disk has many."""
+    damaged = [each for each in found if each is not None]
+    if damaged:
+        path, error = damaged[0]
+        log.warning(
+            "committed headers on disk are damaged and left out: check the disk. Peers that have "
+            "them bring them; without such a peer a back-up of this folder does",
+            headers=len(damaged),
+            first_file=str(path),
+            first_error=str(error),
+        )
 
 
 class FurtherVotes:

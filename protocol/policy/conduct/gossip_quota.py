@@ -21,12 +21,10 @@ the answer up to 256 KiB, and to choose them takes milliseconds.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from gossamer.protocol.errors import FloodError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import KIB, MEMBERS_MAX, MIB
-from gossamer.protocol.policy.conduct.throttle import THROTTLES_MAX, Rate, Throttle, throttle_of
+from gossamer.protocol.policy.conduct.throttle import Rate, Throttle, throttle_of
 
 FORWARDER_RATE = Rate(per_second=200, burst=2 * MEMBERS_MAX)
 """Rate of the new messages that one forwarder brings. Two hundred members announce 100 a second,
@@ -66,6 +64,11 @@ on, since messages that wait on a line come together."""
 FLOOD_MESSAGES = 100
 """Messages over a rate that make one offence."""
 
+DROPPED_RATE = Rate(per_second=FLOOD_MESSAGES / 600, burst=FLOOD_MESSAGES - 1)
+"""Rate of dropped messages that are no offence. A hundred are forgotten in ten minutes, so that a
+machine which sleeps once an hour, and says all at once when it wakes, never adds up to a flood. A
+peer that floods has a hundred in seconds."""
+
 ASKER_RATE = Rate(per_second=8, burst=64)
 """Rate of the comparisons of one peer. An honest one asks the same peer twice a second at most, and
 once more for its rosters."""
@@ -87,7 +90,7 @@ class GossipQuota:
         self._passed_on = Throttle(PASSED_ON_RATE)
         self._total = Throttle(TOTAL_RATE)
         self._total_bytes = Throttle(TOTAL_BYTES_RATE)
-        self._dropped: Counter[PeerId] = Counter()
+        self._dropped: dict[PeerId, Throttle] = {}
 
     def forwarder_wait_seconds(
         self, now: float, forwarder: PeerId, num_messages: float, num_bytes: int
@@ -109,21 +112,19 @@ class GossipQuota:
         if is_connected:
             if throttle_of(self._authors, author, AUTHOR_RATE, now).try_take(now):
                 return True, None
-            return False, self._note_dropped(author)
+            return False, self._note_dropped(now, author)
         brought = throttle_of(self._forwarder_strangers, forwarder, FORWARDER_STRANGERS_RATE, now)
         if not brought.try_take(now):
-            return False, self._note_dropped(forwarder)
+            return False, self._note_dropped(now, forwarder)
         return self._strangers.try_take(now), None
 
     def passes_on(self, now: float) -> bool:
         """Returns whether to pass on a message of another author that was accepted."""
         return self._passed_on.try_take(now)
 
-    def _note_dropped(self, peer: PeerId) -> PeerId | None:
-        self._dropped[peer] += 1
-        if self._dropped[peer] < FLOOD_MESSAGES:
-            if len(self._dropped) > THROTTLES_MAX:
-                self._dropped.clear()
+    def _note_dropped(self, now: float, peer: PeerId) -> PeerId | None:
+        """Counts a dropped message. Returns the peer to blame for it if that makes an offence."""
+        if throttle_of(self._dropped, peer, DROPPED_RATE, now).try_take(now):
             return None
         del self._dropped[peer]
         return peer

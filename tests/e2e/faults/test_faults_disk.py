@@ -100,3 +100,38 @@ def test_a_disk_that_becomes_read_only(
     assert answer.status == 0, answer
     node.start("start")
     wait_for_round(node, mended.round + 1)
+
+
+@pytest.mark.long
+def test_a_node_that_leaves_while_its_disk_is_read_only(
+    swarm: LocalSwarm, founded: Path, protect: Callable[[Path], Callable[[], None]]
+) -> None:
+    node = add_founder(swarm, founded)
+    node.start("start")
+    started = node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    wait_for_round(node, started.round + 1)
+    make_writable = protect(node.root)
+    told = node.wait_for(lambda s: s.problem is not None, PATIENCE_SECONDS, "word of the disk")
+    wait_for_round(node, told.round + 2)
+    on_disk = max(digests_on_disk(node))
+
+    ordered = gossamer("leave", "--state-dir", node.root)
+    assert ordered.status == 0
+    assert "is lost here" in ordered.out
+    assert "the disk is read-only" in ordered.out
+    assert "stays" not in ordered.out
+    assert node.wait(PATIENCE_SECONDS) == 0
+    assert said(node, "left, and the disk lacks what was new")
+    assert not said(node, "left in order")
+    assert not said(node, "Traceback")
+
+    # It could not remove its address. That it did not end in order would be untrue.
+    for command in ("status", "leave"):
+        asked = gossamer(command, "--state-dir", node.root)
+        assert asked.status == 1
+        assert f"no node runs on {node.root}, and its disk is read-only" in asked.err
+        assert "did not end in order" not in asked.err
+    make_writable()
+    node.start("start")
+    again = node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    assert again.round >= on_disk

@@ -252,7 +252,7 @@ def test_a_node_that_leaves_refuses_to_stay() -> None:
     assert answer.text == "the node is leaving, and nothing takes that back\n"
 
 
-@pytest.mark.parametrize("order", ["pause", "resume", "limits?upload=10"])
+@pytest.mark.parametrize("order", ["pause", "resume", "limits?upload=10", "finish", "leave"])
 def test_the_answer_says_that_the_disk_does_not_have_the_order(order: str) -> None:
     node = Node()
     assert ask(node, "POST", f"/api/{order}", headers=ORDER).json() == {"accepted": True}

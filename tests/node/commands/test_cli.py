@@ -627,6 +627,23 @@ def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert given == [order]
 
 
+@pytest.mark.parametrize("order", ["finish", "leave"])
+def test_a_node_that_leaves_while_its_disk_takes_nothing(
+    order: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = ""
+    monkeypatch.setattr(orders, "give_order", lambda *_order: problem)
+    assert run_command([order]) == 0
+    well = capsys.readouterr().out
+    assert "lost" not in well
+    problem = "the disk is full: 7 bytes did not fit"
+    assert run_command([order]) == 0
+    out = capsys.readouterr().out
+    assert problem in out
+    assert "is lost" in out
+    assert "its state stays" not in out
+
+
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     program = (
         "import sys\nfrom gossamer.node.cli import run_command\n"

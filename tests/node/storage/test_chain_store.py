@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.storage.chain import record_files
@@ -368,3 +369,49 @@ def check_answers(store: ChainStore, known: Mapping[bytes, Header]) -> None:
             is_on_it = other in way
             path = store.path_between(other, head)
             assert path == (way[: way.index(other)][::-1] if is_on_it else None)
+
+
+def test_damaged_records_are_one_line_of_the_log(tmp_path: Path) -> None:
+    """A disk that fails damages hundreds at once."""
+    folder = tmp_path / "chain"
+    store = ChainStore(folder, RUN_ID, Digest(bytes(32)))
+    for commit, header in chain_of(PEER, 40):
+        store.add(commit, header)
+    paths = sorted(folder.iterdir())
+    for number, path in enumerate(paths[10:30]):
+        path.write_bytes(b"" if number % 2 else bytes(100))
+    with structlog.testing.capture_logs() as lines:
+        again = ChainStore(folder, RUN_ID, Digest(bytes(32)))
+    assert again.heads_by_weight()[0] == chain_of(PEER, 10)[-1][1].digest
+    (line,) = [line for line in lines if "damaged" in line["event"] and "headers" in line]
+    assert (line["headers"], line["first_file"]) == (20, str(paths[10]))
+    assert "bring" in line["event"]
+    assert len(lines) <= 2, "besides, one line on the gap"
+    with structlog.testing.capture_logs() as lines:
+        ChainStore(folder, RUN_ID, Digest(bytes(32)), read_only=True)
+    assert len(lines) <= 2
+
+
+def test_no_record_comes_into_a_directory_that_is_another_nodes_by_now(tmp_path: Path) -> None:
+    """A folder was deleted and made anew while its node ran on: the records of that node have no
+    states there."""
+    is_ours = True
+
+    def check_place() -> None:
+        if not is_ours:
+            raise DiskError("the directory is not this node's any more")
+
+    folder = tmp_path / "chain"
+    store = ChainStore(folder, RUN_ID, Digest(bytes(32)), check_place=check_place)
+    rounds = chain_of(PEER, 3)
+    store.add(*rounds[0])
+    is_ours = False
+    head = store.add(*rounds[1])
+    store.further_votes.add(head, ROSTER)
+    assert store.write_waiting() is not None
+    assert len(list(folder.iterdir())) == 1
+    assert store.commit(head).header == rounds[1][0].header, "it is known in memory"
+    is_ours = True
+    store.add(*rounds[2])
+    assert store.problem is None
+    assert len(list(folder.iterdir())) == 3

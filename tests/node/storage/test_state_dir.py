@@ -541,6 +541,57 @@ def test_a_folder_or_a_fifo_in_the_place_of_a_file_is_named(tmp_path: Path, name
         require_kinds(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["work/journal", "work/pending", "chain/start", "chain/checkpoints"]
+)
+def test_a_folder_in_the_place_of_a_file_in_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    require_kinds(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateDirError, match=f"^{path} has to be a file, and is a folder: move it"):
+        require_kinds(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["work/offers", "blocks/tmp", "blocks/00", "blocks/ab"])
+def test_a_file_in_the_place_of_a_folder_in_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir(parents=True)
+    require_kinds(tmp_path)
+    path.rmdir()
+    path.write_bytes(b"")
+    with pytest.raises(StateDirError, match=f"^{path} has to be a folder, and is a file: move it"):
+        require_kinds(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "Permission denied. Give --state-dir the directory of a node that is yours"),
+        (errno.EIO, "Input/output error. Check the disk: the system's log says more"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    """Such as that of a node which root has started once. Root itself may read all."""
+    scandir = os.scandir
+    (tmp_path / "chain").mkdir()
+    (tmp_path / "work").mkdir()
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "work":
+            raise OSError(number, os.strerror(number), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StateDirError) as error:
+        require_kinds(tmp_path)
+    assert str(error.value) == f"{tmp_path / 'work'} cannot be read: {advice}"
+
+
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "blocks").symlink_to(tmp_path / "elsewhere")

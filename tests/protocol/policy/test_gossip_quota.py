@@ -20,11 +20,11 @@ FORWARDER = PeerId("forwarder")
 
 
 def blamed_by(
-    quota: GossipQuota, author: PeerId, num_messages: int, connected: bool
+    quota: GossipQuota, author: PeerId, num_messages: int, connected: bool, now: float = 0.0
 ) -> set[PeerId]:
     """The peers that are blamed for so many messages at once that `FORWARDER` brings."""
     answers = [
-        quota.admits(0.0, FORWARDER, author, is_connected=connected) for _ in range(num_messages)
+        quota.admits(now, FORWARDER, author, is_connected=connected) for _ in range(num_messages)
     ]
     return {blamed for _, blamed in answers if blamed is not None}
 
@@ -37,6 +37,23 @@ def test_a_connected_author_that_floods_is_blamed_and_not_its_forwarder() -> Non
     assert not blamed_by(
         GossipQuota(), author, int(AUTHOR_RATE.burst) + FLOOD_MESSAGES - 1, connected=True
     )
+
+
+def test_an_author_whose_messages_were_dropped_now_and_then_is_not_blamed() -> None:
+    """Such as a machine that sleeps once an hour, and whose messages then come all at once."""
+    author, quota = PeerId("author"), GossipQuota()
+    num_messages = int(AUTHOR_RATE.burst) + FLOOD_MESSAGES // 2
+    for hour in range(48):
+        assert not blamed_by(quota, author, num_messages, connected=True, now=3600.0 * hour), hour
+
+
+def test_an_author_that_stays_above_its_rate_is_blamed_again_and_again() -> None:
+    author, quota = PeerId("author"), GossipQuota()
+    num_blamed = sum(
+        bool(blamed_by(quota, author, int(2 * AUTHOR_RATE.per_second), True, now=float(second)))
+        for second in range(60)
+    )
+    assert num_blamed >= 60 * AUTHOR_RATE.per_second / FLOOD_MESSAGES - 7
 
 
 def test_a_forwarder_of_many_strangers_is_blamed() -> None:

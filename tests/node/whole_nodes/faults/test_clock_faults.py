@@ -7,6 +7,8 @@ daemons under a faked clock are in tests/e2e/faults/test_faults_node.py.
 from __future__ import annotations
 
 import itertools
+import random
+import shutil
 import time
 from pathlib import Path
 
@@ -37,7 +39,7 @@ def state_dir(tmp_path: Path) -> StateDir:
 
 
 def life(state_dir: StateDir, now: int) -> int:
-    return Incarnation(state_dir, lambda: now).number
+    return Incarnation(state_dir, lambda: now, bytes).number
 
 
 def test_every_life_has_a_higher_number_whatever_the_clock_says(state_dir: StateDir) -> None:
@@ -60,7 +62,7 @@ def test_a_damaged_number_is_no_number(state_dir: StateDir, content: str) -> Non
 def test_a_number_that_others_know_to_be_higher(
     state_dir: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = Incarnation(state_dir, lambda: NOW)
+    mine = Incarnation(state_dir, lambda: NOW, bytes)
     assert not mine.raise_above(NOW - 1)
     assert mine.raise_above(NOW)
     assert mine.raise_above(NOW + YEAR)
@@ -79,6 +81,22 @@ def test_a_number_that_others_know_to_be_higher(
     assert state_dir.health.problem is not None
     with pytest.raises(DiskError):
         Incarnation(state_dir, lambda: NOW)
+
+
+def test_two_lives_with_one_file_and_one_clock_have_different_numbers(tmp_path: Path) -> None:
+    folders = [StateDir(tmp_path / name) for name in "ab"]
+    for folder in folders:
+        folder.create()
+        (folder.root / "incarnation").write_text(str(NOW))
+    lives = [Incarnation(folder, lambda: 0) for folder in folders]
+    assert lives[0].number != lives[1].number
+    assert all(NOW < each.number <= NOW + 2**32 for each in lives)
+    # Also where peers tell both of the same life, and neither number came to the disk.
+    assert all(each.raise_above(NOW + YEAR) for each in lives)
+    assert lives[0].number != lives[1].number
+    (folders[0].root / "incarnation").write_text(str(INCARNATION_MAX - 1))
+    last = Incarnation(folders[0], lambda: 0)
+    assert last.number == INCARNATION_MAX, "no peer takes a higher one"
 
 
 def test_rounds_go_on_while_the_clock_jumps(
@@ -118,7 +136,7 @@ def test_a_node_that_comes_back_with_its_clock_set_back(
     monkeypatch.setattr(
         assembly,
         "Incarnation",
-        lambda state_dir, _clock: Incarnation(state_dir, lambda: next(clocks)),
+        lambda state_dir, _clock, *more: Incarnation(state_dir, lambda: next(clocks), *more),
     )
 
     async def story(nursery: trio.Nursery) -> None:
@@ -143,6 +161,51 @@ def test_a_node_that_comes_back_with_its_clock_set_back(
         world.assert_one_chain("a", "b")
         world.crash("b")
         assert life(StateDir(tmp_path / "b"), 0) > NOW + YEAR + 1
+
+    simulate(world, story)
+
+
+def test_lives_from_one_back_up_have_different_numbers_while_the_clock_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No peer is there that could tell a life of the one before. Both sign their work, and two
+    signatures under one number are a proof against their author."""
+    world = World(tmp_path, seed=32, random_bytes=random.Random(32).randbytes)
+    clocks = itertools.chain([NOW, NOW], itertools.repeat(NOW - DAY))
+    monkeypatch.setattr(
+        assembly,
+        "Incarnation",
+        lambda state_dir, _clock, *more: Incarnation(state_dir, lambda: next(clocks), *more),
+    )
+
+    async def end() -> None:
+        world.crash("b")
+        await world.until(lambda: not StateDir(tmp_path / "b").is_in_use())
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.until(lambda: world.all_shards_are_with("b"))
+        await world.reach(world.round("a") + 2, "a", "b")
+        lives = [world.participant("b").context.swarm.incarnation]
+        await end()
+        shutil.copytree(tmp_path / "b", tmp_path / "back-up")
+        ends = (world.identity("a").peer_id, world.identity("b").peer_id)
+        world.network.cut(*ends)
+        for _ in range(2):
+            began = world.round("b")
+            await nursery.start(world.run, "b")
+            await world.reach(began + 2, "b")
+            lives.append(world.participant("b").context.swarm.incarnation)
+            await end()
+            shutil.rmtree(tmp_path / "b")
+            shutil.copytree(tmp_path / "back-up", tmp_path / "b")
+        assert len({*lives}) == 3
+        world.network.heal(*ends)
+        await nursery.start(world.run, "b", ["a"])
+        chain = world.participant("a").context.committed.chain
+        await world.until(lambda: len(chain.header(world.path("a")[-1]).members) == 2)
+        assert world.participant("a").context.swarm.num_banned == 0
 
     simulate(world, story)
 
